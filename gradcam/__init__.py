@@ -1,0 +1,59 @@
+"""Where a vision model looked: Grad-CAM and its family, exact, at the price of one inference.
+
+    import gradcam
+
+    explanation = gradcam.explain(model, images, "layer4", target=281)     # any PyTorch model
+    explanation = gradcam.load_classifier().explain("photo.jpg")           # the one that comes with the package
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradcam import targets as targets
+    from gradcam.classifiers import Classifier as Classifier
+    from gradcam.classifiers import load_classifier as load_classifier
+    from gradcam.drawing import overlay as overlay
+    from gradcam.errors import GradcamError as GradcamError
+    from gradcam.explanation import Explanation as Explanation
+    from gradcam.explanation import compare as compare
+    from gradcam.explanation import explain as explain
+    from gradcam.images import read_image as read_image
+    from gradcam.images import write_image as write_image
+    from gradcam.methods import METHODS as METHODS
+    from gradcam.target_layer import TargetLayer as TargetLayer
+
+__version__ = "0.1.0"
+
+# Loaded when first asked for, so that `import gradcam` and `gradcam --help` need not wait for torch.
+_HOMES = {
+    "Classifier": "gradcam.classifiers",
+    "Explanation": "gradcam.explanation",
+    "GradcamError": "gradcam.errors",
+    "METHODS": "gradcam.methods",
+    "TargetLayer": "gradcam.target_layer",
+    "compare": "gradcam.explanation",
+    "explain": "gradcam.explanation",
+    "load_classifier": "gradcam.classifiers",
+    "overlay": "gradcam.drawing",
+    "read_image": "gradcam.images",
+    "targets": "gradcam.targets",
+    "write_image": "gradcam.images",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604  (names, all of them strings)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradcam' has no attribute '{name}'")
+    home = importlib.import_module(_HOMES[name])
+    value = home if name == "targets" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,50 @@
+"""Models with all that is theirs: preprocessing, labels, default layer. One comes with the package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradcam.classifiers.classifier import Classifier, PictureExplanation
+from gradcam.devices import find_device, find_precision
+from gradcam.errors import ModelError, join_names, nearest
+
+__all__ = ["Classifier", "PictureExplanation", "load_classifier"]
+
+DEFAULT = "efficientnet_lite0"
+
+
+def _load_embedded(weights: str | os.PathLike[str] | None) -> dict[str, Any]:
+    from gradcam.classifiers import embedded
+
+    return embedded.load(weights)
+
+
+# Where a model comes from, by its name. A provider gives a Classifier's model, preprocess, labels and layer.
+PROVIDERS: dict[str, Callable[[str | os.PathLike[str] | None], dict[str, Any]]] = {DEFAULT: _load_embedded}
+
+
+def load_classifier(
+    name: str = DEFAULT,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+) -> Classifier:
+    """A classifier that explains pictures from files: the one that comes with the package needs no download.
+
+    `weights`: a safetensors file to use in place of the model's own. `device`: "auto", "cpu", "cuda", "cuda:N" or "mps".
+    `precision`: "fp32", or "bf16" or "fp16", with which the model computes; maps are float32 anyway.
+    Raises `ModelError` for an unknown name, device or precision and for weights that do not fit.
+    """
+    if name not in PROVIDERS:
+        offers = nearest(str(name), PROVIDERS) or list(PROVIDERS)
+        raise ModelError(f"There is no model {name!r}. Nearest: {join_names(offers)}.")
+    chosen, dtype = find_device(device), find_precision(precision)
+    parts = PROVIDERS[name](weights)
+    model = parts.pop("model").eval().requires_grad_(False)
+    memory_format = torch.preserve_format if dtype == torch.float32 else torch.channels_last
+    return Classifier(name=name, model=model.to(chosen, dtype, memory_format=memory_format), **parts)

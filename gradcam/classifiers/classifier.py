@@ -1,0 +1,139 @@
+"""A model with all that is needed to explain pictures from files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradcam.classifiers.labels import find_class
+from gradcam.classifiers.preprocessing import CentreCrop
+from gradcam.drawing import overlay, sheet
+from gradcam.errors import ImageError
+from gradcam.explanation import Explanation, compare
+from gradcam.images import Pixels, Region, check_pixels, encode_png, read_image
+from gradcam.scores import probabilities
+from gradcam.targets import ClassTarget, find_logits
+
+Picture = str | os.PathLike[str] | Pixels
+
+
+@dataclass(frozen=True, eq=False)
+class PictureExplanation(Explanation):
+    """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
+
+    pictures: Sequence[Pixels] = field(repr=False)
+    regions: Sequence[Region] = field(repr=False)
+    labels: Sequence[str] = field(repr=False)
+
+    __repr__ = Explanation.__repr__
+
+    def overlay(self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
+        """Picture i with its k-th heatmap, on the pixels that the network saw: RGB, uint8 (H,W,3)."""
+        heatmap = self.heatmaps[i, k]
+        return overlay(self.pictures[i], heatmap, alpha=alpha, colormap=colormap, region=self.regions[i])
+
+    def probabilities(self) -> Tensor:
+        """All classes' probabilities: float32 (N,C)."""
+        return probabilities(find_logits(self.output, len(self.pictures)))
+
+    def _repr_png_(self) -> bytes:
+        images, classes = self.maps.shape[:2]
+        if images == classes == 1:
+            return encode_png(self.overlay())
+        return encode_png(sheet([[self.overlay(i, k) for k in range(classes)] for i in range(images)]))
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A model in evaluation mode, with its preprocessing, the labels of its classes, and the layer to explain.
+
+    `preprocess`: one RGB array, uint8 (H,W,3), to one tensor (C,H,W).
+    """
+
+    name: str
+    model: nn.Module = field(repr=False)
+    preprocess: CentreCrop
+    labels: Sequence[str] = field(repr=False)
+    layer: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def region(self, height: int, width: int) -> Region:
+        """The pixels of a picture of this size that the network sees: (top, left, height, width)."""
+        return self.preprocess.region(height, width)
+
+    def batch(self, pictures: Sequence[Pixels]) -> Tensor:
+        """RGB arrays as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
+        images = torch.stack([self.preprocess(picture) for picture in pictures])
+        return images.to(self.device, next(self.model.parameters()).dtype)
+
+    def explain(
+        self,
+        pictures: Picture | Sequence[Picture],
+        layer: str | nn.Module | None = None,
+        *,
+        method: str = "gradcam",
+        target: Any = None,
+    ) -> PictureExplanation:
+        """Show where the model looked in one picture (a path, or an RGB array uint8 (H,W,3)), or in a sequence of them.
+
+        `layer`: dotted name, or module; None takes the classifier's own. `target`: as in `gradcam.explain`, with labels in
+        place of indices where wanted. Raises as `gradcam.explain` and `gradcam.read_image` do.
+        """
+        layers = [self.layer if layer is None else layer]
+        (explanation,) = self.compare(pictures, layers=layers, methods=[method], target=target).values()
+        return explanation
+
+    def compare(
+        self,
+        pictures: Picture | Sequence[Picture],
+        *,
+        layers: Sequence[str | nn.Module],
+        methods: Sequence[str],
+        target: Any = None,
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name)."""
+        arrays = _read_all(pictures)
+        regions = [self.region(*array.shape[:2]) for array in arrays]
+        explanations = compare(
+            self.model, self.batch(arrays), layers=layers, methods=methods, target=self._with_indices(target)
+        )
+        return {
+            key: PictureExplanation(**_fields(explanation), pictures=arrays, regions=regions, labels=self.labels)
+            for key, explanation in explanations.items()
+        }
+
+    def find_class(self, wanted: str) -> int:
+        """The index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown one."""
+        return find_class(self.labels, wanted)
+
+    def _with_indices(self, target: Any) -> Any:
+        if isinstance(target, str):
+            return self.find_class(target)
+        if isinstance(target, (list, tuple)):
+            return [self._with_indices(value) for value in target]
+        if isinstance(target, ClassTarget):
+            return replace(target, classes=self._with_indices(target.classes))
+        return target
+
+
+def _fields(explanation: Explanation) -> dict[str, Any]:
+    return dict(vars(explanation))
+
+
+def _read_all(pictures: Picture | Sequence[Picture]) -> list[Pixels]:
+    if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim == 3):
+        pictures = [pictures]
+    arrays = [check_pixels(picture) if isinstance(picture, np.ndarray) else read_image(picture) for picture in pictures]
+    if not arrays:
+        raise ImageError("There are no pictures: expected one path or RGB array, or a sequence of them.")
+    return arrays

@@ -1,0 +1,54 @@
+"""From a picture to what a network takes, and which of its pixels the network sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gradcam.images import Pixels, Region, check_pixels
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """Resize the shorter side so that `crop` of it becomes `size` pixels, take the central square, normalise.
+
+    Bicubic with antialiasing. `mean` and `std` are of RGB values in [0,1].
+    """
+
+    size: int
+    crop: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __call__(self, image: Pixels) -> Tensor:
+        """An RGB picture, uint8 (H,W,3), as float32 (3,size,size)."""
+        height, width = check_pixels(image).shape[:2]
+        top, left, box_height, box_width = self._box(height, width)
+        # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, to the
+        # last bit, but a picture of 2000 x 3 is not blown up to millions of pixels first.
+        box = (left, top, left + box_width, top + box_height)
+        resized = Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+        values = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div_(255)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return values.sub_(mean).div_(std)
+
+    def region(self, height: int, width: int) -> Region:
+        """The pixels of a picture that the network sees, rounded to whole ones: (top, left, height, width)."""
+        top, left, box_height, box_width = self._box(height, width)
+        first_row, first_column = round(top), round(left)
+        rows = max(1, round(top + box_height) - first_row)
+        columns = max(1, round(left + box_width) - first_column)
+        return min(first_row, height - rows), min(first_column, width - columns), rows, columns
+
+    def _box(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """The region in fractions of pixels, rounded as torchvision and timm round when they resize and crop."""
+        shorter = int(self.size / self.crop)
+        resized_height = max(shorter, int(shorter * height / width))
+        resized_width = max(shorter, int(shorter * width / height))
+        top, left = round((resized_height - self.size) / 2), round((resized_width - self.size) / 2)
+        down, across = height / resized_height, width / resized_width
+        return top * down, left * across, self.size * down, self.size * across

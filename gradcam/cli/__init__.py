@@ -1,0 +1,65 @@
+"""The command `gradcam`: one file per command, each thin over the Python functions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from gradcam import __version__
+from gradcam.cli.run import run_command
+from gradcam.errors import GradcamError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="gradcam")
+def cli() -> None:
+    """Show where a vision model looked.
+
+    \b
+      gradcam run photo.jpg                     explain the top class
+      gradcam run photo.jpg --class "tiger cat" explain another one
+      gradcam run *.jpg --output explained/     several pictures
+
+    Set GRADCAM_TRACEBACK=1 to see where in the program an error arose.
+    """
+
+
+cli.add_command(run_command)
+
+
+def main() -> NoReturn:
+    """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 130 and 143 after signals."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half written is left
+    _make_streams_safe()
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except GradcamError as error:
+        _show(error)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _show(error: GradcamError) -> None:
+    if os.environ.get("GRADCAM_TRACEBACK"):
+        traceback.print_exception(error)
+    click.echo(f"Error: {error}", err=True)
+
+
+def _make_streams_safe() -> None:
+    """Terminals without Unicode get replacements, and names of files that are not text keep their bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            is_unicode = (stream.encoding or "").lower().startswith("utf")
+            stream.reconfigure(errors="surrogateescape" if is_unicode else "replace")

@@ -1,0 +1,114 @@
+"""Options that several commands share, and what they mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gradcam.devices import PRECISIONS
+from gradcam.methods import METHODS
+from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES
+from gradcam.scores import SCORES
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was chosen, as typed."""
+
+    model: str | None
+    weights: Path | None
+    layers: tuple[str, ...]
+    methods: tuple[str, ...]
+    classes: tuple[str, ...]
+    top_k: int
+    score: str
+    device: str
+    precision: str
+    output: Path
+    alpha: float
+    colormap: str
+
+
+_CHOICES = (
+    click.option("-m", "--model", metavar="NAME", help="The model; without it, the one that comes with gradcam."),
+    click.option(
+        "--weights", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its weights (safetensors)."
+    ),
+    click.option("-l", "--layer", "layers", metavar="NAME", multiple=True, help="Layer to look at, by dotted name; repeatable."),
+    click.option(
+        "--method", "methods", multiple=True, type=click.Choice(list(METHODS)), default=("gradcam",), help="Repeatable."
+    ),
+    click.option(
+        "-c", "--class", "classes", metavar="NAME|INDEX", multiple=True, help="Class to explain; repeatable. `name:7` is a label in digits."
+    ),
+    click.option(
+        "--top-k", type=click.IntRange(min=1), default=1, metavar="K", help="Explain the K most probable classes.  [default: 1]"
+    ),
+    click.option(
+        "--score", type=click.Choice(list(SCORES)), default="logit", show_default=True, help="Which number of the class is explained."
+    ),
+    click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute."),
+    click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="How to compute."),
+)
+_OUTPUT = (
+    click.option(
+        "-o", "--output", type=click.Path(path_type=Path), default=Path(), metavar="PATH", help="A folder, or a file by its suffix.  [default: here]"
+    ),
+)
+_APPEARANCE = (
+    click.option("--alpha", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Opacity of the heatmap."),
+    click.option("--colormap", default="turbo", show_default=True, metavar="NAME", help="Any colour map of OpenCV."),
+)
+
+
+def choices(command: Command) -> Command:
+    """What to explain, and with which model."""
+    return _apply(_CHOICES, command)
+
+
+def output(command: Command) -> Command:
+    """Where to write."""
+    return _apply(_OUTPUT, command)
+
+
+def appearance(command: Command) -> Command:
+    """How overlays look."""
+    return _apply(_APPEARANCE, command)
+
+
+def _apply(options: Sequence[Callable[[Any], Any]], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A folder for results, and, if there is to be one only, its file."""
+
+    folder: Path
+    file: Path | None = None
+
+
+def find_destination(settings: Settings, images: Sequence[Path]) -> Destination:
+    """Where results go. Raises `click.UsageError` for one file for several results, or over one of the pictures."""
+    path = settings.output
+    if path.suffix.lower() not in READ_SUFFIXES or path.is_dir():
+        return Destination(path)
+    if path.suffix.lower() not in WRITE_SUFFIXES:
+        raise click.UsageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}.")
+    if max(len(images), len(settings.layers), len(settings.methods), len(settings.classes), settings.top_k) > 1:
+        raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
+    if any(_is_same(path, image) for image in images):
+        raise click.UsageError(f"{path} is the picture itself, which is never overwritten: choose another name.")
+    return Destination(path.parent, path)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))

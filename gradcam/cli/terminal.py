@@ -1,0 +1,91 @@
+"""What the terminal says of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from gradcam.records import Explained, Prediction, Record
+
+if TYPE_CHECKING:
+    from gradcam.images import Region
+
+BAR = 24  # characters for 100 %
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A record, and what else is worth saying: sizes as (height, width), time in seconds."""
+
+    record: Record
+    size: tuple[int, int] = (0, 0)
+    region: Region = (0, 0, 0, 0)
+    grids: Sequence[tuple[int, ...]] = ()
+    device: str = ""
+    seconds: float = 0.0
+
+
+def format_result(result: Result) -> str:
+    """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen."""
+    record = result.record
+    height, width = result.size
+    title = click.style(record.image.replace("\\", "/").rpartition("/")[2], bold=True)
+    parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
+    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(result), ""]
+    return "\n".join(lines)
+
+
+def _predictions(predictions: Sequence[Prediction]) -> list[str]:
+    width = max(len(_name(prediction)) for prediction in predictions)
+    digits = max(len(str(prediction.index)) for prediction in predictions)
+    return [
+        f"  {_name(prediction):<{width}}   {prediction.index:>{digits}}   {_percent(prediction.probability):>5}   "
+        + click.style(_bar(prediction.probability), fg="cyan")
+        for prediction in predictions
+    ]
+
+
+def _explained(result: Result) -> list[str]:
+    explained = result.record.explained
+    width = max(len(_name(entry)) for entry in explained)
+    several_methods = len({entry.method for entry in explained}) > 1
+    places = [
+        f"{f'{entry.method} at ' if several_methods else 'at '}{entry.layer} ({' x '.join(map(str, grid))})"
+        for entry, grid in zip(explained, result.grids)
+    ]
+    longest = max(map(len, places))
+    return [_explained_line(entry, f"  {_name(entry):<{width}} {place:<{longest}}") for entry, place in zip(explained, places)]
+
+
+def _explained_line(entry: Explained, start: str) -> str:
+    if entry.blank:
+        return f"{start}  {click.style('no positive evidence', fg='yellow')}  →  {entry.overlay}"
+    return f"{start}  →  {click.style(entry.overlay, fg='green')}"
+
+
+def _name(entry: Prediction | Explained) -> str:
+    return f"class {entry.index}" if entry.label is None else entry.label
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.01:
+        return "< 1 %"
+    return f"{min(share, 0.99 if share < 1 else 1) * 100:.0f} %"
+
+
+def _bar(share: float) -> str:
+    whole, eighths = divmod(round(share * BAR * 8), 8)
+    return "█" * whole + EIGHTHS[eighths].strip()
+
+
+def _seen(result: Result) -> str:
+    height, width = result.size
+    _, _, rows, columns = result.region
+    share = rows * columns / (height * width)
+    if share == 1:
+        return "  The network saw the whole picture."
+    return f"  The network saw the central {_percent(share)} of the picture, {columns} x {rows} pixels."

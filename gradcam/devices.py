@@ -1,0 +1,41 @@
+"""Devices and precisions by the names that people type."""
+
+# torch is imported when used: the shell reads its choices from here.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcam.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA, then MPS, then the CPU. Raises `ModelError` where it is not to be had."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise ValueError("not one of these kinds")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise ModelError(f"There is no device {name!r} here ({reason}): choose auto, cpu, cuda, cuda:N or mps.") from error
+    return device
+
+
+def find_precision(name: str) -> torch.dtype:
+    """The dtype of that name. Raises `ModelError` for an unknown one."""
+    import torch
+
+    if name not in PRECISIONS:
+        raise ModelError(f"There is no precision {name!r}: choose {', '.join(PRECISIONS)}.")
+    dtype: torch.dtype = getattr(torch, PRECISIONS[name])
+    return dtype

@@ -1,0 +1,120 @@
+"""Heatmaps in colour on pictures, through OpenCV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcam.errors import GradcamError, ImageError, join_names, nearest
+from gradcam.images import Pixels, Region, check_pixels, flip_colours
+from gradcam.opencv import cv2
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COLORMAPS: dict[str, int] = {
+    name.removeprefix("COLORMAP_").lower(): getattr(cv2, name) for name in dir(cv2) if name.startswith("COLORMAP_")
+}
+GAP = 8  # white pixels between the pictures of a sheet
+
+
+def overlay(
+    image: Pixels,
+    heatmap: NDArray[Any] | Tensor,
+    *,
+    alpha: float = 0.5,
+    colormap: str = "turbo",
+    region: Region | None = None,
+) -> Pixels:
+    """A heatmap in colour on a picture: RGB, uint8 (H,W,3), at the picture's own size.
+
+    `heatmap`: (h,w) in [0,1], an array or a tensor of any size; it is stretched over `region` (top, left, height, width),
+    the pixels that the network saw, or over the whole picture. Pixels outside the region stay as they are.
+    `alpha`: the opacity, in [0,1], where the heatmap is at half its maximum or above; below it fades, so that nothing
+    lies over what has no evidence. `colormap`: a name in `COLORMAPS`, OpenCV's.
+
+    Raises `ImageError` for a picture, heatmap or region of another form, `GradcamError` for an unknown colour map.
+    """
+    # Why these defaults: turbo has the most hues to tell values apart, and stands out on colour photographs, foliage and
+    # greyscale pictures alike; single-hue maps wash out on bright ones. A uniform blend would lay turbo's dark blue over
+    # everything cold, and hide small objects and the picture with them.
+    height, width = check_pixels(image).shape[:2]
+    top, left, rows, columns = _check_region(region or (0, 0, height, width), height, width)
+    if not 0 <= alpha <= 1:
+        raise GradcamError(f"alpha is {alpha}, expected an opacity from 0 to 1.")
+    levels = _to_levels(heatmap, rows, columns)
+    opacity = alpha * np.minimum(1, np.linspace(0, 2, 256, dtype=np.float32))[:, None]
+    colours = _colours(colormap) * opacity
+    result = image.copy()
+    seen = result[top : top + rows, left : left + columns]
+    seen[...] = np.rint(seen * (1 - opacity)[levels] + colours[levels])
+    return result
+
+
+def sheet(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
+    """Pictures side by side in rows, each scaled to one height (in pixels), with white between them."""
+    strips = [_join([_scale(picture, height) for picture in row], axis=1) for row in rows]
+    width = max(strip.shape[1] for strip in strips)
+    return _join([_pad(strip, width) for strip in strips], axis=0)
+
+
+def find_colormap(name: str) -> int:
+    """OpenCV's number of a colour map. Raises `GradcamError`, with the nearest, for an unknown name."""
+    if name not in COLORMAPS:
+        offers = nearest(str(name), COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
+        raise GradcamError(f"There is no colour map {name!r}. Nearest: {join_names(offers)}.")
+    return COLORMAPS[name]
+
+
+def _colours(colormap: str) -> NDArray[np.float32]:
+    """The 256 colours of a map, RGB, float32 (256,3)."""
+    levels = np.arange(256, dtype=np.uint8)[:, None]
+    return flip_colours(cv2.applyColorMap(levels, find_colormap(colormap)))[:, 0].astype(np.float32)
+
+
+def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int) -> Pixels:
+    """The heatmap at this size, in 256 steps."""
+    values = np.asarray(heatmap if isinstance(heatmap, np.ndarray) else _to_array(heatmap))
+    if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
+        raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
+    if not (values.min() >= -1e-4 and values.max() <= 1 + 1e-4):  # NaN fails both
+        raise ImageError(f"The heatmap has values from {values.min():.4g} to {values.max():.4g}, expected 0 to 1.")
+    shrinks = rows <= values.shape[0] and columns <= values.shape[1]
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
+    resized = cv2.resize(values.astype(np.float32), (columns, rows), interpolation=interpolation)
+    return np.rint(np.clip(resized, 0, 1) * 255).astype(np.uint8)
+
+
+def _to_array(heatmap: Any) -> NDArray[Any]:
+    if hasattr(heatmap, "detach"):
+        return np.asarray(heatmap.detach().cpu().float())
+    return np.asarray(heatmap)
+
+
+def _check_region(region: Region, height: int, width: int) -> Region:
+    top, left, rows, columns = region
+    if top < 0 or left < 0 or rows < 1 or columns < 1 or top + rows > height or left + columns > width:
+        raise ImageError(
+            f"The region {tuple(region)} does not lie in a picture of {width} x {height}: expected (top, left, height, width)."
+        )
+    return region
+
+
+def _scale(picture: Pixels, height: int) -> Pixels:
+    width = max(1, round(picture.shape[1] * height / picture.shape[0]))
+    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+
+
+def _pad(strip: Pixels, width: int) -> Pixels:
+    return np.pad(strip, ((0, 0), (0, width - strip.shape[1]), (0, 0)), constant_values=255)
+
+
+def _join(pictures: Sequence[Pixels], axis: int) -> Pixels:
+    shape = list(pictures[0].shape)
+    shape[axis] = GAP
+    gap = np.full(shape, 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)]
+    return np.concatenate(parts[1:], axis=axis)

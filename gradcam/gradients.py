@@ -1,0 +1,76 @@
+"""Gradients of scores at recorded activations, through the tail of the network alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradcam.errors import LayerError, ModelError, join_names
+
+# Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
+HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
+MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
+
+
+def jacobian(scores: Tensor, inputs: Sequence[Tensor], *, scaled: bool) -> Iterator[list[Tensor | None]]:
+    """The gradients of scores (N,K) at each of `inputs` (N,...), as (k,N,...) for a few classes at a time; None without a path.
+
+    The images of a batch do not depend on one another, so that one backward pass from a class's sum over them serves all.
+    With `scaled`, for graphs with float16 in them, gradients pass through multiplied by a power of two and come back
+    as float32, divided by it: they underflow neither on the way nor in the result.
+    """
+    with torch.enable_grad():
+        values = scores.sum(0)
+    largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
+    directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    for chunk in directions.split(max(1, MOST_BYTES // largest)):
+        yield (_scaled_backward if scaled else _backward)(values, inputs, chunk)
+
+
+def _scaled_backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
+    for scale in HALF_PRECISION_SCALES:
+        gradients = _backward(values, inputs, directions * scale)
+        if all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients):
+            break
+    return [None if gradient is None else gradient.float() / scale for gradient in gradients]
+
+
+def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
+    if len(directions) > 1:
+        try:
+            return list(_vector_jacobian(values, inputs, directions, batched=True))
+        except RuntimeError:
+            pass  # an operation that cannot be batched; where the cause is another, the loop will raise it again
+    rows = [_vector_jacobian(values, inputs, direction, batched=False) for direction in directions]
+    return [None if row[0] is None else torch.stack(row) for row in zip(*rows)]
+
+
+def _vector_jacobian(
+    values: Tensor, inputs: Sequence[Tensor], direction: Tensor, *, batched: bool
+) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(
+        values, inputs, direction, retain_graph=True, allow_unused=True, is_grads_batched=batched
+    )
+
+
+def require_recording(scores: Tensor, layers: Sequence[str]) -> None:
+    """Raises the error that tells why `scores` have no gradient: recording was off, or they do not depend on the layers."""
+    if scores.requires_grad:
+        return
+    if not torch.is_grad_enabled():
+        raise ModelError(
+            f"Gradient recording is off behind layer {join_names(layers)}: the model, or the code around it, disables it "
+            "(torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
+            "Take that away for the explanation, or choose a layer behind it."
+        )
+    raise no_dependence(layers)
+
+
+def no_dependence(layers: Sequence[str]) -> LayerError:
+    """The error for a score that no path connects with a layer."""
+    return LayerError(
+        f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from it to the score. "
+        "Choose a layer on the way to the score, and a score that is not detached from the model's output."
+    )

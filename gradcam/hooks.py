@@ -1,0 +1,57 @@
+"""The owner of every hook that this package puts on a model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
+
+
+class Hooks:
+    """Hooks on modules, all removed when the context ends, however it ends.
+
+    Forward hooks act only in the thread that entered the context: several threads may run one model, each with hooks of
+    its own. Backward hooks do not filter, since on CUDA autograd calls them from threads of its own.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._thread: int | None = None
+
+    def __enter__(self) -> Hooks:
+        self._thread = threading.get_ident()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def after_forward(self, module: nn.Module, function: ForwardHook) -> None:
+        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                # Also while the hook is half registered or half removed: another thread may then get (module, args,
+                # output) without the keyword arguments, because PyTorch keeps that flag in a second dictionary.
+                return None
+            kwargs, output = rest
+            return function(module, args, kwargs, output)
+
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def after_backward(self, module: nn.Module, function: BackwardHook) -> None:
+        """Call `function(grad_output)` when the gradient at the module's outputs is there (a full backward hook)."""
+
+        def hook(module: nn.Module, grad_input: Any, grad_output: tuple[Tensor | None, ...]) -> None:
+            function(grad_output)
+
+        self._handles.append(module.register_full_backward_hook(hook))

@@ -1,0 +1,105 @@
+"""What keeps a model as it was: its training flags, the compiler's mode and the random state, also with several threads.
+
+Each of these is shared by all threads. Were two overlapping explanations to save, change and restore one by
+themselves, the second would save what the first had set, and restore that. So each is held under a lock and a count:
+the first one in saves, the last one out restores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_lock = threading.Lock()
+_held_flags: weakref.WeakKeyDictionary[nn.Module, _HeldFlag] = weakref.WeakKeyDictionary()
+_held_stance: list[Any] = []
+
+
+class _HeldFlag:
+    """A module's own training flag, while explanations hold the module in evaluation mode."""
+
+    def __init__(self, training: bool) -> None:
+        self.training = training
+        self.holders = 0
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """`model` in evaluation mode and run eagerly, outside inference mode; all as it was afterwards."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(evaluation_mode(model))
+        stack.enter_context(eager_mode(model))
+        stack.enter_context(_random_state(model))
+        yield
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module of `model` in evaluation mode; afterwards each has its own flag again."""
+    with _lock:
+        modules = [module for module in model.modules() if module.training or module in _held_flags]
+        for module in modules:
+            _held_flags.setdefault(module, _HeldFlag(module.training)).holders += 1
+            module.training = False
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in modules:
+                held = _held_flags[module]
+                held.holders -= 1
+                if held.holders == 0:
+                    module.training = held.training
+                    del _held_flags[module]
+
+
+@contextlib.contextmanager
+def eager_mode(model: nn.Module) -> Iterator[None]:
+    """Compiled parts of `model` run uncompiled, since compiled code ignores hooks that come later."""
+    if "torch._dynamo" not in sys.modules or not any(map(_is_compiled, model.modules())):
+        yield  # not for nothing: the stance holds in all threads, where it would slow others down
+        return
+    with _lock:
+        if not _held_stance:
+            stance: Any = torch.compiler.set_stance("force_eager")
+            stance.__enter__()
+            _held_stance.append(stance)
+        _held_stance.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _held_stance.pop()
+            if len(_held_stance) == 1:
+                _held_stance.pop().__exit__(None, None, None)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextlib.contextmanager
+def _random_state(model: nn.Module) -> Iterator[None]:
+    """The random states that the model can draw from, put back only if they changed: other threads draw from them too."""
+    generators = _generators(model)
+    before = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before):
+            if not torch.equal(generator.get_state(), state):
+                generator.set_state(state)
+
+
+def _generators(model: nn.Module) -> list[torch.Generator]:
+    devices = {parameter.device for parameter in model.parameters()}
+    on_cuda = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
+    return [torch.default_generator, *on_cuda]

@@ -1,0 +1,123 @@
+"""Find a layer of a model: by its dotted name, as a module, or the last one with a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.errors import LayerError, ModelError, join_names, nearest
+from gradcam.hooks import Hooks
+from gradcam.nested import first_floating
+from gradcam.tokens import find_layout
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
+
+
+def unwrap(model: Any) -> nn.Module:
+    """The Python module inside `DataParallel`, `DistributedDataParallel` and `torch.compile`.
+
+    Raises `ModelError` for what is no module, for TorchScript, and for parameters made in inference mode.
+    """
+    while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "The model is a TorchScript module, whose layers' outputs hooks cannot replace: explain the Python model that it was made from."
+        )
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"The model is {type(model).__name__}, expected a torch.nn.Module: wrap a function in one, and pass the module itself, not torch.vmap of it."
+        )
+    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
+        raise ModelError(
+            "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: build or load it outside that mode."
+        )
+    return model
+
+
+def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
+    """The dotted name and the module of `layer`, which is either of them. `model` is unwrapped.
+
+    A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`).
+    Raises `LayerError` for an unknown one, and offers the nearest.
+    """
+    if isinstance(layer, nn.Module):
+        return _find_module(model, layer)
+    if not isinstance(layer, str):
+        raise LayerError(f"The layer is {layer!r}, expected a dotted name such as 'layer4', or a module of the model.")
+    modules = dict(model.named_modules())
+    modules.pop("")
+    for name in (layer, _without_wrappers(layer)):
+        if name in modules:
+            return name, _compiled_from(modules[name])
+    by_plain_name = {_without_wrappers(name): name for name in modules}
+    if layer in by_plain_name:
+        return by_plain_name[layer], _compiled_from(modules[by_plain_name[layer]])
+    offers = nearest(layer, modules) or list(dict(model.named_children()))
+    raise LayerError(f"There is no layer '{layer}' in {type(model).__name__}. Nearest: {join_names(offers)}.")
+
+
+def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:
+    layer = _compiled_from(layer)
+    for name, module in model.named_modules():
+        if module is layer and name:
+            return name, module
+    what = "the model itself" if layer is model else "not part of the model"
+    raise LayerError(
+        f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{next(iter(dict(model.named_children())), 'layer4')}."
+    )
+
+
+def _compiled_from(module: nn.Module) -> nn.Module:
+    return getattr(module, "_orig_mod", module)
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
+
+
+def layers_with_grid(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], images: int, size: Sequence[int]
+) -> list[str]:
+    """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
+
+    Where a block and its last part give the same output, the block comes first. Adaptive pooling is left out: its grid
+    is a coarser copy of the one before it.
+    """
+    names = {module: name for name, module in model.named_modules() if name}
+    runs: dict[str, int] = {}
+    finished: list[str] = []
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = names[module]
+        runs[name] = runs.get(name, 0) + 1
+        tensor: Tensor | None = first_floating(output)
+        if tensor is not None and len(tensor.shape) > 2 and len(tensor) == images and find_layout(tensor.shape, size):
+            finished.append(name)
+
+    with torch.no_grad(), Hooks() as hooks:
+        for module in names:
+            if not _is_adaptive_pooling(module) and not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, look)
+        model(*args, **kwargs)
+    return [name for name in reversed(finished) if runs[name] == 1]
+
+
+def _is_adaptive_pooling(module: nn.Module) -> bool:
+    return type(module).__name__.startswith("Adaptive")
+
+
+def norm_before_last_attention(model: nn.Module) -> str | None:
+    """The name of the norm in front of a transformer's last attention: the last place whose patches reach the class token."""
+    modules = dict(model.named_modules())
+    attentions = [name for name, module in modules.items() if "attention" in type(module).__name__.lower()]
+    for name in reversed(attentions):
+        block = name.rpartition(".")[0]
+        for child, module in modules[block].named_children():
+            if "norm" in type(module).__name__.lower():
+                return f"{block}.{child}" if block else child
+    return None

@@ -1,0 +1,110 @@
+"""One forward pass of a model with target layers attached."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.errors import ImageError, LayerError, ModelError
+from gradcam.gradients import require_recording
+from gradcam.isolation import undisturbed
+from gradcam.layers import layers_with_grid
+from gradcam.nested import map_tensors, tensors
+from gradcam.target_layer import TargetLayer
+from gradcam.targets import compute_scores
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The model's arguments, how many images they hold, and of which size: (H,W) or (D,H,W)."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    images: int
+    size: tuple[int, ...]
+    device: torch.device
+
+
+def to_batch(images: Any) -> Batch:
+    args = images if isinstance(images, tuple) else () if isinstance(images, dict) else (images,)
+    kwargs = images if isinstance(images, dict) else {}
+    given = list(tensors(images))
+    first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
+    if first is None:
+        what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
+        raise ImageError(
+            f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
+            "preprocess the pictures, and give a single one its batch dimension with image[None]."
+        )
+    if 0 in first.shape:
+        raise ImageError(f"The images are {tuple(first.shape)}: there is nothing to explain in an empty tensor.")
+    return Batch(args, kwargs, len(first), tuple(first.shape[2:]), first.device)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one forward pass left: the layers' activations by name, the model's output, and scores that can be differentiated."""
+
+    activations: dict[str, Tensor]
+    output: Any
+    scores: Tensor
+    classes: Tensor | None
+    model: nn.Module
+    batch: Batch
+
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether gradients pass through float16 on their way to the layers."""
+        return any(tensor.dtype == torch.float16 for tensor in tensors((self.activations, self.output)))
+
+
+@contextlib.contextmanager
+def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], target: Any) -> Iterator[Recorded]:
+    """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends."""
+    with undisturbed(model), contextlib.ExitStack() as stack:
+        args, kwargs = map_tensors((batch.args, batch.kwargs), _outside_inference_mode)
+        recorders = {name: stack.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
+        output = _call(model, args, kwargs)
+        activations = {name: recorder.activations for name, recorder in recorders.items()}
+        scores, classes = compute_scores(target, output, batch.images)
+        require_recording(scores, list(chosen))
+        # Computed without the caller's autocast, which would make products of maps half as precise.
+        with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
+            yield Recorded(activations, output, scores, classes, model, batch)
+
+
+def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return model(*args, **kwargs)
+    except RuntimeError as error:
+        if "BackwardHookFunction" not in str(error):
+            raise
+        raise ModelError(
+            "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
+            "forbids (pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
+        ) from error
+
+
+def _outside_inference_mode(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def find_layers_with_grid(model: nn.Module, batch: Batch) -> list[str]:
+    """The names of the layers that ran once and gave a grid, the last to finish first; one image is enough to tell."""
+    args, kwargs, images = batch.args, batch.kwargs, batch.images
+    if len(args) == 1 and isinstance(args[0], Tensor):
+        args, images = (args[0][:1],), 1
+    with undisturbed(model):
+        args, kwargs = map_tensors((args, kwargs), _outside_inference_mode)
+        names = layers_with_grid(model, args, kwargs, images, batch.size)
+    if not names:
+        raise LayerError(
+            f"No layer of {type(model).__name__} that runs just once has a spatial grid: name the layer to explain."
+        )
+    return names

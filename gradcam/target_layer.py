@@ -1,0 +1,151 @@
+"""The pair of hooks at the heart of the package: activations from the forward pass, gradients from the backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam import gradients
+from gradcam.errors import LayerError, ModelError
+from gradcam.hooks import Hooks
+from gradcam.nested import first_floating, replace_tensor, tensors
+
+
+class TargetLayer:
+    """Records one layer's activations and the gradient of a score with respect to them.
+
+        with gradcam.TargetLayer(model.layer4) as layer:
+            output = model(images)
+            gradients = layer.backward(output[:, 281].sum())
+
+    Nothing before the layer is recorded for autograd, so that the backward pass runs through the tail of the network
+    only: it touches no parameter's `.grad` and needs no parameter that requires gradients. The layer's output goes on as
+    a clone, so that operations in place behind it cannot change what was recorded. Several `TargetLayer`s may be open
+    at once. When the context ends the hooks are gone and the grad mode is what it was.
+
+    Raises `ModelError` where recording is impossible: inside `torch.inference_mode()`, on a TorchScript module, under
+    `torch.func.vmap`.
+    """
+
+    # How it works. A full backward hook on the layer itself would make the layer's output a view, which the in-place
+    # operation that often follows must not modify (pytorch issue 61519). So the forward hook keeps the output as a leaf
+    # that requires gradients, switches recording on for what follows, and sends the leaf through a private identity
+    # module, which carries the full backward hook; a clone of that is what the rest of the model sees.
+
+    def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                "The layer is a TorchScript module, whose output a hook cannot replace: "
+                "use the Python model that it was made from."
+            )
+        self.name = name or type(module).__name__
+        self._module = module
+        self._passage = nn.Identity()
+        self._context = contextlib.ExitStack()
+        self._runs = 0
+        self._activations: Tensor | None = None
+        self._gradients: Tensor | None = None
+
+    def __enter__(self) -> TargetLayer:
+        if torch.is_inference_mode_enabled():
+            raise ModelError(
+                "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() there, "
+                "or gradcam.explain(), which leaves that mode by itself."
+            )
+        with contextlib.ExitStack() as context:
+            context.enter_context(torch.no_grad())  # until the layer has run; the end restores the grad mode
+            hooks = context.enter_context(Hooks())
+            hooks.after_forward(self._module, self._keep_activations)
+            hooks.after_backward(self._passage, self._keep_gradients)
+            self._context = context.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._context.close()
+
+    @property
+    def activations(self) -> Tensor:
+        """The layer's output as it left the layer; of several, the first floating tensor.
+
+        Raises `LayerError` where the layer did not run, ran more than once, or gave no floating tensor.
+        """
+        if self._runs == 0:
+            raise LayerError(
+                f"Layer '{self.name}' did not run in the forward pass: choose one on the way from the input to the score. "
+                "(Hooks are skipped in modules that run compiled, and in modules whose forward() is called directly.)"
+            )
+        if self._runs > 1:
+            raise LayerError(
+                f"Layer '{self.name}' ran {self._runs} times in one forward pass, so its activations are not one thing: "
+                "choose a layer that runs once, such as the block around it."
+            )
+        if self._activations is None:
+            raise LayerError(
+                f"Layer '{self.name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
+            )
+        return self._activations
+
+    @property
+    def gradients(self) -> Tensor:
+        """The gradient of the last score at the layer, shaped as `activations`. Raises `LayerError` before there is one."""
+        if self._gradients is None:
+            raise LayerError(
+                f"Layer '{self.name}' has no gradients yet: call layer.backward(score) after the forward pass."
+            )
+        return self._gradients
+
+    def backward(self, score: Tensor) -> Tensor:
+        """The gradient of `score`, a tensor of one value, at the layer: shaped as `activations`, kept as `gradients`.
+
+        May be called again for other scores of the same forward pass. Where the activations are float16 the gradient is
+        float32: on its way through float16 layers it is scaled, because small values would be lost.
+        Raises `LayerError` if the score does not depend on the layer, `ModelError` if recording was off.
+        """
+        activations = self.activations
+        gradients.require_recording(score, [self.name])
+        scaled = torch.float16 in (activations.dtype, score.dtype)
+        with torch.enable_grad():
+            scores = score.reshape(1, 1)
+        ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
+        if gradient is None:
+            raise gradients.no_dependence([self.name])
+        self._gradients = gradient[0]
+        return self._gradients
+
+    def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        is_next_pass = self._gradients is not None  # a pass after a backward pass; without one between, it is a second run
+        self._runs = 1 if is_next_pass else self._runs + 1
+        self._gradients = None
+        tensor = first_floating(output)
+        if tensor is None or self._runs > 1:
+            return None
+        _refuse_vmap(tensor)
+        is_shared = _shares_storage(tensor, (args, kwargs))  # Dropout in eval, Identity: a later change in place would spoil it
+        torch.set_grad_enabled(True)
+        if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
+            self._activations = tensor.clone() if is_shared else tensor
+        else:
+            self._activations = (tensor.detach().clone() if is_shared else tensor.detach()).requires_grad_()
+        return replace_tensor(output, tensor, self._passage(self._activations).clone())
+
+    def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
+        self._gradients = grad_output[0]
+
+
+def _shares_storage(tensor: Tensor, inputs: Any) -> bool:
+    address = tensor.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == address for other in tensors(inputs))
+
+
+def _refuse_vmap(tensor: Tensor) -> None:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ModelError(
+            "The model runs under torch.func (vmap, grad, jvp), where a hook cannot keep what it sees: "
+            "call the model, or gradcam.explain(), on the whole batch instead."
+        )

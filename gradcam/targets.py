@@ -1,0 +1,128 @@
+"""What is explained: a class's logit, its probability, its contrast to its rivals, or any function of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradcam.errors import TargetError
+from gradcam.nested import first_floating
+from gradcam.scores import SCORES
+
+RIGHT_FORMS = "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, or a function of the output"
+
+
+@dataclass(frozen=True)
+class ClassTarget:
+    """Classes to explain, and which of their numbers.
+
+    `classes`: as in `gradcam.explain` (int, N ints, (N,K)), or None for the `top` classes of each image.
+    `score`: a key of `SCORES`: "logit", "probability", or "contrast".
+    """
+
+    classes: Any = None
+    top: int = 1
+    score: str = "logit"
+
+    def __post_init__(self) -> None:
+        if self.score not in SCORES:
+            raise TargetError(f"There is no score {self.score!r}: choose one of {', '.join(SCORES)}.")
+        if not isinstance(self.top, int) or self.top < 1:
+            raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
+
+
+def compute_scores(target: Any, output: Any, images: int) -> tuple[Tensor, Tensor | None]:
+    """The scores (N,K) of a target in any of its forms, and the classes (N,K), None for a function of the output.
+
+    Raises `TargetError` where the target does not fit the output or the number of images.
+    """
+    if callable(target):
+        return _check_scores(target(output), images), None
+    if not isinstance(target, ClassTarget):
+        target = ClassTarget(target)
+    logits = find_logits(output, images)
+    if target.classes is None:
+        count = min(target.top, logits.shape[1])
+        classes = logits.topk(count, dim=1).indices
+    else:
+        classes = _check_classes(target.classes, images, logits.shape[1]).to(logits.device)
+    return SCORES[target.score](logits, classes), classes
+
+
+def find_logits(output: Any, images: int) -> Tensor:
+    """The logits (N,C), at least float32, in a model's output: itself, its `logits`, or its first floating tensor.
+
+    A single logit may be (N,) as well. Raises `TargetError` for any other shape.
+    """
+    if isinstance(output, Mapping) and "logits" in output:
+        logits = output["logits"]
+    else:
+        logits = first_floating(getattr(output, "logits", output))
+    if isinstance(logits, Tensor) and logits.shape == (images,):
+        logits = logits[:, None]
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != images or logits.shape[1] == 0:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
+        raise TargetError(
+            f"A class can be explained where the output is ({images}, classes) for {images} image(s); this model gives {got}: "
+            "pass target=, a function from the model's output to one score per image."
+        )
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _check_scores(scores: Any, images: int) -> Tensor:
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        what = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TargetError(f"The target function gave {what}, expected a floating tensor ({images},) or ({images}, K).")
+    if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
+        raise TargetError(
+            f"The target function gave a tensor {tuple(scores.shape)}, expected ({images},) or ({images}, K): "
+            "one score, or K scores, for each image."
+        )
+    scores = scores.reshape(images, -1)
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _check_classes(classes: Any, images: int, count: int) -> Tensor:
+    """The classes as int64 (N,K)."""
+    values = _to_integers(classes)
+    if values.ndim == 0:
+        values = np.full((images, 1), values)
+    elif values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2 or len(values) != images or values.shape[1] == 0:
+        hint = f" For several classes of one image, write [{list(classes)}]." if images == 1 and values.ndim == 2 else ""
+        raise TargetError(f"The target {_shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
+    if values.min() < 0 or values.max() >= count:
+        wrong = values.min() if values.min() < 0 else values.max()
+        raise TargetError(f"Class {wrong} does not exist: this model has {count} classes, 0 to {count - 1}.")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
+    try:
+        values = np.asarray(classes.detach().cpu() if isinstance(classes, Tensor) else _without_tensors(classes))
+    except ValueError:  # ragged
+        values = np.asarray(None)
+    if values.dtype.kind not in "iu":
+        raise TargetError(f"The target {_shorten(classes)} is not made of class indices: pass {RIGHT_FORMS}.")
+    return values
+
+
+def _without_tensors(classes: Any) -> Any:
+    """Nested sequences with tensors and arrays in them as plain ones; a bool inside makes the whole an invalid target."""
+    if isinstance(classes, (list, tuple)):
+        values = [_without_tensors(value) for value in classes]
+        return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
+    if isinstance(classes, Tensor):
+        return _without_tensors(classes.tolist())
+    return classes
+
+
+def _shorten(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
