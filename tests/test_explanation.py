@@ -1,0 +1,733 @@
+"""explain() and compare(): numbers against captum and a slow loop, every form of target, every kind of model."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import gradcam
+from gradcam import nested
+from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
+from gradcam.targets import ClassTarget
+from tests import oracles
+
+LAYERS = [
+    ("resnet18", "layer4"),
+    ("resnet18", "layer2.0.conv1"),
+    ("resnet18", "conv1"),
+    ("resnet18", "layer3.1.bn2"),
+    ("vgg11", "features.18"),
+    ("vgg11", "features.19"),
+    ("densenet121", "features"),
+    ("densenet121", "features.denseblock3.denselayer2.norm1"),
+    ("mobilenet_v2", "features.17.conv.0.1"),
+    ("squeezenet1_1", "features.12.expand3x3"),
+]
+_models: dict[str, nn.Module] = {}
+
+
+def model_called(name: str) -> nn.Module:
+    if name not in _models:
+        torch.manual_seed(0)
+        _models[name] = torchvision.models.get_model(name, weights=None, num_classes=7).double().eval()
+    return _models[name]
+
+
+def images_for(count: int = 2, size: int = 64) -> Tensor:
+    return torch.randn(count, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def tiny_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(6, 5),
+    )
+
+
+TINY = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+
+
+def slow_maps(model: nn.Module, images: Tensor, name: str, classes: list[int]) -> Tensor:
+    """Maps (N,1,h,w) in float64 from autograd on a copy and the paper's loop."""
+    model, images = model.double(), images.double()
+    rows = []
+    for image, index in zip(images, classes):
+        pair = oracles.reference(model, image[None], [name], lambda output, index=index: output[:, index].sum())[name]
+        rows.append(oracles.gradcam_map(pair[0][0], pair[1][0]))
+    return torch.stack(rows)[:, None]
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_raw_maps_equal_captum_in_float64(name: str, layer: str) -> None:
+    model, images = model_called(name), images_for()
+    explanation = gradcam.explain(model, images, layer, target=[2, 5])
+    peer = captum.attr.LayerGradCam(model, model.get_submodule(layer))
+    expected = peer.attribute(images, target=[2, 5], relu_attributions=True)
+    assert expected.max() > 0
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-6, atol=1e-9 * expected.max().item())
+
+
+def test_maps_and_heatmaps_equal_the_slow_loop() -> None:
+    model = tiny_model().eval()
+    explanation = gradcam.explain(model, TINY, "3", target=[0, 3, 3])
+    expected = slow_maps(tiny_model().eval(), TINY, "3", [0, 3, 3])
+    assert (expected.flatten(1).amax(1) > 0).any()
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
+    for heatmap, single in zip(explanation.heatmaps[:, 0], expected[:, 0]):
+        large = oracles.resize_cubic(single.numpy(), (12, 16))
+        large = large / large.max() if large.max() > 0 else large
+        np.testing.assert_allclose(heatmap.numpy(), large, atol=1e-4)
+
+
+class TestTargets:
+    """Every form of `target` gives what single explanations of the same classes give."""
+
+    model = tiny_model().eval()
+
+    def single(self, image: int, index: int) -> Tensor:
+        return gradcam.explain(self.model, TINY[image : image + 1], "3", target=index).maps[0, 0]
+
+    @pytest.mark.parametrize(
+        ("target", "expected"),
+        [
+            (2, [[2], [2], [2]]),
+            (np.int64(2), [[2], [2], [2]]),
+            (torch.tensor(2), [[2], [2], [2]]),
+            ([0, 1, 4], [[0], [1], [4]]),
+            ((0, 1, 4), [[0], [1], [4]]),
+            (np.array([0, 1, 4]), [[0], [1], [4]]),
+            (torch.tensor([0, 1, 4]), [[0], [1], [4]]),
+            ([torch.tensor(0), np.int32(1), 4], [[0], [1], [4]]),
+            ([[0, 3], [1, 1], [4, 2]], [[0, 3], [1, 1], [4, 2]]),
+            (torch.tensor([[0, 3], [1, 1], [4, 2]]), [[0, 3], [1, 1], [4, 2]]),
+            ([np.array([0, 3]), (1, 1), torch.tensor([4, 2])], [[0, 3], [1, 1], [4, 2]]),
+            (ClassTarget([0, 1, 4]), [[0], [1], [4]]),
+        ],
+    )
+    def test_indices(self, target: Any, expected: list[list[int]]) -> None:
+        explanation = gradcam.explain(self.model, TINY, "3", target=target)
+        assert explanation.classes is not None
+        assert explanation.classes.dtype == torch.int64
+        assert explanation.classes.tolist() == expected
+        output = self.model(TINY)
+        for image, row in enumerate(expected):
+            for k, index in enumerate(row):
+                torch.testing.assert_close(explanation.maps[image, k], self.single(image, index), rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(explanation.scores[image, k], output[image, index])
+
+    def test_none_is_the_top_class(self) -> None:
+        explanation = gradcam.explain(self.model, TINY, "3")
+        assert explanation.classes is not None
+        assert explanation.classes[:, 0].tolist() == self.model(TINY).argmax(1).tolist()
+
+    def test_top_three(self) -> None:
+        explanation = gradcam.explain(self.model, TINY, "3", target=ClassTarget(top=3))
+        assert explanation.classes is not None
+        assert explanation.classes.tolist() == self.model(TINY).topk(3).indices.tolist()
+
+    def test_callables(self) -> None:
+        one = gradcam.explain(self.model, TINY, "3", target=lambda output: output[:, 1] - output[:, 2])
+        many = gradcam.explain(self.model, TINY, "3", target=lambda output: output[:, [1, 2]])
+        assert one.classes is None
+        assert one.maps.shape[:2] == (3, 1)
+        torch.testing.assert_close(many.maps[1, 1], self.single(1, 2), rtol=1e-4, atol=1e-6)
+        output = self.model(TINY)
+        torch.testing.assert_close(one.scores[:, 0], output[:, 1] - output[:, 2])
+
+    @pytest.mark.parametrize("shape", [(3,), (3, 1)])
+    def test_a_single_logit_is_explained_itself(self, shape: tuple[int, ...]) -> None:
+        class OneLogit(nn.Module):
+            def __init__(self, model: nn.Module) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, images: Tensor) -> Tensor:
+                return self.model(images)[:, 2].reshape(shape)
+
+        explanation = gradcam.explain(OneLogit(self.model), TINY, "model.3")
+        expected = gradcam.explain(self.model, TINY, "3", target=2)
+        torch.testing.assert_close(explanation.maps, expected.maps)
+        assert explanation.classes is not None
+        assert explanation.classes.tolist() == [[0], [0], [0]]
+
+    @pytest.mark.parametrize(
+        "target",
+        [True, 1.0, -1, 5, "cat", [0, 1], [0, 1, 2, 3], [True, False, True], [0.0, 1.0, 2.0], [[0, 1], [2], [3]], [[]] * 3]
+        + [[0, 1, -2], [[0, 1, 2]], torch.tensor([0.0, 1.0, 2.0]), torch.tensor([True, True, False]), [None] * 3, {}, []],
+        ids=repr,
+    )
+    def test_bad_ones_are_refused(self, target: Any) -> None:
+        with pytest.raises(TargetError) as error:
+            gradcam.explain(self.model, TINY, "3", target=target)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda output: output,
+            lambda output: output.sum(),
+            lambda output: output[:2, 0],
+            lambda output: output.argmax(1),
+            lambda output: [1.0, 2.0, 3.0],
+            lambda output: output[:, :0],
+            lambda output: output[:, :, None],
+        ][1:],
+    )
+    def test_bad_functions_are_refused(self, function: Callable[[Tensor], Any]) -> None:
+        with pytest.raises(TargetError, match=r"\(3,\)"):
+            gradcam.explain(self.model, TINY, "3", target=function)
+
+    def test_the_right_form_is_shown(self) -> None:
+        with pytest.raises(TargetError, match="one int per image"):
+            gradcam.explain(self.model, TINY, "3", target=[1, 2])
+        with pytest.raises(TargetError, match="5 classes, 0 to 4"):
+            gradcam.explain(self.model, TINY, "3", target=5)
+
+    def test_an_output_that_is_no_table_of_classes_asks_for_a_function(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
+        with pytest.raises(TargetError, match=r"\(3, 2, 10, 14\).*target="):
+            gradcam.explain(model, TINY, "0")
+        explanation = gradcam.explain(model, TINY, "0", target=lambda output: output[:, 1].mean((1, 2)))
+        assert explanation.maps.any()
+
+
+def test_an_image_does_not_depend_on_its_neighbours() -> None:
+    model = model_called("resnet18").float()
+    images = images_for(4).float()
+    together = gradcam.explain(model, images, "layer3", target=[1, 2, 3, 4])
+    for i in range(4):
+        alone = gradcam.explain(model, images[i : i + 1], "layer3", target=i + 1)
+        torch.testing.assert_close(together.heatmaps[i], alone.heatmaps[0], rtol=0, atol=1e-5)
+    model.double()
+
+
+def test_compare_gives_what_single_explanations_give() -> None:
+    model = tiny_model().eval()
+    both = gradcam.compare(model, TINY, layers=["0", model[3], "4"], methods=["gradcam"], target=[[0, 1]] * 3)
+    assert list(both) == [("0", "gradcam"), ("3", "gradcam"), ("4", "gradcam")]
+    for (layer, method), explanation in both.items():
+        single = gradcam.explain(model, TINY, layer, method=method, target=[[0, 1]] * 3)
+        torch.testing.assert_close(explanation.maps, single.maps, rtol=1e-4, atol=1e-7)
+        assert (explanation.layer, explanation.method) == (layer, method)
+
+
+def test_explanation_is_frozen_and_says_itself_in_one_line() -> None:
+    explanation = gradcam.explain(tiny_model().eval(), TINY, "3")
+    assert repr(explanation) == "Explanation(3 image(s), 1 map(s) each, gradcam at 3, 6 x 8 to 12 x 16, cpu)"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        explanation.layer = "4"  # type: ignore[misc]
+    assert explanation.maps.dtype == explanation.heatmaps.dtype == explanation.scores.dtype == torch.float32
+    assert not explanation.output.requires_grad
+
+
+def test_a_blank_map_stays_zero() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[4].weight.copy_(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    explanation = gradcam.explain(model, TINY, "1", target=[[0, 1]] * 3)
+    assert explanation.heatmaps[:, 0].amax((1, 2)).tolist() == [1.0, 1.0, 1.0]
+    assert not explanation.maps[:, 1].any()
+    assert not explanation.heatmaps[:, 1].any()
+
+
+@pytest.mark.parametrize("sizes", [(4, 6, 8), (5, 5, 5)])
+def test_volumes_keep_their_rank(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2))
+    volumes = torch.randn(2, 1, *sizes)
+    explanation = gradcam.explain(model, volumes, "0", target=1)
+    expected = slow_maps(model, volumes, "0", [1, 1])
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
+    assert explanation.heatmaps.shape == (2, 1, *sizes)
+    large = oracles.resize_cubic(expected[0, 0].numpy(), sizes)
+    if large.max() > 0:
+        np.testing.assert_allclose(explanation.heatmaps[0, 0].numpy(), large / large.max(), atol=1e-4)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = tiny_model()
+        self.shift = nn.Linear(2, 5)
+
+    def forward(self, numbers: Tensor, images: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
+        return {"logits": self.body(images) * scale + self.shift(numbers)}
+
+
+def test_several_inputs_and_a_dict_for_an_output() -> None:
+    model = TwoInputs().eval()
+    numbers = torch.randn(3, 2)
+    positional = gradcam.explain(model, (numbers, TINY), "body.3", target=1)
+    keywords = gradcam.explain(model, {"numbers": numbers, "images": TINY, "scale": 1.0}, "body.3", target=1)
+    torch.testing.assert_close(positional.maps, keywords.maps)
+    expected = gradcam.explain(model.body, TINY, "3", target=1)
+    torch.testing.assert_close(positional.maps, expected.maps, rtol=1e-4, atol=1e-6)
+    assert not positional.output["logits"].requires_grad
+    automatic = gradcam.explain(model, (numbers, TINY), target=1)
+    assert automatic.layer == "body.4"
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+    def test_maps_in_any_precision_agree_with_float32(self, classifier: gradcam.Classifier, photo: Any, dtype: torch.dtype) -> None:
+        import copy
+
+        images = classifier.batch([gradcam.read_image(photo("koala.webp")), gradcam.read_image(photo("panda.webp"))])
+        expected = classifier_maps(classifier.model, images)
+        found = classifier_maps(copy.deepcopy(classifier.model).to(dtype), images.to(dtype))
+        assert found.dtype == torch.float32
+        correlation = np.corrcoef(expected.flatten(), found.flatten())[0, 1]
+        assert correlation > 0.999
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_autocast(self, dtype: torch.dtype) -> None:
+        model = tiny_model().eval()
+        expected = gradcam.explain(model, TINY, "3", target=1)
+        with torch.autocast("cpu", dtype=dtype):
+            found = gradcam.explain(model, TINY, "3", target=1)
+            assert torch.is_autocast_enabled("cpu")
+        assert found.output.dtype == dtype
+        assert np.corrcoef(expected.heatmaps.flatten(), found.heatmaps.flatten())[0, 1] > 0.999
+
+    def test_float16_gradients_that_underflow(self) -> None:
+        model = tiny_model().eval()
+        target = lambda output: output[:, 1].float() * 1e-7  # noqa: E731
+        expected = gradcam.explain(model, TINY, "3", target=lambda output: output[:, 1] * 1e-7)
+        found = gradcam.explain(tiny_model().eval().half(), TINY.half(), "3", target=target)
+        assert found.maps.any()
+        torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
+
+    def test_float16_gradients_that_overflow(self) -> None:
+        model = tiny_model().eval()
+        expected = gradcam.explain(model, TINY, "3", target=lambda output: output[:, 1] * 1e6)
+        found = gradcam.explain(
+            tiny_model().eval().half(), TINY.half(), "3", target=lambda output: output[:, 1].float() * 1e6
+        )
+        torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
+
+    def test_float16_activations_that_overflow_are_an_error(self) -> None:
+        model = tiny_model().eval().half()
+        with torch.no_grad():
+            model[3].weight.fill_(60000)
+        with pytest.raises(ModelError, match=r"'3' are (infinite|NaN).*float16.*bfloat16"):
+            gradcam.explain(model, TINY.half(), "3", target=1)
+
+
+def classifier_maps(model: nn.Module, images: Tensor) -> Tensor:
+    return gradcam.explain(model, images, "layer4", target=[105, 388]).maps
+
+
+def test_nan_in_the_images_is_an_error() -> None:
+    images = TINY.clone()
+    images[1, 0, 3, 3] = torch.nan
+    with pytest.raises(ModelError, match="activations of layer '0' are NaN"):
+        gradcam.explain(tiny_model().eval(), images, "0", target=1)
+
+
+def test_nan_behind_the_layer_is_an_error() -> None:
+    model = tiny_model().eval()
+    with torch.no_grad():
+        model[8].weight[1, 2] = torch.nan
+    with pytest.raises(ModelError, match="gradients at layer '0' are NaN"):
+        gradcam.explain(model, TINY, "0", target=1)
+
+
+class TestModes:
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_in_every_grad_mode(self, mode: Callable[[], Any], frozen: bool) -> None:
+        model = tiny_model().eval().requires_grad_(not frozen)
+        expected = slow_maps(tiny_model().eval(), TINY, "3", [1, 1, 1])
+        with mode():
+            images = TINY * 1  # an inference tensor in inference mode
+            explanation = gradcam.explain(model, images, "3", target=1)
+            before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
+        assert before == (mode is torch.enable_grad, mode is torch.inference_mode)
+
+    def test_inference_tensors_deep_in_the_input(self) -> None:
+        model = TwoInputs().eval()
+        with torch.inference_mode():
+            arguments = {"numbers": torch.randn(3, 2), "images": TINY * 1}
+            explanation = gradcam.explain(model, arguments, "body.3", target=1)
+        assert explanation.maps.any()
+
+    def test_parameters_made_in_inference_mode_are_refused(self) -> None:
+        with torch.inference_mode():
+            model = tiny_model().eval()
+        with pytest.raises(ModelError, match="inference_mode"):
+            gradcam.explain(model, TINY, "3")
+
+    def test_a_training_model_is_explained_in_evaluation_mode(self) -> None:
+        expected = gradcam.explain(tiny_model().eval(), TINY, "3", target=1)
+        found = gradcam.explain(tiny_model().train(), TINY, "3", target=1)
+        torch.testing.assert_close(found.maps, expected.maps)
+
+
+def traces(model: nn.Module) -> dict[str, Any]:
+    """Everything on a model that an explanation might change."""
+    kinds = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "hooks": [(name, kind, list(getattr(m, kind))) for name, m in model.named_modules() for kind in kinds],
+        "training": [(name, m.training) for name, m in model.named_modules()],
+        "modules": [(name, id(m)) for name, m in model.named_modules()],
+        "attributes": [(name, sorted(vars(m))) for name, m in model.named_modules()],
+        "requires_grad": [(name, p.requires_grad) for name, p in model.named_parameters()],
+        "values": [(name, t.detach().clone(), t.dtype, t.stride(), t._version) for name, t in model.state_dict(keep_vars=True).items()],
+        "grad": [(name, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()],
+        "mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "random": torch.get_rng_state(),
+    }
+
+
+def assert_same(before: Any, after: Any) -> None:
+    if isinstance(before, Tensor):
+        assert torch.equal(before, after)
+    elif isinstance(before, dict):
+        assert before.keys() == after.keys()
+        for key in before:
+            assert_same(before[key], after[key])
+    elif isinstance(before, (list, tuple)):
+        assert len(before) == len(after)
+        for one, other in zip(before, after):
+            assert_same(one, other)
+    else:
+        assert before == after
+
+
+class Troubled(nn.Module):
+    """Draws random numbers, and fails where it is told to."""
+
+    def __init__(self, failure: type[BaseException] | None = None) -> None:
+        super().__init__()
+        self.body = tiny_model()
+        self.failure = failure
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.body[:4](images + 0 * torch.rand(1))
+        if self.failure:
+            raise self.failure("on purpose")
+        return self.body[4:](x)
+
+
+class TestNoTrace:
+    @pytest.mark.parametrize("failure", [None, ValueError, KeyboardInterrupt, IndexError])
+    def test_on_the_model(self, failure: type[BaseException] | None) -> None:
+        model = Troubled(failure).train().to(memory_format=torch.channels_last)
+        model.body[1].eval()  # flags that differ from module to module
+        model.body[0].weight.requires_grad_(False)
+        model.body[8].weight.grad = torch.ones_like(model.body[8].weight)
+        before = traces(model)
+        if failure is None:
+            gradcam.explain(model, TINY, "body.3", target=[[0, 1]] * 3)
+            gradcam.explain(model, TINY)
+        else:
+            with pytest.raises(failure, match="on purpose"):
+                gradcam.explain(model, TINY, "body.3")
+        assert_same(before, traces(model))
+
+    def test_on_the_images(self) -> None:
+        images = TINY.clone().requires_grad_()
+        gradcam.explain(tiny_model(), images, "0")
+        assert images.requires_grad
+        assert images.grad is None
+        assert torch.equal(images, TINY)
+
+    def test_after_a_bad_target(self) -> None:
+        model = tiny_model().train()
+        before = traces(model)
+        with pytest.raises(TargetError):
+            gradcam.explain(model, TINY, "3", target=99)
+        assert_same(before, traces(model))
+
+    def test_memory_does_not_grow(self) -> None:
+        import gc
+
+        def count() -> int:
+            gc.collect()
+            return sum(1 for thing in gc.get_objects() if type(thing) is Tensor)
+
+        model = tiny_model().eval()
+        gradcam.explain(model, TINY, "3")
+        before = count()
+        for _ in range(5):
+            gradcam.explain(model, TINY, "3", target=[[0, 1]] * 3)
+        assert count() == before
+
+
+class TestThreads:
+    def test_many_threads_explain_one_training_model(self) -> None:
+        model = tiny_model().train()
+        model[1].eval()
+        before = traces(model)
+        batches = [TINY + 0.1 * i for i in range(4)]
+        expected = [gradcam.explain(model, batch, "3", target=[[0, 1, 2]] * 3).maps for batch in batches]
+        errors: list[BaseException] = []
+
+        def work(i: int) -> None:
+            try:
+                for _ in range(25):
+                    found = gradcam.explain(model, batches[i], "3", target=[[0, 1, 2]] * 3).maps
+                    torch.testing.assert_close(found, expected[i])
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors[0]
+        assert_same(before, traces(model))
+
+    def test_overlapping_explanations_restore_the_flags_when_the_last_one_ends(self) -> None:
+        first_is_in, second_is_done = threading.Event(), threading.Event()
+
+        class Waits(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                if threading.current_thread().name == "first":
+                    first_is_in.set()
+                    assert second_is_done.wait(10)
+                return x
+
+        model = nn.Sequential(*tiny_model(), Waits()).train()
+        before = traces(model)
+        first = threading.Thread(target=lambda: gradcam.explain(model, TINY, "3"), name="first")
+        first.start()
+        assert first_is_in.wait(10)
+        gradcam.explain(model, TINY, "3")  # saves what the first has set, unless flags are counted
+        assert not any(module.training for module in model.modules())  # the first still needs that
+        second_is_done.set()
+        first.join()
+        assert_same(before, traces(model))
+
+
+class TestWrappers:
+    expected = gradcam.explain(tiny_model().eval(), TINY, "3", target=1).maps
+
+    @pytest.mark.parametrize("layer", ["3", "module.3"])
+    def test_data_parallel(self, layer: str) -> None:
+        found = gradcam.explain(nn.DataParallel(tiny_model()), TINY, layer, target=1)
+        torch.testing.assert_close(found.maps, self.expected)
+        assert found.layer == "3"
+
+    def test_compiled_in_every_way_and_warmed_up(self) -> None:
+        wrapped = torch.compile(tiny_model().eval(), backend="eager")
+        in_place = tiny_model().eval()
+        in_place.compile(backend="eager")
+        inner = nn.Sequential(torch.compile(tiny_model().eval(), backend="eager"))
+        for model, layer in ((wrapped, "3"), (wrapped, "_orig_mod.3"), (in_place, "3"), (inner, "0._orig_mod.3"), (inner, "0.3")):
+            with torch.no_grad():
+                model(TINY)
+                model(TINY)
+            found = gradcam.explain(model, TINY, layer, target=1)
+            torch.testing.assert_close(found.maps, self.expected)
+        assert torch._dynamo.eval_frame._stance.stance == "default"
+
+    def test_a_compiled_layer_given_as_a_module(self) -> None:
+        model = tiny_model().eval()
+        model[3] = torch.compile(model[3], backend="eager")
+        with torch.no_grad():
+            model(TINY)
+        torch.testing.assert_close(gradcam.explain(model, TINY, model[3], target=1).maps, self.expected)
+
+    def test_torchscript_is_refused(self) -> None:
+        scripted = torch.jit.trace(tiny_model().eval(), TINY)
+        with pytest.raises(ModelError, match="TorchScript"):
+            gradcam.explain(scripted, TINY, "3")
+
+    def test_vmap_is_refused(self) -> None:
+        model = tiny_model().eval()
+        with pytest.raises(ModelError, match=r"torch\.nn\.Module.*vmap"):
+            gradcam.explain(torch.func.vmap(model), TINY, "3")
+        with pytest.raises(ModelError, match="vmap"):
+            torch.func.vmap(lambda image: gradcam.explain(model, image[None], "3", target=1).maps)(TINY)
+
+    def test_a_function_is_refused(self) -> None:
+        with pytest.raises(ModelError, match=r"function, expected a torch\.nn\.Module"):
+            gradcam.explain(lambda images: images, TINY, "3")
+
+
+class TestLayerErrors:
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            ("5x", "no layer '5x' in Sequential.*Nearest"),
+            ("8", r"'8' gives \(3, 5\).*no spatial grid"),
+            ("5", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
+            ("", "no layer ''"),
+            (3, "is 3, expected a dotted name"),
+            (nn.Conv2d(1, 1, 1), "not part of the model"),
+        ],
+    )
+    def test_message(self, layer: Any, message: str) -> None:
+        with pytest.raises(LayerError, match=message):
+            gradcam.explain(tiny_model().eval(), TINY, layer)
+
+    def test_the_model_itself(self) -> None:
+        model = tiny_model().eval()
+        with pytest.raises(LayerError, match="the model itself"):
+            gradcam.explain(model, TINY, model)
+
+    def test_the_nearest_name_is_offered(self) -> None:
+        with pytest.raises(LayerError, match="'layer4'"):
+            gradcam.explain(model_called("resnet18"), images_for(), "layer_4")
+
+    def test_a_layer_off_the_path_to_the_score(self) -> None:
+        class Aside(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.aside = nn.Conv2d(3, 2, 1)
+                self.body = tiny_model()
+
+            def forward(self, images: Tensor) -> Tensor:
+                self.aside(images)
+                return self.body(images)
+
+        with pytest.raises(LayerError, match="does not depend on layer 'aside'"):
+            gradcam.explain(Aside().eval(), TINY, "aside")
+
+    def test_a_factor_of_zero(self) -> None:
+        model = tiny_model().eval()
+        with torch.no_grad():
+            model[8].weight.zero_()
+        with pytest.raises(LayerError, match="'3' is exactly zero"):
+            gradcam.explain(model, TINY, "3", target=1)
+
+    def test_the_output_of_the_last_block_of_a_vit_names_the_norm_before_its_attention(self) -> None:
+        torch.manual_seed(0)
+        vit = torchvision.models.VisionTransformer(
+            image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16, num_classes=5
+        ).eval()
+        nn.init.normal_(vit.heads.head.weight)
+        images = torch.randn(2, 3, 32, 32)
+        norm = "encoder.layers.encoder_layer_1.ln_1"
+        with pytest.raises(LayerError, match=f"zero on every patch.*'{norm}'"):
+            gradcam.explain(vit, images, "encoder.layers.encoder_layer_1")
+        found = gradcam.explain(vit, images)
+        assert found.layer == norm
+        activations, gradients = oracles.reference(vit.double(), images.double(), [norm], lambda out: out.amax(1).sum())[norm]
+        first = [tensor[0, 1:].T.unflatten(1, (4, 4)) for tensor in (activations, gradients)]
+        torch.testing.assert_close(found.maps[0, 0].double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
+
+    def test_recording_disabled_inside_the_model(self) -> None:
+        class Disables(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.body = tiny_model()
+
+            def forward(self, images: Tensor) -> Tensor:
+                with torch.no_grad():
+                    x = self.body[:5](images)
+                return self.body[5:](x)
+
+        with pytest.raises(ModelError, match="disables it"):
+            gradcam.explain(Disables().eval(), TINY, "body.3")
+
+    @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+    def test_a_reentrant_checkpoint_around_the_layer(self) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        class Checkpointed(nn.Module):
+            def __init__(self, reentrant: bool) -> None:
+                super().__init__()
+                self.body = tiny_model()
+                self.reentrant = reentrant
+
+            def forward(self, images: Tensor) -> Tensor:
+                x = checkpoint(self.body[:5], images, use_reentrant=self.reentrant)
+                return self.body[5:](x)
+
+        with pytest.raises(ModelError, match="disables it"):
+            gradcam.explain(Checkpointed(True).eval(), TINY, "body.3")
+        found = gradcam.explain(Checkpointed(False).eval(), TINY, "body.3", target=1)
+        torch.testing.assert_close(found.maps, TestWrappers.expected)
+
+    def test_somebodys_full_backward_hook_before_an_operation_in_place(self) -> None:
+        model = tiny_model().eval()
+        model[3].register_full_backward_hook(lambda module, grad_input, grad_output: None)
+        with pytest.raises(ModelError, match="full backward hook.*in place"):
+            gradcam.explain(model, TINY, "1")
+
+    def test_errors_of_the_model_come_through_as_they_are(self) -> None:
+        with pytest.raises(RuntimeError, match="channels"):
+            gradcam.explain(tiny_model().eval(), torch.randn(1, 4, 8, 8), "3")
+
+    def test_layers_as_one_string_and_none_at_all(self) -> None:
+        with pytest.raises(LayerError, match="list"):
+            gradcam.compare(tiny_model(), TINY, layers="3", methods=["gradcam"])
+        with pytest.raises(GradcamError, match="methods is empty"):
+            gradcam.compare(tiny_model(), TINY, layers=["3"], methods=[])
+
+    def test_an_unknown_method(self) -> None:
+        with pytest.raises(GradcamError, match="'grad_cam'.*'gradcam'"):
+            gradcam.explain(tiny_model(), TINY, "3", method="grad_cam")
+
+    def test_rows_that_are_not_the_images(self) -> None:
+        class Folds(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 5, 1)
+
+            def forward(self, images: Tensor) -> Tensor:
+                halves = torch.cat(images.chunk(2, dim=3))
+                return self.conv(halves).mean((2, 3)).unflatten(0, (2, -1)).sum(0)
+
+        with pytest.raises(LayerError, match="rows are not the images"):
+            gradcam.explain(Folds(), TINY, "conv")
+
+
+@pytest.mark.parametrize("images", [TINY[0], TINY.to(torch.uint8), "photo.jpg", None, (), {}, [1], TINY[:0], TINY[..., :0]], ids=str)
+def test_images_that_are_none(images: Any) -> None:
+    with pytest.raises(ImageError) as error:
+        gradcam.explain(tiny_model(), images, "3")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("resnet18", "layer4"), ("vgg11", "features"), ("densenet121", "features"), ("mobilenet_v2", "features")]
+    + [("squeezenet1_1", "classifier.2")],
+)
+def test_the_automatic_layer_is_the_last_with_a_grid(name: str, layer: str) -> None:
+    images = images_for(1)
+    found = gradcam.explain(model_called(name), images)
+    assert found.layer == layer
+    index = int(model_called(name)(images).argmax())
+    torch.testing.assert_close(found.maps, gradcam.explain(model_called(name), images, layer, target=index).maps)
+
+
+def test_twenty_classes_of_each_image_equal_twenty_explanations() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 30, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    many = gradcam.explain(model, TINY, "1", target=[list(range(20))] * 3)
+    for k in range(20):
+        torch.testing.assert_close(many.maps[:, k], gradcam.explain(model, TINY, "1", target=k).maps[:, 0])
+
+
+@pytest.mark.cuda
+def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) -> None:
+    images = classifier.batch([gradcam.read_image(photo(name)) for name in ("koala.webp", "panda.webp")])
+    expected = gradcam.explain(classifier.model, images, "layer4", target=[[105, 388]] * 2)
+    on_cuda = gradcam.load_classifier(device="cuda")
+    found = gradcam.explain(on_cuda.model, images.cuda(), "layer4", target=[[105, 388]] * 2)
+    assert found.maps.is_cuda
+    assert found.heatmaps.is_cuda
+    torch.testing.assert_close(found.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
+    assert all(tensor.is_cuda for tensor in nested.tensors(found.output))

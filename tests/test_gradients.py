@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch import Tensor
+
+from gradcam import gradients
+from gradcam.gradients import jacobian
+
+
+class Cube(torch.autograd.Function):
+    """An operation without a rule for batched gradients."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        if gradient.sum().item() == float("inf"):  # .item() is what cannot be batched
+            raise ValueError
+        return gradient * 3 * x**2
+
+
+def test_an_operation_that_cannot_be_batched_is_looped_over() -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    (found,) = jacobian(Cube.apply(x), [x], scaled=False)
+    assert found[0] is not None
+    for k in range(3):
+        expected = torch.zeros(2, 3)
+        expected[:, k] = 3 * x[:, k].detach() ** 2
+        torch.testing.assert_close(found[0][k], expected)
+
+
+def test_few_classes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 7, requires_grad=True)
+    monkeypatch.setattr(gradients, "MOST_BYTES", 3 * x.numel() * x.element_size())
+    chunks = [found[0] for found in jacobian(x.square(), [x], scaled=False)]
+    assert [len(chunk) for chunk in chunks if chunk is not None] == [3, 3, 1]
+    whole = torch.cat([chunk for chunk in chunks if chunk is not None])
+    for k in range(7):
+        expected = torch.zeros(2, 7)
+        expected[:, k] = 2 * x[:, k].detach()
+        torch.testing.assert_close(whole[k], expected)
+
+
+def test_none_where_no_path_leads() -> None:
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    (found,) = jacobian(x.square(), [x, y], scaled=False)
+    assert found[0] is not None
+    assert found[1] is None
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1.0, 1e5])
+def test_scaling_keeps_what_float16_would_lose(factor: float) -> None:
+    x = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)
+    (found,) = jacobian((x * 2).float() * factor, [x], scaled=True)
+    assert found[0] is not None
+    assert found[0].dtype == torch.float32
+    torch.testing.assert_close(found[0][1, :, 1], torch.full((2,), 2 * factor), rtol=1e-3, atol=0)

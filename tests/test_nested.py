@@ -1,0 +1,47 @@
+from collections import namedtuple
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradcam.nested import first_floating, map_tensors, replace_tensor, tensors
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+@dataclass(frozen=True)
+class Output:
+    index: Tensor
+    inside: dict[str, object]
+    text: str = "kept"
+
+
+def value() -> Output:
+    return Output(torch.tensor([1]), {"pair": Pair(torch.tensor([2.0]), [torch.tensor([3.0]), None]), "n": 4})
+
+
+def test_tensors_in_order() -> None:
+    assert [tensor.item() for tensor in tensors(value())] == [1, 2, 3]
+    found = first_floating(value())
+    assert found is not None
+    assert found.item() == 2
+    assert first_floating({"n": torch.tensor([1])}) is None
+
+
+def test_map_keeps_kinds_and_leaves_the_original_alone() -> None:
+    before = value()
+    after = map_tensors(before, lambda tensor: tensor * 10)
+    assert [tensor.item() for tensor in tensors(after)] == [10, 20, 30]
+    assert [tensor.item() for tensor in tensors(before)] == [1, 2, 3]
+    assert type(after) is Output
+    assert type(after.inside["pair"]) is Pair
+    assert after.text == "kept"
+    assert after.inside["n"] == 4
+
+
+def test_replace() -> None:
+    before = value()
+    old, new = before.inside["pair"].a, torch.tensor([7.0])  # type: ignore[attr-defined]
+    after = replace_tensor(before, old, new)
+    assert after.inside["pair"].a is new
+    assert after.index is before.index

@@ -1,0 +1,338 @@
+"""The pair of hooks, on every module of five networks and on everything that was found to break such pairs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradcam import TargetLayer
+from gradcam.errors import LayerError, ModelError
+from tests import oracles
+
+NETWORKS = {
+    "resnet18": 40,
+    "vgg11": 20,
+    "densenet121": 300,
+    "mobilenet_v2": 150,
+    "squeezenet1_1": 60,
+}
+
+
+def score_of(output: Tensor) -> Tensor:
+    return output[:, 3].sum() + 0.5 * output[:, 1].sum()
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None, num_classes=5).double().eval()
+    for module in model.modules():  # statistics as a trained network has them, so that nothing vanishes
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_module_that_runs_once_equals_the_slow_reference(name: str, frozen: bool) -> None:
+    model = network(name).requires_grad_(not frozen)
+    size = 64 if name == "squeezenet1_1" else 32
+    images = torch.randn(2, 3, size, size, dtype=torch.float64)
+    names = oracles.modules_that_run_once(model, images)
+    expected = oracles.reference(model, images, names, score_of)
+    assert len(expected) >= NETWORKS[name]
+    chosen = list(expected)[:: 1 if not frozen else 7]
+    for module_name in chosen:
+        activations, gradients = expected[module_name]
+        with TargetLayer(model.get_submodule(module_name)) as layer:
+            output = model(images)
+            layer.backward(score_of(output))
+        torch.testing.assert_close(layer.activations.detach(), activations, rtol=0, atol=0, msg=module_name)
+        torch.testing.assert_close(layer.gradients, gradients, rtol=1e-9, atol=1e-14, msg=module_name)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def small_network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    ).double()
+
+
+def expected_of(model: nn.Module, images: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    return oracles.reference(model, images, [name], score_of)[name]
+
+
+IMAGES = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_a_plain_backward_stores_the_gradients_too(mode: Callable[[], object]) -> None:
+    model = small_network()
+    _, expected = expected_of(model, IMAGES, "2")
+    with mode(), TargetLayer(model[2]) as layer:
+        score_of(model(IMAGES)).backward()
+    torch.testing.assert_close(layer.gradients, expected)
+
+
+def test_backward_can_be_called_again_for_another_score() -> None:
+    model = small_network()
+    with TargetLayer(model[2]) as layer:
+        output = model(IMAGES)
+        first = layer.backward(output[:, 0].sum())
+        second = layer.backward(output[:, 3].sum() + 0.5 * output[:, 1].sum())
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(second, expected_of(model, IMAGES, "2")[1])
+
+
+def test_one_context_serves_many_passes() -> None:
+    model = small_network()
+    passes = [(images, *expected_of(model, images, "2")) for images in (IMAGES, IMAGES + 1, IMAGES * 2)]
+    with TargetLayer(model[2]) as layer:
+        for images, activations, gradients in passes:
+            layer.backward(score_of(model(images)))
+            torch.testing.assert_close(layer.activations.detach(), activations)
+            torch.testing.assert_close(layer.gradients, gradients)
+
+
+def test_several_layers_in_one_pass_do_not_cut_one_another_off() -> None:
+    model = small_network()
+    with TargetLayer(model[0]) as first, TargetLayer(model[2]) as second, TargetLayer(model[3]) as third:
+        output = model(IMAGES)
+        gradients = torch.autograd.grad(
+            score_of(output), [layer.activations for layer in (first, second, third)], retain_graph=True
+        )
+    for name, layer, gradient in zip("023", (first, second, third), gradients):
+        activations, expected = expected_of(model, IMAGES, name)
+        torch.testing.assert_close(layer.activations.detach(), activations)
+        torch.testing.assert_close(gradient, expected)
+
+
+class ReturnsItsInput(nn.Module):
+    """The target hands on its input, which is then changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(3, 4, 3, padding=1)
+        self.target = nn.Dropout()
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.before(images)
+        y = self.target(x)
+        x.mul_(-3)  # y is x, unless the hook saw to it that it is not
+        return self.head((y.relu() + 0 * x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_layer_that_returns_its_input_is_not_spoilt_by_a_later_change_in_place(recorded: bool) -> None:
+    model = ReturnsItsInput().double().eval()
+    plain = model.before(IMAGES).detach()
+    outer = [TargetLayer(model.before)] if recorded else []  # then the input requires grad, and cannot become a leaf
+    for layer in outer:
+        layer.__enter__()
+    with TargetLayer(model.target) as target:
+        output = model(IMAGES)
+        gradient = target.backward(output[:, 0].sum())
+    for layer in outer:
+        layer.__exit__(None, None, None)
+    torch.testing.assert_close(target.activations.detach(), plain)
+    cells = IMAGES.shape[2] * IMAGES.shape[3]
+    expected = (plain > 0) * model.head.weight[0, :, None, None].detach() / cells
+    torch.testing.assert_close(gradient, expected.expand_as(plain))
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict", "named tuple", "list"])
+def test_an_output_with_several_values_gives_its_first_floating_tensor(kind: str) -> None:
+    import collections
+
+    pair = collections.namedtuple("Pair", ["index", "value"])
+
+    class Several(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            index = torch.arange(3)
+            return {
+                "tuple": (index, x * 2),
+                "list": [index, x * 2],
+                "dict": {"index": index, "value": x * 2},
+                "named tuple": pair(index, x * 2),
+            }[kind]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.several = Several()
+
+        def forward(self, x: Tensor) -> Tensor:
+            output = self.several(x)
+            assert type(output).__name__ == {"named tuple": "Pair"}.get(kind, kind)
+            value = output["value"] if kind == "dict" else output[1]
+            return value.square().mean((2, 3))
+
+    model = Model()
+    with TargetLayer(model.several) as layer:
+        layer.backward(model(IMAGES).sum())
+    torch.testing.assert_close(layer.activations.detach(), IMAGES * 2)
+    torch.testing.assert_close(layer.gradients, 2 * 2 * IMAGES / 64)
+
+
+def test_half_precision_gradients_that_underflow_are_kept() -> None:
+    def tiny(output: Tensor) -> Tensor:
+        return output[:, 1].sum().to(torch.promote_types(output.dtype, torch.float32)) * 1e-7
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4 * 64, 2)).double()
+    expected = oracles.reference(model, IMAGES, ["0"], tiny)["0"][1]
+    half = model.half()
+    with TargetLayer(half[0]) as layer:
+        output = half(IMAGES.half())
+        gradient = layer.backward(tiny(output))
+        (plain,) = torch.autograd.grad(tiny(output), layer.activations)
+    assert plain.count_nonzero() < plain.numel() / 2  # what autograd by itself makes of it
+    assert gradient.dtype == torch.float32
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-2, atol=0)
+
+
+class TestErrors:
+    def test_never_ran(self) -> None:
+        model = small_network()
+        with TargetLayer(nn.Identity(), name="elsewhere") as layer:
+            output = model(IMAGES)
+            with pytest.raises(LayerError, match="'elsewhere' did not run"):
+                layer.backward(output.sum())
+
+    def test_ran_twice(self) -> None:
+        model = small_network()
+        with TargetLayer(model[1], name="relu") as layer:
+            output = model[1](model(IMAGES))
+            with pytest.raises(LayerError, match="'relu' ran 2 times"):
+                layer.backward(output.sum())
+
+    def test_gives_no_tensor(self) -> None:
+        class Shape(nn.Module):
+            def forward(self, x: Tensor) -> tuple[int, ...]:
+                return tuple(x.shape)
+
+        shape = Shape()
+        with TargetLayer(shape, name="shape") as layer:
+            shape(IMAGES)
+            with pytest.raises(LayerError, match="'shape' gave no floating-point tensor"):
+                layer.backward(IMAGES.sum())
+
+    def test_score_does_not_depend_on_the_layer(self) -> None:
+        model = small_network()
+        with TargetLayer(model[2], name="second") as layer:
+            model(IMAGES)
+            with pytest.raises(LayerError, match="does not depend on layer 'second'"):
+                layer.backward(IMAGES.clone().requires_grad_().sum())
+
+    def test_score_is_detached(self) -> None:
+        model = small_network()
+        with TargetLayer(model[2], name="second") as layer:
+            output = model(IMAGES)
+            with pytest.raises(LayerError, match="does not depend on layer 'second'"):
+                layer.backward(output.detach().sum())
+
+    def test_recording_switched_off(self) -> None:
+        model = small_network()
+        with TargetLayer(model[2], name="second") as layer:
+            with torch.no_grad():
+                output = model(IMAGES)
+            torch.set_grad_enabled(False)
+            with pytest.raises(ModelError, match="recording is off behind layer 'second'"):
+                layer.backward(output.detach().sum())
+
+    def test_no_gradients_yet(self) -> None:
+        model = small_network()
+        with TargetLayer(model[2]) as layer:
+            model(IMAGES)
+            with pytest.raises(LayerError, match="call layer.backward"):
+                _ = layer.gradients
+
+    def test_inference_mode(self) -> None:
+        with torch.inference_mode(), pytest.raises(ModelError, match="inference_mode"), TargetLayer(nn.Identity()):
+            pass
+
+    def test_vmap(self) -> None:
+        model = small_network()
+        with TargetLayer(model[2]), pytest.raises(ModelError, match="vmap"):
+            torch.func.vmap(lambda image: model(image[None]))(IMAGES)
+
+    def test_torchscript(self) -> None:
+        scripted = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))
+        with pytest.raises(ModelError, match="TorchScript"):
+            TargetLayer(scripted)
+
+
+def hooks_on(model: nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_leaves_no_hook_and_no_grad_mode_behind_also_after_an_error(mode: bool) -> None:
+    model = small_network()
+    with torch.set_grad_enabled(mode):
+        with pytest.raises(RuntimeError, match="size"), TargetLayer(model[2]):
+            model(torch.randn(1, 3, 8, 8, dtype=torch.float64)) + torch.zeros(7)
+        assert torch.is_grad_enabled() is mode
+        assert hooks_on(model) == 0
+        with TargetLayer(model[2]) as layer:
+            layer.backward(score_of(model(IMAGES)))
+        assert torch.is_grad_enabled() is mode
+        assert hooks_on(model) == 0
+
+
+def test_nothing_before_the_layer_is_recorded() -> None:
+    model = small_network()
+    seen = []
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
+    with TargetLayer(model[2]) as layer:
+        layer.backward(score_of(model(IMAGES)))
+    assert seen == [False]
+    assert layer.activations.is_leaf
+
+
+def test_activations_are_freed_when_the_layer_is_forgotten() -> None:
+    model = small_network()
+    gc.disable()  # by reference counts alone: no cycle waits for the collector
+    try:
+        with TargetLayer(model[2]) as layer:
+            output = model(IMAGES)
+            layer.backward(score_of(output))
+        activations = weakref.ref(layer.activations)
+        del layer, output
+        assert activations() is None
+    finally:
+        gc.enable()
+
+
+def test_functional_relu_in_place_behind_the_layer() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.conv(x), inplace=True).mean((2, 3))
+
+    model = Model().double()
+    with TargetLayer(model.conv) as layer:
+        layer.backward(model(IMAGES)[:, 1].sum())
+    plain = model.conv(IMAGES).detach()
+    expected = torch.zeros_like(plain)
+    expected[:, 1] = (plain[:, 1] > 0) / 64
+    assert (plain < 0).any()
+    torch.testing.assert_close(layer.activations.detach(), plain)
+    torch.testing.assert_close(layer.gradients, expected)
