@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,10 +85,10 @@ def layers_with_grid(
 ) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
 
-    Where a block and its last part give the same output, the block comes first. Adaptive pooling is left out: its grid
-    is a coarser copy of the one before it.
+    Where a block and its last part give the same output, the block comes first. Left out are adaptive pooling, whose grid
+    is a coarser copy of the one before it, and the parts of attention modules, whose values are not yet mixed.
     """
-    names = {module: name for name, module in model.named_modules() if name}
+    names = {module: name for name, module in _modules_outside_attention(model) if name}
     runs: dict[str, int] = {}
     finished: list[str] = []
 
@@ -107,6 +107,17 @@ def layers_with_grid(
     return [name for name in reversed(finished) if runs[name] == 1]
 
 
+def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    if not _is_attention(module):
+        for child_name, child in module.named_children():
+            yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower()
+
+
 def _is_adaptive_pooling(module: nn.Module) -> bool:
     return type(module).__name__.startswith("Adaptive")
 
@@ -114,7 +125,7 @@ def _is_adaptive_pooling(module: nn.Module) -> bool:
 def norm_before_last_attention(model: nn.Module) -> str | None:
     """The name of the norm in front of a transformer's last attention: the last place whose patches reach the class token."""
     modules = dict(model.named_modules())
-    attentions = [name for name, module in modules.items() if "attention" in type(module).__name__.lower()]
+    attentions = [name for name, module in modules.items() if _is_attention(module)]
     for name in reversed(attentions):
         block = name.rpartition(".")[0]
         for child, module in modules[block].named_children():

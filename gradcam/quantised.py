@@ -1,0 +1,37 @@
+"""Gradients through dynamically quantised linear layers, which have none of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradcam.hooks import Hooks
+
+
+@contextlib.contextmanager
+def straight_through(model: nn.Module) -> Iterator[None]:
+    """Dynamically quantised linear layers of `model` keep their values, and get the gradient of the layer they round.
+
+    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the straight-through
+    estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead.
+    """
+    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
+    with Hooks() as hooks:
+        for module in model.modules() if quantised else ():
+            if isinstance(module, quantised.Linear):
+                hooks.after_forward(module, _attach_gradient)
+        yield
+
+
+def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    (inputs,) = (*args, *kwargs.values())
+    if not (torch.is_grad_enabled() and inputs.requires_grad):
+        return None
+    unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
+    return output.detach() + (unrounded - unrounded.detach())

@@ -1,0 +1,142 @@
+"""Other libraries' ways with a model, all of which must work as they are."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import gradcam
+from gradcam import TargetLayer
+from tests.test_explanation import TINY, assert_same, tiny_model, traces
+
+EXPECTED = gradcam.explain(tiny_model().eval(), TINY, "3", target=1).maps
+
+
+def test_accelerate_offload() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(tiny_model().eval(), execution_device=torch.device("cpu"))
+    before = [type(module.forward) for module in model.modules()]
+    torch.testing.assert_close(gradcam.explain(model, TINY, "3", target=1).maps, EXPECTED)
+    assert [type(module.forward) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("layer", ["0", "3", "4"])
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_dynamic_quantisation_of_the_head(layer: str) -> None:
+    expected = gradcam.explain(tiny_model().eval(), TINY, layer, target=[[0, 1, 2]] * 3)
+    model = torch.ao.quantization.quantize_dynamic(tiny_model().eval(), {nn.Linear})
+    found = gradcam.explain(model, TINY, layer, target=[[0, 1, 2]] * 3)
+    assert not any(module._forward_hooks for module in model.modules())
+    with torch.no_grad():
+        assert torch.equal(found.output, model(TINY))  # the values are the quantised layer's own
+    assert not torch.equal(found.output, expected.output)
+    torch.testing.assert_close(found.maps, expected.maps, rtol=0.05, atol=0.02 * expected.maps.max().item())
+    assert found.maps.any()
+
+
+@pytest.mark.parametrize("layer", ["layer3.1", "layer4.1", "layer2.1"])  # its Sequentials are not called then
+def test_timms_checkpointing(layer: str) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18", num_classes=5).eval()
+    images = torch.randn(2, 3, 64, 64)
+    expected = gradcam.explain(model, images, layer, target=1).maps
+    model.set_grad_checkpointing(True)
+    torch.testing.assert_close(gradcam.explain(model, images, layer, target=1).maps, expected)
+    torch.testing.assert_close(gradcam.explain(model.train(), images, layer, target=1).maps, expected)
+
+
+def test_a_hugging_face_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8, num_labels=5
+    )
+    model = transformers.ViTForImageClassification(config).eval()
+    nn.init.normal_(model.classifier.weight)
+    images = torch.randn(2, 3, 32, 32)
+    automatic = gradcam.explain(model, images)
+    assert automatic.layer.endswith("layernorm_before")
+    assert type(automatic.output).__name__ == "ImageClassifierOutput"
+    assert not automatic.output.logits.requires_grad
+    keywords = gradcam.explain(model, {"pixel_values": images}, automatic.layer)
+    torch.testing.assert_close(keywords.maps, automatic.maps)
+
+
+def test_a_layer_whose_output_is_a_model_output() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", num_labels=5)
+    model = transformers.ResNetForImageClassification(config).eval()
+    images = torch.randn(2, 3, 32, 32)
+    classes = [list(range(5))] * 2
+    found = gradcam.explain(model, images, "resnet.encoder", target=classes)  # gives a BaseModelOutput
+    expected = gradcam.explain(model, images, "resnet.encoder.stages.1", target=classes)
+    torch.testing.assert_close(found.maps, expected.maps)
+    assert found.maps.any()
+
+
+@pytest.fixture
+def one_process_group() -> Iterator[None]:
+    if not torch.distributed.is_available():
+        pytest.skip("this build of torch has no torch.distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process_group")
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_data_parallel_and_fsdp2() -> None:
+    wrapped = nn.parallel.DistributedDataParallel(tiny_model())
+    before = traces(wrapped)
+    torch.testing.assert_close(gradcam.explain(wrapped, TINY, "3", target=1).maps, EXPECTED)
+    assert_same(before, traces(wrapped))
+    fully_shard = torch.distributed.fsdp.fully_shard
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    sharded = tiny_model().eval()
+    for unit in (sharded[3], sharded[8], sharded):
+        fully_shard(unit, mesh=mesh)
+    for _ in range(2):
+        torch.testing.assert_close(gradcam.explain(sharded, TINY, "3", target=1).maps, EXPECTED)
+
+
+def test_a_module_that_shares_storage_between_its_parts() -> None:
+    class Residual(nn.Module):
+        """The block's output is changed in place by the next one, as torchvision's ResNets do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+            self.skip = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            y += self.skip(x)
+            return y.relu_().mean((2, 3))
+
+    model = Residual().double()
+    images = TINY.double()
+    with TargetLayer(model.skip) as layer:
+        gradient = layer.backward(model(images)[:, 1].sum())
+    cells = images.shape[2] * images.shape[3]
+    expected = torch.zeros_like(images)
+    expected[:, 1] = (model.conv(images) + images)[:, 1].detach().gt(0) / cells
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_networks_with_auxiliary_heads_in_training_mode(name: str) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None, init_weights=False, num_classes=5)
+    size = 96 if name == "googlenet" else 128
+    assert gradcam.explain(model.train(), torch.randn(1, 3, size, size)).maps.isfinite().all()
+    assert model.training

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from gradcam.isolation import eager_mode, evaluation_mode, undisturbed
+
+
+def flags(model: nn.Module) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+def model() -> nn.Sequential:
+    made = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.Linear(2, 2)))
+    made[1][0].eval()
+    return made
+
+
+def test_flags_overlap_in_any_order() -> None:
+    shared = model()
+    before = flags(shared)
+    first, second = evaluation_mode(shared), evaluation_mode(shared[1])
+    first.__enter__()
+    second.__enter__()
+    assert not any(flags(shared))
+    first.__exit__(None, None, None)  # the first in is not the last out
+    assert flags(shared)[0] is True
+    assert not any(flags(shared[1]))
+    second.__exit__(None, None, None)
+    assert flags(shared) == before
+
+
+def test_flags_are_restored_after_an_error() -> None:
+    shared = model()
+    before = flags(shared)
+    with pytest.raises(ValueError, match="on purpose"), undisturbed(shared):
+        raise ValueError("on purpose")
+    assert flags(shared) == before
+
+
+def test_the_compilers_mode_overlaps_in_any_order() -> None:
+    compiled = torch.compile(model(), backend="eager")
+
+    def stance() -> str:
+        return torch._dynamo.eval_frame._stance.stance
+
+    first, second = eager_mode(compiled), eager_mode(compiled)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert stance() == "force_eager"
+    second.__exit__(None, None, None)
+    assert stance() == "default"
+    with eager_mode(model()):
+        assert stance() == "default"  # nothing in that model is compiled
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_random_state_is_put_back(draws: bool) -> None:
+    shared = model()
+    before = torch.get_rng_state()
+    with undisturbed(shared):
+        if draws:
+            torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_many_threads_in_and_out() -> None:
+    shared = model()
+    before = flags(shared)
+    errors = []
+
+    def work() -> None:
+        for _ in range(200):
+            with evaluation_mode(shared):
+                if any(flags(shared)):
+                    errors.append("a module trains while it is held")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert flags(shared) == before
+
+
+def test_no_warning_is_given() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with undisturbed(model()):
+            pass
