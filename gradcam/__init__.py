@@ -1,9 +1,9 @@
 """Where a vision model looked: Grad-CAM and its family, exact, at the price of one inference.
 
-    import gradcam
+import gradcam
 
-    explanation = gradcam.explain(model, images, "layer4", target=281)     # any PyTorch model
-    explanation = gradcam.load_classifier().explain("photo.jpg")           # the one that comes with the package
+explanation = gradcam.explain(model, images, "layer4", target=281)     # any PyTorch model
+explanation = gradcam.load_classifier().explain("photo.jpg")           # the one that comes with the package
 """
 
 from __future__ import annotations

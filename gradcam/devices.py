@@ -27,7 +27,9 @@ def find_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        raise ModelError(f"There is no device {name!r} here ({reason}): choose auto, cpu, cuda, cuda:N or mps.") from error
+        raise ModelError(
+            f"There is no device {name!r} here ({reason}): choose auto, cpu, cuda, cuda:N or mps."
+        ) from error
     return device
 
 

@@ -98,14 +98,14 @@ def _check_region(region: Region, height: int, width: int) -> Region:
     top, left, rows, columns = region
     if top < 0 or left < 0 or rows < 1 or columns < 1 or top + rows > height or left + columns > width:
         raise ImageError(
-            f"The region {tuple(region)} does not lie in a picture of {width} x {height}: expected (top, left, height, width)."
+            f"The region {tuple(region)} is not inside a picture of {width} x {height}: expected (top, left, height, width)."
         )
     return region
 
 
 def _scale(picture: Pixels, height: int) -> Pixels:
     width = max(1, round(picture.shape[1] * height / picture.shape[0]))
-    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
 
 def _pad(strip: Pixels, width: int) -> Pixels:

@@ -116,10 +116,10 @@ def _explain_last_layer(model: nn.Module, images: Any, method: str, target: Any)
     last, *others = find_layers_with_grid(unwrap(model), to_batch(images))
     try:
         return explain(model, images, last, method=method, target=target)
-    except LayerError as error:  # a dead end, such as the last block of a network that reads its class token only
+    except LayerError:  # a dead end, such as the last block of a network that reads its class token only
         layer = _find_last_with_gradient(model, images, others, target)
         if layer is None:
-            raise error
+            raise
         return explain(model, images, layer, method=method, target=target)
 
 
@@ -145,7 +145,9 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
     """Maps (N,K,...) by layer and method: after ReLU, float32."""
     layouts = {layer: _find_grid(layer, tensor, recorded.batch) for layer, tensor in recorded.activations.items()}
     grids = {
-        layer: _at_least_float32(layouts[layer].to_grid(_check_finite(tensor.detach(), f"The activations of layer '{layer}' are")))
+        layer: _at_least_float32(
+            layouts[layer].to_grid(_check_finite(tensor.detach(), f"The activations of layer '{layer}' are"))
+        )
         for layer, tensor in recorded.activations.items()
     }
     maps: dict[tuple[str, str], list[Tensor]] = {(layer, method.name): [] for layer in grids for method in methods}
@@ -203,8 +205,8 @@ def _blind(layer: str, layout: Layout, model: nn.Module) -> LayerError:
     norm = norm_before_last_attention(model) if layout.kind == "tokens" else None
     if norm:
         return LayerError(
-            f"The gradient at layer '{layer}' is exactly zero on every patch: behind the last attention only the class token "
-            f"reaches the score. Choose the norm before that attention, '{norm}', or a layer further up."
+            f"The gradient at layer '{layer}' is exactly zero on every patch: behind the last attention only the class "
+            f"token reaches the score. Choose the norm before that attention, '{norm}', or a layer further up."
         )
     return LayerError(
         f"The gradient at layer '{layer}' is exactly zero: nothing there can change the score (a unit that is switched off, "

@@ -15,7 +15,7 @@ MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a bac
 
 
 def jacobian(scores: Tensor, inputs: Sequence[Tensor], *, scaled: bool) -> Iterator[list[Tensor | None]]:
-    """The gradients of scores (N,K) at each of `inputs` (N,...), as (k,N,...) for a few classes at a time; None without a path.
+    """The gradients of scores (N,K) at each of `inputs` (N,...): (k,N,...) for a few classes at a time, None without a path.
 
     The images of a batch do not depend on one another, so that one backward pass from a class's sum over them serves all.
     With `scaled`, for graphs with float16 in them, gradients pass through multiplied by a power of two and come back

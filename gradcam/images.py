@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gradcam.errors import ImageError
 from gradcam.naming import WRITE_SUFFIXES
@@ -48,13 +48,17 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except ImageError as error:
         raise ImageError(f"{path}: {error}") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise ImageError(f"{path}: is not a picture in a format that can be read") from None
     except Image.DecompressionBombError:
-        raise ImageError(f"{path}: claims more pixels than can be held ({2 * (Image.MAX_IMAGE_PIXELS or 0)} at most)") from None
+        raise ImageError(
+            f"{path}: claims more pixels than can be held ({2 * (Image.MAX_IMAGE_PIXELS or 0)} at most)"
+        ) from None
     except PermissionError:
         raise ImageError(f"{path}: cannot be opened, permission denied") from None
-    except Exception as error:  # decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files
+    except (
+        Exception
+    ) as error:  # decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{path}: is damaged or cut off ({reason})") from error
 
@@ -101,7 +105,9 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     image = check_pixels(image)
     suffix = path.suffix.lower()
     if suffix not in WRITE_SUFFIXES:
-        raise ImageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes")
+        raise ImageError(
+            f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes"
+        )
     quality = {".webp": [cv2.IMWRITE_WEBP_QUALITY, 95], ".jpg": [cv2.IMWRITE_JPEG_QUALITY, 95]}
     quality[".jpeg"] = quality[".jpg"]
     try:
@@ -121,7 +127,9 @@ def encode_png(image: Pixels) -> bytes:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".gradcam-{secrets.token_hex(8)}.tmp")  # a dot, no suffix of a picture: nobody takes it for one
+    temporary = path.with_name(
+        f".gradcam-{secrets.token_hex(8)}.tmp"
+    )  # a dot, no suffix of a picture: nobody takes it for one
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -135,12 +143,18 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 def check_pixels(image: Any) -> Pixels:
     """`image`, if it is RGB, uint8 (H,W,3), with at least one pixel; otherwise raises `ImageError`."""
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
+    if (
+        not isinstance(image, np.ndarray)
+        or image.dtype != np.uint8
+        or image.ndim != 3
+        or image.shape[2] != 3
+        or image.size == 0
+    ):
         what = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
         raise ImageError(f"The picture is {what}, expected an RGB array: uint8 (H,W,3) with values from 0 to 255.")
     return image
 
 
-def flip_colours(image: Pixels) -> Pixels:
+def flip_colours(image: NDArray[Any]) -> Pixels:
     """RGB to the BGR order that OpenCV thinks in, or back."""
-    return np.ascontiguousarray(image[..., ::-1])
+    return np.ascontiguousarray(image[..., ::-1], dtype=np.uint8)

@@ -26,15 +26,18 @@ def unwrap(model: Any) -> nn.Module:
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
-            "The model is a TorchScript module, whose layers' outputs hooks cannot replace: explain the Python model that it was made from."
+            "The model is a TorchScript module, whose layers' outputs hooks cannot replace: "
+            "explain the Python model that it was made from."
         )
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"The model is {type(model).__name__}, expected a torch.nn.Module: wrap a function in one, and pass the module itself, not torch.vmap of it."
+            f"The model is {type(model).__name__}, expected a torch.nn.Module: "
+            "wrap a function in one, and pass the module itself, not torch.vmap of it."
         )
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         raise ModelError(
-            "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: build or load it outside that mode."
+            "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
+            "build or load it outside that mode."
         )
     return model
 
@@ -67,9 +70,8 @@ def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:
         if module is layer and name:
             return name, module
     what = "the model itself" if layer is model else "not part of the model"
-    raise LayerError(
-        f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{next(iter(dict(model.named_children())), 'layer4')}."
-    )
+    child = next((name for name, _ in model.named_children()), "layer4")
+    raise LayerError(f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{child}.")
 
 
 def _compiled_from(module: nn.Module) -> nn.Module:
@@ -123,7 +125,7 @@ def _is_adaptive_pooling(module: nn.Module) -> bool:
 
 
 def norm_before_last_attention(model: nn.Module) -> str | None:
-    """The name of the norm in front of a transformer's last attention: the last place whose patches reach the class token."""
+    """The norm in front of a transformer's last attention: the last place where patches reach the class token. Or None."""
     modules = dict(model.named_modules())
     attentions = [name for name, module in modules.items() if _is_attention(module)]
     for name in reversed(attentions):

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-READ_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .webp .bmp .dib .tif .tiff .gif .mpo .jp2 .avif .ppm .pgm .pbm .tga .ico".split()
-)
-WRITE_SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .tif .tiff".split())
+WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
+READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico"}
 LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
 
 

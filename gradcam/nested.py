@@ -40,7 +40,9 @@ def first_floating(value: Any) -> Tensor | None:
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
-    if isinstance(value, Mapping):  # before dataclasses: Hugging Face's ModelOutput is both, and a mapping leaves None out
+    if isinstance(
+        value, Mapping
+    ):  # before dataclasses: Hugging Face's ModelOutput is both, and a mapping leaves None out
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]

@@ -23,8 +23,8 @@ def straight_through(model: nn.Module) -> Iterator[None]:
     """
     quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
     with Hooks() as hooks:
-        for module in model.modules() if quantised else ():
-            if isinstance(module, quantised.Linear):
+        for module in model.modules():
+            if quantised is not None and isinstance(module, quantised.Linear):
                 hooks.after_forward(module, _attach_gradient)
         yield
 

@@ -32,6 +32,7 @@ class Batch:
 
 
 def to_batch(images: Any) -> Batch:
+    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
     args = images if isinstance(images, tuple) else () if isinstance(images, dict) else (images,)
     kwargs = images if isinstance(images, dict) else {}
     given = list(tensors(images))
@@ -49,7 +50,7 @@ def to_batch(images: Any) -> Batch:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one forward pass left: the layers' activations by name, the model's output, and scores that can be differentiated."""
+    """What one forward pass left: the layers' activations by name, the model's output, and scores to differentiate."""
 
     activations: dict[str, Tensor]
     output: Any
@@ -57,7 +58,6 @@ class Recorded:
     classes: Tensor | None
     model: nn.Module
     batch: Batch
-
 
     @property
     def has_float16(self) -> bool:

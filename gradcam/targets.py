@@ -14,7 +14,10 @@ from gradcam.errors import TargetError
 from gradcam.nested import first_floating
 from gradcam.scores import SCORES
 
-RIGHT_FORMS = "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, or a function of the output"
+RIGHT_FORMS = (
+    "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
+    "or a function of the output"
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def find_logits(output: Any, images: int) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != images or logits.shape[1] == 0:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
         raise TargetError(
-            f"A class can be explained where the output is ({images}, classes) for {images} image(s); this model gives {got}: "
+            f"A class can be explained where the output is ({images}, classes), for {images} image(s); this one is {got}: "
             "pass target=, a function from the model's output to one score per image."
         )
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -95,7 +98,9 @@ def _check_classes(classes: Any, images: int, count: int) -> Tensor:
     elif values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2 or len(values) != images or values.shape[1] == 0:
-        hint = f" For several classes of one image, write [{list(classes)}]." if images == 1 and values.ndim == 2 else ""
+        hint = (
+            f" For several classes of one image, write [{list(classes)}]." if images == 1 and values.ndim == 2 else ""
+        )
         raise TargetError(f"The target {_shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
     if values.min() < 0 or values.max() >= count:
         wrong = values.min() if values.min() < 0 else values.max()

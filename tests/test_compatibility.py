@@ -55,7 +55,13 @@ def test_a_hugging_face_model() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8, num_labels=5
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=32,
+        patch_size=8,
+        num_labels=5,
     )
     model = transformers.ViTForImageClassification(config).eval()
     nn.init.normal_(model.classifier.weight)
@@ -71,7 +77,9 @@ def test_a_hugging_face_model() -> None:
 def test_a_layer_whose_output_is_a_model_output() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", num_labels=5)
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", num_labels=5
+    )
     model = transformers.ResNetForImageClassification(config).eval()
     images = torch.randn(2, 3, 32, 32)
     classes = [list(range(5))] * 2

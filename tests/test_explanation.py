@@ -169,8 +169,26 @@ class TestTargets:
 
     @pytest.mark.parametrize(
         "target",
-        [True, 1.0, -1, 5, "cat", [0, 1], [0, 1, 2, 3], [True, False, True], [0.0, 1.0, 2.0], [[0, 1], [2], [3]], [[]] * 3]
-        + [[0, 1, -2], [[0, 1, 2]], torch.tensor([0.0, 1.0, 2.0]), torch.tensor([True, True, False]), [None] * 3, {}, []],
+        [
+            True,
+            1.0,
+            -1,
+            5,
+            "cat",
+            [0, 1],
+            [0, 1, 2, 3],
+            [True, False, True],
+            [0.0, 1.0, 2.0],
+            [[0, 1], [2], [3]],
+            [[]] * 3,
+            [0, 1, -2],
+            [[0, 1, 2]],
+            torch.tensor([0.0, 1.0, 2.0]),
+            torch.tensor([True, True, False]),
+            [None] * 3,
+            {},
+            [],
+        ],
         ids=repr,
     )
     def test_bad_ones_are_refused(self, target: Any) -> None:
@@ -250,7 +268,9 @@ def test_a_blank_map_stays_zero() -> None:
 @pytest.mark.parametrize("sizes", [(4, 6, 8), (5, 5, 5)])
 def test_volumes_keep_their_rank(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv3d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2))
+    model = nn.Sequential(
+        nn.Conv3d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2)
+    )
     volumes = torch.randn(2, 1, *sizes)
     explanation = gradcam.explain(model, volumes, "0", target=1)
     expected = slow_maps(model, volumes, "0", [1, 1])
@@ -286,7 +306,9 @@ def test_several_inputs_and_a_dict_for_an_output() -> None:
 
 class TestPrecision:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-    def test_maps_in_any_precision_agree_with_float32(self, classifier: gradcam.Classifier, photo: Any, dtype: torch.dtype) -> None:
+    def test_maps_in_any_precision_agree_with_float32(
+        self, classifier: gradcam.Classifier, photo: Any, dtype: torch.dtype
+    ) -> None:
         import copy
 
         images = classifier.batch([gradcam.read_image(photo("koala.webp")), gradcam.read_image(photo("panda.webp"))])
@@ -383,14 +405,23 @@ class TestModes:
 
 def traces(model: nn.Module) -> dict[str, Any]:
     """Everything on a model that an explanation might change."""
-    kinds = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    kinds = (
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
     return {
         "hooks": [(name, kind, list(getattr(m, kind))) for name, m in model.named_modules() for kind in kinds],
         "training": [(name, m.training) for name, m in model.named_modules()],
         "modules": [(name, id(m)) for name, m in model.named_modules()],
         "attributes": [(name, sorted(vars(m))) for name, m in model.named_modules()],
         "requires_grad": [(name, p.requires_grad) for name, p in model.named_parameters()],
-        "values": [(name, t.detach().clone(), t.dtype, t.stride(), t._version) for name, t in model.state_dict(keep_vars=True).items()],
+        "values": [
+            (name, t.detach().clone(), t.dtype, t.stride(), t._version)
+            for name, t in model.state_dict(keep_vars=True).items()
+        ],
         "grad": [(name, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()],
         "mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "random": torch.get_rng_state(),
@@ -533,7 +564,13 @@ class TestWrappers:
         in_place = tiny_model().eval()
         in_place.compile(backend="eager")
         inner = nn.Sequential(torch.compile(tiny_model().eval(), backend="eager"))
-        for model, layer in ((wrapped, "3"), (wrapped, "_orig_mod.3"), (in_place, "3"), (inner, "0._orig_mod.3"), (inner, "0.3")):
+        for model, layer in (
+            (wrapped, "3"),
+            (wrapped, "_orig_mod.3"),
+            (in_place, "3"),
+            (inner, "0._orig_mod.3"),
+            (inner, "0.3"),
+        ):
             with torch.no_grad():
                 model(TINY)
                 model(TINY)
@@ -623,7 +660,9 @@ class TestLayerErrors:
             gradcam.explain(vit, images, "encoder.layers.encoder_layer_1")
         found = gradcam.explain(vit, images)
         assert found.layer == norm
-        activations, gradients = oracles.reference(vit.double(), images.double(), [norm], lambda out: out.amax(1).sum())[norm]
+        activations, gradients = oracles.reference(
+            vit.double(), images.double(), [norm], lambda out: out.amax(1).sum()
+        )[norm]
         first = [tensor[0, 1:].T.unflatten(1, (4, 4)) for tensor in (activations, gradients)]
         torch.testing.assert_close(found.maps[0, 0].double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
 
@@ -694,7 +733,9 @@ class TestLayerErrors:
             gradcam.explain(Folds(), TINY, "conv")
 
 
-@pytest.mark.parametrize("images", [TINY[0], TINY.to(torch.uint8), "photo.jpg", None, (), {}, [1], TINY[:0], TINY[..., :0]], ids=str)
+@pytest.mark.parametrize(
+    "images", [TINY[0], TINY.to(torch.uint8), "photo.jpg", None, (), {}, [1], TINY[:0], TINY[..., :0]], ids=str
+)
 def test_images_that_are_none(images: Any) -> None:
     with pytest.raises(ImageError) as error:
         gradcam.explain(tiny_model(), images, "3")
@@ -703,8 +744,13 @@ def test_images_that_are_none(images: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "layer"),
-    [("resnet18", "layer4"), ("vgg11", "features"), ("densenet121", "features"), ("mobilenet_v2", "features")]
-    + [("squeezenet1_1", "classifier.2")],
+    [
+        ("resnet18", "layer4"),
+        ("vgg11", "features"),
+        ("densenet121", "features"),
+        ("mobilenet_v2", "features"),
+        ("squeezenet1_1", "classifier.2"),
+    ],
 )
 def test_the_automatic_layer_is_the_last_with_a_grid(name: str, layer: str) -> None:
     images = images_for(1)
@@ -715,7 +761,9 @@ def test_the_automatic_layer_is_the_last_with_a_grid(name: str, layer: str) -> N
 
 
 def test_twenty_classes_of_each_image_equal_twenty_explanations() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 30, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 30, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     many = gradcam.explain(model, TINY, "1", target=[list(range(20))] * 3)
     for k in range(20):
         torch.testing.assert_close(many.maps[:, k], gradcam.explain(model, TINY, "1", target=k).maps[:, 0])

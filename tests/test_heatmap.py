@@ -7,7 +7,8 @@ from tests import oracles
 
 
 @pytest.mark.parametrize(
-    ("grid", "size"), [((7, 7), (224, 224)), ((3, 5), (17, 8)), ((1, 4), (6, 6)), ((9, 9), (4, 5)), ((2, 3, 4), (5, 7, 6))]
+    ("grid", "size"),
+    [((7, 7), (224, 224)), ((3, 5), (17, 8)), ((1, 4), (6, 6)), ((9, 9), (4, 5)), ((2, 3, 4), (5, 7, 6))],
 )
 def test_resize_equals_the_slow_loop(grid: tuple[int, ...], size: tuple[int, ...]) -> None:
     values = torch.rand(1, 1, *grid, dtype=torch.float64)

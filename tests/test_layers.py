@@ -15,7 +15,9 @@ def test_a_layer_by_name_and_as_a_module() -> None:
     assert find_layer(model, model.layer3[1].conv2) == ("layer3.1.conv2", model.layer3[1].conv2)
 
 
-@pytest.mark.parametrize(("name", "offer"), [("layer_4", "layer4"), ("layer4.1.conv3", "layer4.1.conv2"), ("zzz", "layer1")])
+@pytest.mark.parametrize(
+    ("name", "offer"), [("layer_4", "layer4"), ("layer4.1.conv3", "layer4.1.conv2"), ("zzz", "layer1")]
+)
 def test_an_unknown_name_offers_the_nearest(name: str, offer: str) -> None:
     with pytest.raises(LayerError, match=f"'{offer}'"):
         find_layer(torchvision.models.resnet18(weights=None), name)

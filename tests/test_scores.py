@@ -42,7 +42,9 @@ def test_probabilities_sum_to_one() -> None:
     assert probabilities(LOGITS).sum(1).tolist() == pytest.approx([1, 1])
 
 
-@pytest.mark.parametrize(("options", "message"), [({"score": "loss"}, "logit, probability, contrast"), ({"top": 0}, "top is 0")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"score": "loss"}, "logit, probability, contrast"), ({"top": 0}, "top is 0")]
+)
 def test_a_bad_class_target(options: dict[str, object], message: str) -> None:
     with pytest.raises(TargetError, match=message):
         ClassTarget(**options)  # type: ignore[arg-type]
@@ -53,7 +55,9 @@ class Output:
         self.logits = logits
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"other": x[:, :1], "logits": x}, Output, lambda x: (x, x[:, :2])])
+@pytest.mark.parametrize(
+    "wrap", [lambda x: x, lambda x: {"other": x[:, :1], "logits": x}, Output, lambda x: (x, x[:, :2])]
+)
 def test_logits_are_found_in_what_models_return(wrap: object) -> None:
     assert torch.equal(find_logits(wrap(LOGITS), 2), LOGITS)  # type: ignore[operator]
 

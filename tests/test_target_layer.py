@@ -276,7 +276,13 @@ class TestErrors:
 
 
 def hooks_on(model: nn.Module) -> int:
-    kinds = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    kinds = (
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 

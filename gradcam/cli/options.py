@@ -38,31 +38,58 @@ class Settings:
 _CHOICES = (
     click.option("-m", "--model", metavar="NAME", help="The model; without it, the one that comes with gradcam."),
     click.option(
-        "--weights", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its weights (safetensors)."
+        "--weights",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Its weights (safetensors).",
     ),
-    click.option("-l", "--layer", "layers", metavar="NAME", multiple=True, help="Layer to look at, by dotted name; repeatable."),
+    click.option(
+        "-l", "--layer", "layers", metavar="NAME", multiple=True, help="Layer to look at, by dotted name; repeatable."
+    ),
     click.option(
         "--method", "methods", multiple=True, type=click.Choice(list(METHODS)), default=("gradcam",), help="Repeatable."
     ),
     click.option(
-        "-c", "--class", "classes", metavar="NAME|INDEX", multiple=True, help="Class to explain; repeatable. `name:7` is a label in digits."
+        "-c",
+        "--class",
+        "classes",
+        metavar="NAME|INDEX",
+        multiple=True,
+        help="Class to explain; repeatable. `name:7` is a label in digits.",
     ),
     click.option(
-        "--top-k", type=click.IntRange(min=1), default=1, metavar="K", help="Explain the K most probable classes.  [default: 1]"
+        "--top-k",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="K",
+        help="Explain the K most probable classes.  [default: 1]",
     ),
     click.option(
-        "--score", type=click.Choice(list(SCORES)), default="logit", show_default=True, help="Which number of the class is explained."
+        "--score",
+        type=click.Choice(list(SCORES)),
+        default="logit",
+        show_default=True,
+        help="Which number of the class is explained.",
     ),
     click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute."),
-    click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="How to compute."),
+    click.option(
+        "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="How to compute."
+    ),
 )
 _OUTPUT = (
     click.option(
-        "-o", "--output", type=click.Path(path_type=Path), default=Path(), metavar="PATH", help="A folder, or a file by its suffix.  [default: here]"
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        default=Path(),
+        metavar="PATH",
+        help="A folder, or a file by its suffix.  [default: here]",
     ),
 )
 _APPEARANCE = (
-    click.option("--alpha", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Opacity of the heatmap."),
+    click.option(
+        "--alpha", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Opacity of the heatmap."
+    ),
     click.option("--colormap", default="turbo", show_default=True, metavar="NAME", help="Any colour map of OpenCV."),
 )
 

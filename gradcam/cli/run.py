@@ -31,7 +31,9 @@ LISTED = 5  # predictions
 @options.choices
 @options.output
 @options.appearance
-@click.option("--json", "as_json", is_flag=True, help="Print one record per picture, a line of JSON each, and nothing else.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one record per picture, a line of JSON each, and nothing else."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Explain pictures: write an overlay that shows where the model looked.
@@ -42,8 +44,8 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
     settings = options.Settings(**chosen)
     destination = options.find_destination(settings, images)
     job = _prepare(settings, destination, images)
-    results = map(job.explain, images)
-    return 1 if any([_report(result, as_json=as_json, quiet=quiet) for result in results]) else 0
+    failures = sum(_report(job.explain(image), as_json=as_json, quiet=quiet) for image in images)
+    return 1 if failures else 0
 
 
 def _report(result: Result, *, as_json: bool, quiet: bool) -> bool:

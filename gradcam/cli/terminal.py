@@ -58,7 +58,10 @@ def _explained(result: Result) -> list[str]:
         for entry, grid in zip(explained, result.grids)
     ]
     longest = max(map(len, places))
-    return [_explained_line(entry, f"  {_name(entry):<{width}} {place:<{longest}}") for entry, place in zip(explained, places)]
+    return [
+        _explained_line(entry, f"  {_name(entry):<{width}} {place:<{longest}}")
+        for entry, place in zip(explained, places)
+    ]
 
 
 def _explained_line(entry: Explained, start: str) -> str:

@@ -37,7 +37,8 @@ METHODS: dict[str, Method] = {
         Method(
             name="gradcam",
             summary="channels weighted by their mean gradient",
-            paper="Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017",
+            paper="Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based "
+            "Localization, ICCV 2017",
             compute=gradcam,
         ),
     )

@@ -1,4 +1,4 @@
-"""The classifier that comes with the package: EfficientNet-Lite0, 1000 classes of ImageNet. See NOTICE.md beside this file."""
+"""The classifier that comes with the package: EfficientNet-Lite0, ImageNet's 1000 classes. NOTICE.md says from where."""
 
 from __future__ import annotations
 
