@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def overlay(
     # greyscale pictures alike; single-hue maps wash out on bright ones. A uniform blend would lay turbo's dark blue over
     # everything cold, and hide small objects and the picture with them.
     height, width = check_pixels(image).shape[:2]
-    top, left, rows, columns = _check_region(region or (0, 0, height, width), height, width)
+    top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
     if not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {alpha}, expected an opacity from 0 to 1.")
     levels = _to_levels(heatmap, rows, columns)
@@ -90,17 +91,22 @@ def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int) -> Pixel
 
 def _to_array(heatmap: Any) -> NDArray[Any]:
     if hasattr(heatmap, "detach"):
-        return np.asarray(heatmap.detach().cpu().float())
+        heatmap = heatmap.detach().cpu()
+        heatmap = heatmap.float() if heatmap.is_floating_point() else heatmap  # NumPy has no bfloat16
     return np.asarray(heatmap)
 
 
 def _check_region(region: Region, height: int, width: int) -> Region:
-    top, left, rows, columns = region
+    try:
+        top, left, rows, columns = map(operator.index, region)
+    except (TypeError, ValueError):
+        raise ImageError(f"The region is {region!r}, expected whole numbers: (top, left, height, width).") from None
     if top < 0 or left < 0 or rows < 1 or columns < 1 or top + rows > height or left + columns > width:
         raise ImageError(
-            f"The region {tuple(region)} is not inside a picture of {width} x {height}: expected (top, left, height, width)."
+            f"The region {(top, left, rows, columns)} is not inside a picture of {width} x {height}: "
+            "expected (top, left, height, width)."
         )
-    return region
+    return top, left, rows, columns
 
 
 def _scale(picture: Pixels, height: int) -> Pixels:

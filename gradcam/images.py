@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +111,23 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     quality = {".webp": [cv2.IMWRITE_WEBP_QUALITY, 95], ".jpg": [cv2.IMWRITE_JPEG_QUALITY, 95]}
     quality[".jpeg"] = quality[".jpg"]
     try:
-        _, data = cv2.imencode(suffix, flip_colours(image), quality.get(suffix, []))
-        _write_whole(path, data.tobytes())
-    except (OSError, cv2.error) as error:
+        _write_whole(path, _encode(image, suffix, quality.get(suffix, [])))
+    except (OSError, cv2.error, ImageError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ImageError(f"{path}: cannot be written ({reason})") from error
 
 
 def encode_png(image: Pixels) -> bytes:
     """An RGB picture as the bytes of a PNG file."""
+    return _encode(check_pixels(image), ".png", [])
+
+
+def _encode(image: Pixels, suffix: str, options: Sequence[int]) -> bytes:
     from gradcam.opencv import cv2
 
-    _, data = cv2.imencode(".png", flip_colours(check_pixels(image)))
+    encoded, data = cv2.imencode(suffix, flip_colours(image), options)
+    if not encoded:  # the sides of a WebP end at 16383 pixels, those of a JPEG at 65500
+        raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
     return data.tobytes()
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico"}
 LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
+LONGEST_PART = 80  # bytes of a label or a layer in it
 
 
 def overlay_name(
@@ -30,11 +32,13 @@ def overlay_name(
 
 def _plain(text: str) -> str:
     """Words of letters, digits and dots, joined by underscores: a name that every shell and file system takes."""
-    return re.sub(r"[^\w.]+", "_", text).strip("_.")[:80] or "_"
+    return _shorten(re.sub(r"[^\w.]+", "_", text).strip("_."), LONGEST_PART) or "_"
 
 
-def _shorten(stem: str, most: int) -> str:
-    return os.fsencode(stem)[: max(most, 1)].decode(errors="ignore")
+def _shorten(text: str, most: int) -> str:
+    """At most so many bytes of it; a character is not cut in two."""
+    encoded = os.fsencode(text)
+    return text if len(encoded) <= most else encoded[:most].decode(errors="ignore")
 
 
 class OutputNames:
@@ -45,19 +49,27 @@ class OutputNames:
         self._taken = {key for path in inputs for key in _keys(path)}
 
     def claim(self, names: Sequence[str]) -> list[Path]:
-        """Paths in the folder for one picture's results; where one is taken, all of them get the same number, from 2."""
-        paths = [self._folder / name for name in names]
-        number = 2
-        while any(_keys(path) & self._taken for path in paths) or len(set(paths)) < len(paths):
-            paths = [self._folder / _with_number(name, number) for name in names]
-            number += 1
-        self._taken |= {key for path in paths for key in _keys(path)}
-        return paths
+        """Paths in the folder for one picture's results; where one is taken, all of them get the same number, from 2.
+
+        Names that are alike get the numbers after it.
+        """
+        number = next(number for number in count(1) if all(self._is_free(name, number) for name in names))
+        return [self._claim_one(name, number) for name in names]
+
+    def _claim_one(self, name: str, first: int) -> Path:
+        number = next(number for number in count(first) if self._is_free(name, number))
+        path = self._folder / _with_number(name, number)
+        self._taken |= _keys(path)
+        return path
+
+    def _is_free(self, name: str, number: int) -> bool:
+        return not _keys(self._folder / _with_number(name, number)) & self._taken
 
 
 def _with_number(name: str, number: int) -> str:
+    """The name itself for 1."""
     path = Path(name)
-    return f"{path.stem}-{number}{path.suffix}"
+    return name if number == 1 else f"{path.stem}-{number}{path.suffix}"
 
 
 def _keys(path: Path) -> set[str]:

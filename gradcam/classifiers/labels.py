@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gradcam.errors import TargetError, join_names, nearest
@@ -12,7 +13,7 @@ def find_class(labels: Sequence[str], wanted: str) -> int:
 
     Raises `TargetError` for an unknown or ambiguous name, and lists the nearest.
     """
-    if wanted.strip().lstrip("+-").isdigit():
+    if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
         return _check_index(int(wanted), len(labels))
     name = _simplify(wanted.removeprefix("name:"))
     found = [index for index, label in enumerate(labels) if _simplify(label) == name]

@@ -72,13 +72,13 @@ def _prepare(settings: options.Settings, destination: options.Destination, image
         settings.model or DEFAULT, weights=settings.weights, device=settings.device, precision=settings.precision
     )
     layers = [find_layer(classifier.model, layer)[0] for layer in settings.layers or (classifier.layer,)]
-    classes = [[classifier.find_class(name) for name in settings.classes]] if settings.classes else None
+    classes = list(dict.fromkeys(classifier.find_class(name) for name in settings.classes))
     return _Job(
         settings=settings,
         classifier=classifier,
         layers=list(dict.fromkeys(layers)),
         methods=list(dict.fromkeys(settings.methods)),
-        target=ClassTarget(classes, top=settings.top_k, score=settings.score),
+        target=ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score),
         destination=destination,
         names=OutputNames(destination.folder, images),
     )
@@ -128,7 +128,7 @@ class _Job:
             paths = [self.destination.file]
         else:
             paths = self.names.claim([self._name(image, explanation, k) for explanation, k in entries])
-        self.destination.folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(self.destination.folder)
         for (explanation, k), path in zip(entries, paths):
             picture = explanation.overlay(0, k, alpha=self.settings.alpha, colormap=self.settings.colormap)
             write_image(path, picture)
@@ -159,6 +159,13 @@ class _Job:
         )
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
+
+
 def _class_index(explanation: PictureExplanation, k: int) -> int:
     if explanation.classes is None:
         raise GradcamError("A function of the output has no class to name.")
@@ -169,7 +176,8 @@ def _describe(image: Path, error: Exception) -> str:
     """One line that names the picture and the reason."""
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = str(error) or type(error).__name__
     if not isinstance(error, GradcamError):
         reason = f"{type(error).__name__}: {reason} (GRADCAM_TRACEBACK=1 shows where)"
-    return reason if reason.startswith(str(image)) else f"{image}: {reason}"
+    named = reason if reason.startswith(f"{image}: ") else f"{image}: {reason}"
+    return " ".join(named.split())

@@ -1,0 +1,153 @@
+"""What the README says: its Python runs, its commands run, its table of migration holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+import gradcam
+from gradcam.cli import cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    shutil.copytree(ROOT / "assets", tmp_path / "assets")
+    shutil.copy(ROOT / "assets/coffee.jpg", tmp_path / "photo.jpg")
+    shutil.copy(ROOT / "assets/camera.png", tmp_path / "other.png")
+    with contextlib.chdir(tmp_path) if hasattr(contextlib, "chdir") else _in_folder(tmp_path):
+        yield tmp_path
+
+
+@contextlib.contextmanager
+def _in_folder(path: Path) -> Any:
+    before = Path.cwd()
+    os.chdir(path)
+    yield
+    os.chdir(before)
+
+
+def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
+    names: dict[str, Any] = {}
+    for language, code in BLOCKS:
+        if language == "python":
+            exec(compile(code, "README.md", "exec"), names)
+    assert torch.allclose(names["maps"], gradcam.explain(names["model"], names["images"], "layer4", target=281).maps[:, 0])
+    written = gradcam.read_image(folder / "overlay.png")
+    assert np.array_equal(written, names["explanation"].overlay(0))
+    assert np.array_equal(written, names["picture"])
+
+
+def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [line for language, code in BLOCKS if language == "bash" for line in code.splitlines()]
+    own = [shlex.split(line)[1:] for line in commands if line.startswith("gradcam ")]
+    assert len(own) >= 5
+    for arguments in own:
+        assert cli.main(arguments, standalone_mode=False) == 0
+    assert (folder / "panda.jpg").exists()
+    assert len(list((folder / "explained").iterdir())) == 6
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_screen_shows_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = next(code for language, code in BLOCKS if language == "text")
+    cli.main(["run", "assets/cat_and_espresso.jpg", "--layer", "layer4", "--device", "cpu"], standalone_mode=False)
+
+    def without_time(text: str) -> str:
+        return re.sub(r"\d+\.\d s", "T s", text).strip()
+
+    assert without_time(capsys.readouterr().out) == without_time(shown)
+
+
+class TestMigration:
+    """Each row of the table for people who come from pytorch-grad-cam."""
+
+    model = torchvision.models.resnet18(weights=None).eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+    def test_every_row_is_covered(self) -> None:
+        table = README.split("## Coming from pytorch-grad-cam")[1].split("## ")[0]
+        rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+        assert len(rows) == 13  # add a test below when you add a row
+
+    def test_constructor_and_call(self) -> None:
+        explanation = gradcam.explain(self.model, self.images, self.model.layer4[-1])
+        assert explanation.layer == "layer4.1"
+        assert explanation.heatmaps[0, 0].numpy().shape == (64, 64)
+
+    def test_targets(self) -> None:
+        def maps(target: Any) -> torch.Tensor:
+            return gradcam.explain(self.model, self.images, "layer4", target=target).maps
+
+        top = self.model(self.images).argmax(1).tolist()
+        assert torch.equal(maps(None), maps(top))
+        assert torch.equal(maps(281), maps([281, 281]))
+        torch.testing.assert_close(maps([[281, 282], [281, 282]])[:, 1:], maps(282))
+        difference = gradcam.explain(self.model, self.images, "layer4", target=lambda output: output[:, 281] - output[:, 282])
+        assert difference.scores[0, 0] == pytest.approx((difference.output[0, 281] - difference.output[0, 282]).item())
+        with pytest.raises(gradcam.GradcamError):
+            maps([281])  # there: a silent zero map for the second image
+
+    def test_one_image_and_a_list_of_one(self) -> None:
+        one = self.images[:1]
+        assert torch.equal(
+            gradcam.explain(self.model, one, "layer4", target=[281]).maps,
+            gradcam.explain(self.model, one, "layer4", target=281).maps,
+        )
+
+    def test_several_layers_and_their_average(self) -> None:
+        explained = gradcam.compare(self.model, self.images, layers=["layer3", "layer4"], methods=["gradcam"])
+        average = torch.stack([explanation.heatmaps for explanation in explained.values()]).mean(0)
+        single = gradcam.explain(self.model, self.images, "layer3").heatmaps
+        torch.testing.assert_close(2 * average - explained["layer4", "gradcam"].heatmaps, single, rtol=1e-4, atol=1e-5)
+
+    def test_no_reshape_transform(self) -> None:
+        swin = torchvision.models.swin_t(weights=None).eval()
+        images = torch.randn(1, 3, 64, 64)
+        last = gradcam.explain(swin, images, "features.7")  # channels last
+        first = gradcam.explain(swin, images, "permute")  # the same, behind the norm, channels first
+        assert last.maps.shape == first.maps.shape == (1, 1, 2, 2)
+
+    def test_overlay(self) -> None:
+        rgb = np.full((64, 64, 3), 200, np.uint8)
+        heatmap = gradcam.explain(self.model, self.images, "layer4").heatmaps[0, 0]
+        assert gradcam.overlay(rgb, heatmap).dtype == np.uint8
+
+    def test_normalisation_and_what_theirs_is(self) -> None:
+        from importlib.util import find_spec
+
+        many = gradcam.explain(self.model, self.images, "layer4", target=[list(range(20))] * 2)
+        classes = many.maps.flatten(2).amax(2).argmax(1).tolist()  # with untrained weights many maps are blank
+        explanation = gradcam.explain(self.model, self.images, "layer4", target=classes)
+        assert explanation.heatmaps.amax((2, 3)).unique().tolist() == [1.0]
+        if find_spec("pytorch_grad_cam") is None:
+            pytest.skip("pip install grad-cam to compare with it")
+        from pytorch_grad_cam import GradCAM
+        from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+        # At the layer's own size, so that their corner-aligned resizing has no part in it.
+        with GradCAM(model=self.model, target_layers=[self.model.layer4]) as cam:
+            cam.get_target_width_height = lambda images: None
+            theirs = cam(self.images, targets=[ClassifierOutputTarget(index) for index in classes])
+        for m, expected in zip(explanation.maps[:, 0], theirs):
+            np.testing.assert_allclose((m - m.min()) / (m.max() - m.min()), expected, atol=1e-4)
+
+    def test_the_model_is_left_as_it_was_and_its_output_is_kept(self) -> None:
+        model = torchvision.models.resnet18(weights=None).train()
+        explanation = gradcam.explain(model, self.images, "layer4")
+        assert model.training
+        assert all(parameter.grad is None for parameter in model.parameters())
+        torch.testing.assert_close(explanation.output, model.eval()(self.images))
