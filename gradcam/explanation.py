@@ -158,7 +158,7 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
                 raise no_dependence([layer])
             _check_finite(gradient, f"The gradients at layer '{layer}' are")
             on_grid = _at_least_float32(_gradient_to_grid(layouts[layer], gradient))
-            if on_grid.any():
+            if layer in blind and on_grid.any():
                 blind.discard(layer)
             for method in methods:
                 maps[layer, method.name].append(method.compute(grids[layer], on_grid).relu().float())
@@ -169,7 +169,7 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
 
 def _find_grid(layer: str, activations: Tensor, batch: Batch) -> Layout:
     layout = find_layout(activations.shape, batch.size)
-    if len(activations) != batch.images:
+    if activations.shape[:1] != (batch.images,):
         raise LayerError(
             f"Layer '{layer}' gives {tuple(activations.shape)} for {batch.images} image(s): its rows are not the images, "
             "so that no map can be assigned to one. Choose a layer outside the part that folds the batch."
@@ -193,7 +193,8 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def _check_finite(tensor: Tensor, what: str) -> Tensor:
-    if not tensor.isfinite().all():
+    # The sum is read in one go, and is not finite if a value is not; where it overflows by itself, a second look decides.
+    if not tensor.sum().isfinite() and not tensor.isfinite().all():
         kind = "NaN" if tensor.isnan().any() else "infinite"
         hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
         raise ModelError(f"{what} {kind} in places: look for NaN in the input and in the weights.{hint}")

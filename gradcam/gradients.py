@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,20 +41,18 @@ def _scaled_backward(values: Tensor, inputs: Sequence[Tensor], directions: Tenso
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
     if len(directions) > 1:
-        try:
-            return list(_vector_jacobian(values, inputs, directions, batched=True))
-        except RuntimeError:
-            pass  # an operation that cannot be batched; where the cause is another, the loop will raise it again
-    rows = [_vector_jacobian(values, inputs, direction, batched=False) for direction in directions]
+        with contextlib.suppress(RuntimeError):  # an operation that cannot be batched, or the loop raises it again
+            return list(_gradients(values, inputs, grad_outputs=directions, is_grads_batched=True))
+    rows = []
+    for direction in directions:
+        with torch.enable_grad():
+            value = (values * direction).sum()  # a scalar: given `grad_outputs`, autograd first imports all of sympy
+        rows.append(_gradients(value, inputs))
     return [None if row[0] is None else torch.stack(row) for row in zip(*rows)]
 
 
-def _vector_jacobian(
-    values: Tensor, inputs: Sequence[Tensor], direction: Tensor, *, batched: bool
-) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(
-        values, inputs, direction, retain_graph=True, allow_unused=True, is_grads_batched=batched
-    )
+def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(values, inputs, retain_graph=True, allow_unused=True, **options)
 
 
 def require_recording(scores: Tensor, layers: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,7 @@ def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
     return maps.clamp(min=0).contiguous()
 
 
+@functools.lru_cache(maxsize=64)
 def _cubic_weights(cells: int, length: int) -> Tensor:
     """The matrix (length, cells) of one axis's interpolation.
 

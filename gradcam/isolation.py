@@ -45,7 +45,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Every module of `model` in evaluation mode; afterwards each has its own flag again."""
     with _lock:
-        modules = [module for module in model.modules() if module.training or module in _held_flags]
+        modules = [module for module in model.modules() if module.training or (_held_flags and module in _held_flags)]
         for module in modules:
             _held_flags.setdefault(module, _HeldFlag(module.training)).holders += 1
             module.training = False
@@ -83,7 +83,7 @@ def eager_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 @contextlib.contextmanager
@@ -100,6 +100,7 @@ def _random_state(model: nn.Module) -> Iterator[None]:
 
 
 def _generators(model: nn.Module) -> list[torch.Generator]:
-    devices = {parameter.device for parameter in model.parameters()}
-    on_cuda = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
-    return [torch.default_generator, *on_cuda]
+    if not torch.cuda.is_initialized():
+        return [torch.default_generator]
+    indices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    return [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules ca
 def unwrap(model: Any) -> nn.Module:
     """The Python module inside `DataParallel`, `DistributedDataParallel` and `torch.compile`.
 
-    Raises `ModelError` for what is no module, for TorchScript, and for parameters made in inference mode.
+    Raises `ModelError` for what is no module, and for TorchScript.
     """
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
@@ -33,11 +34,6 @@ def unwrap(model: Any) -> nn.Module:
         raise ModelError(
             f"The model is {type(model).__name__}, expected a torch.nn.Module: "
             "wrap a function in one, and pass the module itself, not torch.vmap of it."
-        )
-    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
-        raise ModelError(
-            "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
-            "build or load it outside that mode."
         )
     return model
 
@@ -52,11 +48,11 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
         return _find_module(model, layer)
     if not isinstance(layer, str):
         raise LayerError(f"The layer is {layer!r}, expected a dotted name such as 'layer4', or a module of the model.")
-    modules = dict(model.named_modules())
-    modules.pop("")
     for name in (layer, _without_wrappers(layer)):
-        if name in modules:
-            return name, _compiled_from(modules[name])
+        with contextlib.suppress(AttributeError):
+            if name:
+                return name, _compiled_from(model.get_submodule(name))
+    modules = {name: module for name, module in model.named_modules() if name}
     by_plain_name = {_without_wrappers(name): name for name in modules}
     if layer in by_plain_name:
         return by_plain_name[layer], _compiled_from(modules[by_plain_name[layer]])

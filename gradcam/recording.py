@@ -20,6 +20,19 @@ from gradcam.target_layer import TargetLayer
 from gradcam.targets import compute_scores
 
 
+# What PyTorch says when recording behind a layer fails for reasons that lie before the call, and what is the matter then.
+KNOWN_FAILURES = {
+    "BackwardHookFunction": (
+        "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch forbids "
+        "(pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
+    ),
+    "Inference tensors cannot be saved for backward": (
+        "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
+        "build or load it outside that mode."
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Batch:
     """The model's arguments, how many images they hold, and of which size: (H,W) or (D,H,W)."""
@@ -84,12 +97,10 @@ def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     try:
         return model(*args, **kwargs)
     except RuntimeError as error:
-        if "BackwardHookFunction" not in str(error):
-            raise
-        raise ModelError(
-            "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
-            "forbids (pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
-        ) from error
+        for part, explanation in KNOWN_FAILURES.items():
+            if part in str(error):
+                raise ModelError(explanation) from error
+        raise
 
 
 def _outside_inference_mode(tensor: Tensor) -> Tensor:

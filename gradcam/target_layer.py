@@ -119,18 +119,16 @@ class TargetLayer:
         return self._gradients
 
     def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        is_next_pass = (
-            self._gradients is not None
-        )  # a pass after a backward pass; without one between, it is a second run
+        # A run after a backward pass begins a new forward pass; without one between, the layer ran twice in the same.
+        is_next_pass = self._gradients is not None
         self._runs = 1 if is_next_pass else self._runs + 1
         self._gradients = None
         tensor = first_floating(output)
         if tensor is None or self._runs > 1:
             return None
         _refuse_vmap(tensor)
-        is_shared = _shares_storage(
-            tensor, (args, kwargs)
-        )  # Dropout in eval, Identity: a later change in place would spoil it
+        # Dropout in evaluation mode and Identity return their input, which may be changed in place later.
+        is_shared = _shares_storage(tensor, (args, kwargs))
         torch.set_grad_enabled(True)
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
             self._activations = tensor.clone() if is_shared else tensor

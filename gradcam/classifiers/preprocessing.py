@@ -28,8 +28,8 @@ class CentreCrop:
         """An RGB picture, uint8 (H,W,3), as float32 (3,size,size)."""
         height, width = check_pixels(image).shape[:2]
         top, left, box_height, box_width = self._box(height, width)
-        # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, to the
-        # last bit, but a picture of 2000 x 3 is not blown up to millions of pixels first.
+        # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, up to
+        # rounding to 8 bits, but a picture of 2000 x 3 is not blown up to millions of pixels first.
         box = (left, top, left + box_width, top + box_height)
         resized = Image.fromarray(image).resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
         values = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div_(255)
