@@ -158,7 +158,7 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
                 raise no_dependence([layer])
             _check_finite(gradient, f"The gradients at layer '{layer}' are")
             on_grid = _at_least_float32(_gradient_to_grid(layouts[layer], gradient))
-            if layer in blind and on_grid.any():
+            if layer in blind and on_grid.count_nonzero() > 0:
                 blind.discard(layer)
             for method in methods:
                 maps[layer, method.name].append(method.compute(grids[layer], on_grid).relu().float())

@@ -15,17 +15,15 @@ def to_heatmaps(maps: Tensor, size: Sequence[int]) -> Tensor:
 
     The minimum is not subtracted: zero keeps meaning "no evidence", and a blank map stays zero.
     """
-    return normalise(resize(maps, size))
+    heatmaps = resize(maps, size)
+    return heatmaps.div_(_divisors(heatmaps))  # in place: many classes make this the largest tensor of all
 
 
 def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero."""
-    if tuple(maps.shape[2:]) == tuple(size):
-        return maps
-    for axis, length in enumerate(size, start=2):
-        weights = _cubic_weights(maps.shape[axis], length).to(maps)
-        maps = torch.tensordot(maps, weights, dims=([axis], [1])).movedim(-1, axis)
-    return maps.clamp(min=0).contiguous()
+    for length in size:  # each turn takes the first axis of the grid away and puts the new one behind the last
+        maps = torch.tensordot(maps, _cubic_weights(maps.shape[2], length).to(maps), dims=([2], [1]))
+    return maps.clamp_(min=0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -39,7 +37,7 @@ def _cubic_weights(cells: int, length: int) -> Tensor:
     return F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)[0, 0]
 
 
-def normalise(heatmaps: Tensor) -> Tensor:
-    """Each (n,k) divided by its own maximum; a blank one stays zero."""
+def _divisors(heatmaps: Tensor) -> Tensor:
+    """The maximum of each map, ready to divide by: 1 where it is zero."""
     largest = heatmaps.flatten(2).amax(2).reshape(*heatmaps.shape[:2], *[1] * (heatmaps.ndim - 2))
-    return torch.where(largest > 0, heatmaps / largest, 0.0)
+    return torch.where(largest > 0, largest, 1.0)

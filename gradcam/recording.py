@@ -19,12 +19,11 @@ from gradcam.quantised import straight_through
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import compute_scores
 
-
 # What PyTorch says when recording behind a layer fails for reasons that lie before the call, and what is the matter then.
 KNOWN_FAILURES = {
     "BackwardHookFunction": (
-        "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch forbids "
-        "(pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
+        "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
+        "forbids (pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
     ),
     "Inference tensors cannot be saved for backward": (
         "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "

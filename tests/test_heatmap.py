@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradcam.heatmap import normalise, resize, to_heatmaps
+from gradcam.heatmap import resize, to_heatmaps
 from tests import oracles
 
 
@@ -34,7 +34,7 @@ def test_a_cell_lies_where_its_pixels_are() -> None:
 def test_each_map_is_divided_by_its_own_maximum_and_the_minimum_stays() -> None:
     maps = torch.tensor([[[[1.0, 2.0]], [[5.0, 10.0]]], [[[0.0, 0.0]], [[0.25, 0.5]]]])
     expected = torch.tensor([[[[0.5, 1.0]], [[0.5, 1.0]]], [[[0.0, 0.0]], [[0.5, 1.0]]]])
-    assert torch.equal(normalise(maps), expected)
+    assert torch.equal(to_heatmaps(maps, (1, 2)), expected)
 
 
 def test_the_overshoot_of_the_cubic_is_cut_off_below_and_rescaled_above() -> None:

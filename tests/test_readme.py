@@ -45,7 +45,9 @@ def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
     for language, code in BLOCKS:
         if language == "python":
             exec(compile(code, "README.md", "exec"), names)
-    assert torch.allclose(names["maps"], gradcam.explain(names["model"], names["images"], "layer4", target=281).maps[:, 0])
+    assert torch.allclose(
+        names["maps"], gradcam.explain(names["model"], names["images"], "layer4", target=281).maps[:, 0]
+    )
     written = gradcam.read_image(folder / "overlay.png")
     assert np.array_equal(written, names["explanation"].overlay(0))
     assert np.array_equal(written, names["picture"])
@@ -96,7 +98,9 @@ class TestMigration:
         assert torch.equal(maps(None), maps(top))
         assert torch.equal(maps(281), maps([281, 281]))
         torch.testing.assert_close(maps([[281, 282], [281, 282]])[:, 1:], maps(282))
-        difference = gradcam.explain(self.model, self.images, "layer4", target=lambda output: output[:, 281] - output[:, 282])
+        difference = gradcam.explain(
+            self.model, self.images, "layer4", target=lambda output: output[:, 281] - output[:, 282]
+        )
         assert difference.scores[0, 0] == pytest.approx((difference.output[0, 281] - difference.output[0, 282]).item())
         with pytest.raises(gradcam.GradcamError):
             maps([281])  # there: a silent zero map for the second image

@@ -1,0 +1,705 @@
+"""The command `gradcam`: what it writes, what it says, and the status that it ends with."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam.cli import main
+from gradcam.cli.terminal import Result, format_result
+from gradcam.records import Explained, Prediction, Record
+
+Photo = Callable[[str], Path]
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and pipes are others here")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command runs, empty."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def gradcam_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """`gradcam ...` in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["gradcam", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(int(caught.value.code or 0), captured.out, captured.err)
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def run(gradcam_command: Command) -> Command:
+    """`gradcam run ...` on the processor."""
+    return lambda *arguments: gradcam_command("run", "--device", "cpu", *arguments)
+
+
+@pytest.fixture
+def small(tmp_path: Path, photo: Photo) -> Photo:
+    """A photograph at half its width and height, as a PNG file in another folder than the one the command runs in."""
+
+    def shrink(name: str) -> Path:
+        path = tmp_path / "photos" / Path(name).with_suffix(".png").name
+        path.parent.mkdir(exist_ok=True)
+        Image.open(photo(name)).convert("RGB").reduce(2).save(path)
+        return path
+
+    return shrink
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def records(outcome: Outcome) -> list[dict[str, object]]:
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+# What is written
+
+
+def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder: Path, photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    outcome = run(path)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["cat_and_espresso-gradcam.png"]
+    overlay, picture = pixels(folder / "cat_and_espresso-gradcam.png"), pixels(path)
+    seen = np.zeros(picture.shape[:2], dtype=bool)
+    seen[40:600, 120:680] = True  # what the network sees of 800 x 640
+    np.testing.assert_array_equal(overlay[~seen], picture[~seen])
+    assert (overlay[seen] != picture[seen]).any(axis=1).mean() > 0.2
+
+
+def test_the_overlay_is_the_one_that_python_gives(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("koala.webp")
+    assert run(path, "-c", "macaw", "--alpha", 0.7, "--colormap", "jet", "-l", "layer3").status == 0
+    explanation = classifier.explain(path, "layer3", target="macaw")
+    expected = explanation.overlay(alpha=0.7, colormap="jet")
+    np.testing.assert_array_equal(pixels(folder / "koala-gradcam.png"), expected)
+
+
+def test_the_defaults_are_those_of_python(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("chelsea.jpg")
+    run(path)
+    np.testing.assert_array_equal(pixels(folder / "chelsea-gradcam.png"), classifier.explain(path).overlay())
+
+
+def test_several_pictures_get_an_overlay_each(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    paths = [small("coffee.jpg"), small("rocket.jpg"), small("camera.png")]
+    assert run(*paths).status == 0
+    assert files(folder) == ["camera-gradcam.png", "coffee-gradcam.png", "rocket-gradcam.png"]
+    for path in paths:
+        expected = classifier.explain(path).overlay()
+        np.testing.assert_array_equal(pixels(folder / f"{path.stem}-gradcam.png"), expected)
+
+
+def test_two_pictures_of_one_stem_get_an_overlay_each(
+    run: Command, folder: Path, small: Photo, tmp_path: Path, classifier: gradcam.Classifier
+) -> None:
+    first, second = tmp_path / "one" / "a.png", tmp_path / "two" / "a.png"
+    for path, name in ((first, "coffee.jpg"), (second, "koala.webp")):
+        path.parent.mkdir()
+        small(name).rename(path)
+    assert run(first, second).status == 0
+    assert files(folder) == ["a-gradcam-2.png", "a-gradcam.png"]
+    for path, name in ((first, "a-gradcam.png"), (second, "a-gradcam-2.png")):
+        np.testing.assert_array_equal(pixels(folder / name), classifier.explain(path).overlay())
+
+
+def test_an_input_with_the_name_of_an_output_stays(run: Command, folder: Path, small: Photo) -> None:
+    path, other = folder / "a.png", folder / "a-gradcam.png"
+    small("coffee.jpg").rename(path)
+    small("koala.webp").rename(other)
+    before = other.read_bytes()
+    assert run("a.png", "a-gradcam.png").status == 0
+    assert other.read_bytes() == before
+    assert files(folder) == ["a-gradcam-2.png", "a-gradcam-gradcam.png", "a-gradcam.png", "a.png"]
+
+
+def test_one_picture_given_twice_gets_two_overlays(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    assert run(path, path).status == 0
+    assert files(folder) == ["coffee-gradcam-2.png", "coffee-gradcam.png"]
+
+
+def test_several_classes_are_in_the_names(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "--class", "espresso", "-c", "SOUP_bowl", "-c", "968", "-c", "name:koala")
+    assert outcome.status == 0
+    assert files(folder) == [
+        "coffee-gradcam-105-koala.png",
+        "coffee-gradcam-809-soup_bowl.png",
+        "coffee-gradcam-967-espresso.png",
+        "coffee-gradcam-968-cup.png",
+    ]
+
+
+def test_a_class_given_twice_is_explained_once(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-c", "espresso", "-c", "967", "--json")
+    assert outcome.status == 0
+    assert [entry["index"] for entry in records(outcome)[0]["explained"]] == [967]
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+def test_the_top_classes_are_in_the_names(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "--top-k", 3, "--json")
+    top = classifier.explain(path).output[0].argsort(descending=True)[:3].tolist()
+    names = [f"coffee-gradcam-{index}-{classifier.labels[index].replace(' ', '_')}.png" for index in top]
+    assert [entry["overlay"] for entry in records(outcome)[0]["explained"]] == names
+    assert files(folder) == sorted(names)
+
+
+def test_several_layers_are_in_the_names(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "-l", "layer4", "--layer", "layer3.5.depthwise", "-l", "layer4", "-c", "espresso", "-c", "cup")
+    assert outcome.status == 0
+    expected = {
+        f"coffee-gradcam-{index}-{label}-{layer}.png": classifier.explain(path, layer, target=index).overlay()
+        for index, label in ((967, "espresso"), (968, "cup"))
+        for layer in ("layer4", "layer3.5.depthwise")
+    }
+    assert files(folder) == sorted(expected)
+    for name, picture in expected.items():
+        assert abs(pixels(folder / name).astype(int) - picture).max() <= 2  # another number of maps at a time
+
+
+@pytest.mark.parametrize("output", ["out.png", "out.JPG", "out.webp", "new/folder/out.tiff"])
+def test_an_output_with_a_pictures_suffix_is_a_file(run: Command, folder: Path, small: Photo, output: str) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "-o", output, "--json")
+    assert outcome.status == 0
+    assert files(folder) == [output]
+    assert records(outcome)[0]["explained"][0]["overlay"] == output
+    assert pixels(folder / output).shape == pixels(path).shape
+
+
+@pytest.mark.parametrize("output", ["out", "new/folder", "v1.2", "out/", "existing.png"])
+def test_any_other_output_is_a_folder(run: Command, folder: Path, small: Photo, output: str) -> None:
+    (folder / "existing.png").mkdir()
+    outcome = run(small("coffee.jpg"), "--output", output, "--json")
+    assert outcome.status == 0
+    name = str(Path(output) / "coffee-gradcam.png")
+    assert files(folder) == [name]
+    assert records(outcome)[0]["explained"][0]["overlay"] == name
+
+
+def test_an_output_of_an_earlier_run_is_replaced(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    for _ in range(2):
+        assert run(path, "-o", "out.png").status == 0
+        assert run(path, "-o", ".").status == 0
+    assert files(folder) == ["coffee-gradcam.png", "out.png"]
+
+
+@pytest.mark.parametrize("output", ["a.png", "link.png", "../here/a.png", "{folder}/a.png"])
+def test_the_picture_is_never_its_own_output(run: Command, folder: Path, small: Photo, output: str) -> None:
+    small("coffee.jpg").rename(folder / "a.png")
+    (folder / "link.png").symlink_to("a.png")
+    before = (folder / "a.png").read_bytes()
+    outcome = run("a.png", "-o", output.format(folder=folder))
+    assert outcome.status == 2
+    assert "never overwritten" in outcome.err
+    assert (folder / "a.png").read_bytes() == before
+    assert (folder / "link.png").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "options", [["-c", "koala", "-c", "cup"], ["-l", "layer3", "-l", "layer4"], ["--top-k", "2"], None]
+)
+def test_several_results_do_not_fit_into_one_file(
+    run: Command, folder: Path, small: Photo, options: list[str] | None
+) -> None:
+    more = [small("koala.webp")] if options is None else options
+    outcome = run(small("coffee.jpg"), "-o", "out.png", *more)
+    assert outcome.status == 2
+    assert "give a folder to --output" in outcome.err
+    assert files(folder) == []
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", "layer5"], "Nearest: .*'layer4'"),
+        (["-l", ""], "Nearest: .*'layer4'"),
+        (["-l", "layer4", "-l", "layerX"], "no layer 'layerX'"),
+        (["-c", "koalla"], "nearest: 'koala'"),
+        (["-c", "koala", "-c", "1000"], "0 to 999"),
+        (["-c", "-1"], "0 to 999"),
+        (["-c", "cardigan"], r"264 \(Cardigan\), 474 \(cardigan\)"),
+        (["--method", "gradcm"], "'--method': 'gradcm' is not .*gradcam"),
+        (["-m", "efficientnet"], "Nearest: 'efficientnet_lite0'"),
+        (["--device", "gpu"], "choose auto, cpu, cuda, cuda:N or mps"),
+        (["--device", "cuda:99"], "There is no device 'cuda:99' here"),
+        (["--precision", "fp64"], "'--precision': 'fp64' is not one of"),
+        (["--score", "softmax"], "'--score': 'softmax' is not one of"),
+        (["--colormap", "turb"], "Nearest: 'turbo'"),
+        (["--alpha", "1.5"], "'--alpha': 1.5 is not in the range"),
+        (["--top-k", "0"], "'--top-k': 0 is not in the range"),
+        (["--weights", "missing.safetensors"], "'missing.safetensors' does not exist"),
+        (["--weights", "{picture}"], "cannot be read as safetensors"),
+        (["-o", "out.gif"], r"out\.gif: pictures are written as \.bmp, "),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_written(
+    run: Command, folder: Path, small: Photo, options: list[str], message: str
+) -> None:
+    picture = small("coffee.jpg")
+    arguments = [option.format(picture=picture) for option in options]
+    for kind in ([], ["--json"]):
+        outcome = run(picture, "-o", "new", *arguments, *kind)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert re.search(message, " ".join(outcome.err.split()))
+        assert "Traceback" not in outcome.err
+    assert list(folder.iterdir()) == []
+
+
+def test_a_missing_picture_argument_is_wrong_usage(run: Command) -> None:
+    outcome = run()
+    assert outcome.status == 2
+    assert "Missing argument 'IMAGE...'" in outcome.err
+
+
+def test_an_unknown_command_is_wrong_usage(gradcam_command: Command) -> None:
+    outcome = gradcam_command("rum")
+    assert outcome.status == 2
+    assert "rum" in outcome.err
+
+
+# What goes wrong
+
+
+def test_a_broken_picture_does_not_stop_the_others(run: Command, folder: Path, small: Photo, tmp_path: Path) -> None:
+    broken, missing = tmp_path / "broken  one.png", tmp_path / "missing.jpg"
+    broken.write_bytes(b"no picture")
+    outcome = run(small("coffee.jpg"), broken, missing, small("koala.webp"))
+    assert outcome.status == 1
+    assert files(folder) == ["coffee-gradcam.png", "koala-gradcam.png"]
+    assert outcome.err.splitlines() == [
+        f"{tmp_path / 'broken one.png'}: is not a picture in a format that can be read",
+        f"{missing}: does not exist",
+    ]
+    assert "coffee.png" in outcome.out
+    assert "koala.png" in outcome.out
+    assert "broken" not in outcome.out
+
+
+def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run("missing.jpg", small("coffee.jpg"), "--json")
+    assert outcome.status == 1
+    failed, done = records(outcome)
+    assert failed == {
+        "schema": 1,
+        "image": "missing.jpg",
+        "status": "failed",
+        "error": "missing.jpg: does not exist",
+        "model": "efficientnet_lite0",
+        "predictions": [],
+        "explained": [],
+    }
+    assert (done["status"], len(done["explained"])) == ("ok", 1)
+    assert outcome.err == "missing.jpg: does not exist\n"
+
+
+def test_a_broken_picture_is_named_when_quiet(run: Command, folder: Path) -> None:
+    outcome = run("missing.jpg", "--quiet")
+    assert (outcome.status, outcome.out, outcome.err) == (1, "", "missing.jpg: does not exist\n")
+
+
+def test_an_overlay_that_cannot_be_written_is_named(run: Command, folder: Path, small: Photo) -> None:
+    (folder / "coffee-gradcam.png").mkdir()
+    path = small("coffee.jpg")
+    outcome = run(path, small("koala.webp"))
+    assert outcome.status == 1
+    assert outcome.err == f"{path}: coffee-gradcam.png: cannot be written (Is a directory)\n"
+    assert files(folder) == ["koala-gradcam.png"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(run: Command, folder: Path, small: Photo) -> None:
+    (folder / "out").touch()
+    path = small("coffee.jpg")
+    outcome = run(path, "-o", "out", "--json")
+    assert outcome.status == 1
+    assert records(outcome)[0]["error"].startswith(f"{path}: out: cannot be made a folder (File exists)")
+    assert files(folder) == ["out"]
+
+
+def test_a_layer_without_a_grid_is_an_error_of_the_picture(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-l", "head.2")
+    assert outcome.status == 1
+    assert "no spatial grid" in outcome.err
+    assert files(folder) == []
+
+
+def test_a_bug_is_named_and_does_not_stop_the_others(
+    run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small("coffee.jpg")
+
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("a bug\nin two lines")
+
+    monkeypatch.setattr(gradcam.Classifier, "batch", fail)
+    outcome = run(path, path)
+    assert outcome.status == 1
+    line = f"{path}: ZeroDivisionError: a bug in two lines (GRADCAM_TRACEBACK=1 shows where)"
+    assert outcome.err.splitlines() == [line, line]
+
+
+def test_tracebacks_are_shown_when_wanted(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in run("missing.jpg").err
+    assert "Traceback" not in run(small("coffee.jpg"), "-l", "layer5").err
+    monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
+    for arguments in (["missing.jpg"], [small("coffee.jpg"), "-l", "layer5"]):
+        err = run(*arguments).err
+        assert "Traceback (most recent call last):" in err
+        assert "gradcam.errors." in err
+
+
+def test_opencv_that_wants_a_screen_is_an_error_of_one_line(
+    run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = small("coffee.jpg")
+    for name in ("cv2", "gradcam.opencv", "gradcam.drawing"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "cv2", None)  # what makes its import fail
+    outcome = run(picture)
+    assert (outcome.status, outcome.out, files(folder)) == (2, "", [])
+    assert "opencv-python-headless" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+# What is said
+
+
+def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Path, photo: Photo) -> None:
+    lines = run(photo("cat_and_espresso.jpg"), "-c", "espresso").out.splitlines()
+    assert lines[0].startswith("cat_and_espresso.jpg   800 x 640   efficientnet_lite0 on cpu   ")
+    assert lines[0].endswith(" s")
+    assert lines[2].startswith("  Egyptian cat   285    58 %   █████████████")
+    assert len([line for line in lines if re.search(r"   \d+   +(< )?\d+ %   ", line)]) == 5
+    assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam.png" in lines
+    assert "  The network saw the central 61 % of the picture, 560 x 560 pixels." in lines
+
+
+def test_colour_is_for_terminals_only(run: Command, photo: Photo) -> None:
+    assert "\x1b" not in run(photo("macaw.webp"), "-c", "koala").out
+
+
+def test_a_blank_map_is_no_positive_evidence(run: Command, folder: Path, photo: Photo) -> None:
+    outcome = run(photo("macaw.webp"), "-c", "koala", "-c", "macaw")
+    lines = outcome.out.splitlines()
+    assert outcome.status == 0
+    assert "  koala at layer4 (7 x 7)  no positive evidence  →  macaw-gradcam-105-koala.png" in lines
+    assert "  macaw at layer4 (7 x 7)  →  macaw-gradcam-88-macaw.png" in lines
+    np.testing.assert_array_equal(pixels(folder / "macaw-gradcam-105-koala.png"), pixels(photo("macaw.webp")))
+
+
+def test_a_blank_map_is_marked_in_the_record(run: Command, photo: Photo) -> None:
+    (record,) = records(run(photo("macaw.webp"), "-c", "koala", "-c", "macaw", "--json"))
+    assert [entry["blank"] for entry in record["explained"]] == [True, False]
+
+
+def test_quiet_prints_nothing(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-q")
+    assert outcome == Outcome(0, "", "")
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+def test_json_is_one_record_per_picture_and_nothing_else(run: Command, small: Photo, folder: Path) -> None:
+    paths = [small("coffee.jpg"), small("koala.webp")]
+    outcome = run(*paths, "--json", "--top-k", 2)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.count("\n") == 2
+    for path, record in zip(paths, records(outcome)):
+        assert list(record) == ["schema", "image", "status", "error", "model", "predictions", "explained"]
+        assert (record["schema"], record["image"], record["status"], record["error"]) == (1, str(path), "ok", None)
+        assert [list(entry) for entry in record["predictions"]] == [["index", "label", "probability"]] * 5
+        keys = ["index", "label", "score", "layer", "method", "overlay", "blank"]
+        assert [list(entry) for entry in record["explained"]] == [keys] * 2
+
+
+def test_the_record_has_the_numbers_of_the_network(run: Command, small: Photo, classifier: gradcam.Classifier) -> None:
+    path = small("lemur.webp")
+    (record,) = records(run(path, "--json", "--top-k", 2))
+    with torch.no_grad():
+        logits = classifier.model(classifier.batch([gradcam.read_image(path)]))[0].double()
+    chances = (logits.exp() / logits.exp().sum()).tolist()
+    top = sorted(range(1000), key=lambda index: -chances[index])[:5]
+    assert [(entry["index"], entry["label"]) for entry in record["predictions"]] == [
+        (index, classifier.labels[index]) for index in top
+    ]
+    assert [entry["probability"] for entry in record["predictions"]] == pytest.approx(
+        [chances[i] for i in top], abs=1e-5
+    )
+    for entry, index in zip(record["explained"], top):
+        assert (entry["index"], entry["label"]) == (index, classifier.labels[index])
+        assert entry["score"] == pytest.approx(logits[index].item(), abs=1e-3)
+        assert (entry["layer"], entry["method"]) == ("layer4", "gradcam")
+
+
+def test_a_score_is_a_logit_a_probability_or_a_contrast(
+    run: Command, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("lemur.webp")
+    found = {
+        score: records(run(path, "--json", "-c", "383", "-c", "105", "--score", score))[0]
+        for score in ("logit", "probability", "contrast")
+    }
+    with torch.no_grad():
+        logits = classifier.model(classifier.batch([gradcam.read_image(path)]))[0].tolist()
+    for position, index in enumerate((383, 105)):
+        rivals = sorted((value for i, value in enumerate(logits) if i != index), reverse=True)[:5]
+        expected = {
+            "logit": logits[index],
+            "probability": np.exp(logits[index]) / np.exp(logits).sum(),
+            "contrast": logits[index] - sum(rivals) / 5,
+        }
+        for score, record in found.items():
+            assert record["explained"][position]["score"] == pytest.approx(expected[score], rel=1e-3, abs=1e-5)
+    record = found["probability"]
+    assert record["explained"][0]["score"] == pytest.approx(record["predictions"][0]["probability"], abs=1e-6)
+
+
+def test_other_weights_are_used(run: Command, small: Photo, classifier: gradcam.Classifier, tmp_path: Path) -> None:
+    weights = {name: tensor.clone() for name, tensor in classifier.model.state_dict().items()}
+    weights["head.3.bias"][0] += 100
+    safetensors.torch.save_file(weights, tmp_path / "other.safetensors")
+    (record,) = records(run(small("coffee.jpg"), "--json", "--weights", tmp_path / "other.safetensors"))
+    assert record["predictions"][0]["label"] == "tench"
+
+
+def test_the_model_and_the_precision_can_be_named(run: Command, small: Photo) -> None:
+    path = small("coffee.jpg")
+    (full,) = records(run(path, "--json", "--model", "efficientnet_lite0", "--method", "gradcam"))
+    (half,) = records(run(path, "--json", "--precision", "bf16"))
+    assert (full["model"], half["model"]) == ("efficientnet_lite0", "efficientnet_lite0")
+    ours, theirs = half["explained"][0]["score"], full["explained"][0]["score"]
+    assert ours != theirs
+    assert ours == pytest.approx(theirs, rel=0.05)
+
+
+def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Result:
+    explained = (
+        Explained(3, "cup", 1.0, "layer4", "gradcam", "a.png", blank=False),
+        Explained(4, None, 1.0, "layer4", "hirescam", "b.png", blank=True),
+    )
+    record = Record("photos/a.jpg", "net", None, (Prediction(3, "cup", share), Prediction(14, None, 0.0)), explained)
+    return Result(record, size=(10, 20), region=region, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
+
+
+@pytest.mark.parametrize(
+    ("share", "percent", "bar"),
+    [
+        (1.0, "100 %", "█" * 24),
+        (0.999, " 99 %", "█" * 24),
+        (0.5, " 50 %", "█" * 12),
+        (0.25, " 25 %", "█" * 6),
+        (0.0625, "  6 %", "█▌"),
+        (0.009, "< 1 %", "▎"),
+        (0.0, "  0 %", ""),
+    ],
+)
+def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -> None:
+    assert format_result(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
+
+
+def test_several_methods_and_classes_without_names_are_told_apart() -> None:
+    lines = format_result(result(0.5)).splitlines()
+    assert lines[0].endswith("a.jpg\x1b[0m   20 x 10   net on cpu   0.2 s")
+    assert "  cup     gradcam at layer4 (7 x 7)     →  \x1b[32ma.png\x1b[0m" in lines
+    assert "  class 4 hirescam at layer4 (14 x 14)  \x1b[33mno positive evidence\x1b[0m  →  b.png" in lines
+
+
+@pytest.mark.parametrize(
+    ("region", "sentence"),
+    [
+        ((0, 0, 10, 20), "The network saw the whole picture."),
+        ((1, 5, 8, 10), "The network saw the central 40 % of the picture, 10 x 8 pixels."),
+        ((0, 0, 10, 19), "The network saw the central 95 % of the picture, 19 x 10 pixels."),
+    ],
+)
+def test_the_terminal_says_how_much_was_seen(region: tuple[int, int, int, int], sentence: str) -> None:
+    assert f"  {sentence}" in format_result(result(0.5, region)).splitlines()
+
+
+# The program as a whole
+
+
+def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
+    """`python -m gradcam ...` as a process of its own, one that signals interrupt."""
+    command = [sys.executable, "-m", "gradcam", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}
+    return subprocess.Popen(command, env=environment, **{**pipes, **options})
+
+
+def finish(process: subprocess.Popen[str]) -> Outcome:
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return Outcome(process.returncode, out, err)
+
+
+def test_the_version_is_the_packages() -> None:
+    assert finish(start("--version")) == Outcome(0, f"gradcam, version {gradcam.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"]])
+def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from gradcam.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print([name for name in ('torch', 'cv2', 'numpy', 'PIL') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, *arguments, "--help"]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "Usage: " in completed.stdout
+    assert completed.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_offers_what_there_is(gradcam_command: Command) -> None:
+    outcome = gradcam_command("run", "--help")
+    assert outcome.status == 0
+    for method in gradcam.METHODS:
+        assert method in outcome.out
+    for option in ("--model", "--weights", "--layer", "--class", "--top-k", "--score", "--device", "--precision"):
+        assert option in outcome.out
+    for option in (
+        "--output",
+        "--alpha",
+        "--colormap",
+        "--json",
+        "--quiet",
+        "logit|probability|contrast",
+        "fp32|bf16|fp16",
+    ):
+        assert option in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("encoding", "decoding", "arrow"),
+    [("latin-1", "latin-1", "?"), ("ascii", "utf-8", "→")],  # click holds ASCII for a mistake, and writes UTF-8
+)
+def test_a_terminal_without_unicode_causes_no_traceback(
+    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, encoding: str, decoding: str, arrow: str
+) -> None:
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    assert run(small("coffee.jpg").rename("kätzchen.png"), "missing-é-猫.jpg").status == 1
+    out, err = (stream.buffer.getvalue().decode(decoding) for stream in streams.values())
+    assert f"espresso at layer4 (7 x 7)  {arrow}  kätzchen-gradcam.png" in out
+    assert err == f"missing-é-{'?' if encoding == 'latin-1' else '猫'}.jpg: does not exist\n"
+
+
+@POSIX
+def test_a_reader_that_has_seen_enough_causes_no_traceback(small: Photo, folder: Path) -> None:
+    process = start("run", *[small("coffee.jpg")] * 3, "--device", "cpu")
+    assert process.stdout.readline().startswith("coffee.png ")
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=100) == 1
+    assert err == ""
+
+
+def test_a_closed_output_causes_no_traceback(
+    run: Command, small: Photo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # what Python makes of `>&-`
+    outcome = run(small("coffee.jpg"))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+@POSIX
+def test_a_name_that_is_no_text_is_kept(run: Command, small: Photo, folder: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    small("coffee.jpg").rename(folder / name)
+    outcome = run(name, "--json")
+    assert outcome.status == 0
+    assert records(outcome)[0]["image"] == name
+    assert sorted(os.listdir(os.fsencode(folder))) == [b"caf\xe9-gradcam.png", b"caf\xe9.png"]
+
+
+def default_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have had it ignored for what runs in the background
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_it_and_leaves_nothing_half_written(
+    photo: Photo, folder: Path, number: int, status: int
+) -> None:
+    pictures = [photo("polar_bear.webp")] * 300
+    process = start("run", *pictures, "--device", "cpu", "-o", "out", preexec_fn=default_signals)
+    assert process.stdout.readline().startswith("polar_bear.webp ")
+    time.sleep(0.3)
+    process.send_signal(number)
+    outcome = finish(process)
+    assert outcome.status == status
+    assert "Traceback" not in outcome.err
+    assert 1 <= len(files(folder)) < 300
+    for path in (folder / "out").iterdir():
+        assert path.name.startswith("polar_bear-gradcam")
+        assert gradcam.read_image(path).shape == (768, 1024, 3)

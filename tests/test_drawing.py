@@ -1,0 +1,314 @@
+"""overlay() and sheet(): every pixel from a formula in plain Python, colours and places worked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import gradcam
+from gradcam.drawing import COLORMAPS, GAP, find_colormap, sheet
+from gradcam.errors import GradcamError, ImageError
+
+RNG = np.random.default_rng(0)
+PICTURE = RNG.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+REGION = (5, 7, 12, 20)
+HEAT = RNG.random((12, 20), dtype=np.float32)
+BLACK = np.zeros_like(PICTURE)
+WHITE = np.full_like(PICTURE, 255)
+
+
+def inside(picture: np.ndarray, region: tuple[int, int, int, int] = REGION) -> np.ndarray:
+    top, left, height, width = region
+    return picture[top : top + height, left : left + width]
+
+
+def table_of(colormap: int) -> list[list[int]]:
+    """OpenCV's 256 colours of a map, BGR as OpenCV gives them, turned to RGB one by one."""
+    column = cv2.applyColorMap(np.arange(256, dtype=np.uint8).reshape(256, 1), colormap)
+    return [[int(red), int(green), int(blue)] for ((blue, green, red),) in column]
+
+
+def slow_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap: int) -> np.ndarray:
+    """Pixel by pixel: the opacity grows with the heat up to half its maximum, and stays from there on."""
+    colours = table_of(colormap)
+    result = np.zeros(picture.shape)
+    for row, column in np.ndindex(heat.shape):
+        level = round(float(heat[row, column]) * 255)
+        opacity = alpha * min(1.0, 2 * level / 255)
+        for channel in range(3):
+            old, new = int(picture[row, column, channel]), colours[level][channel]
+            result[row, column, channel] = old * (1 - opacity) + new * opacity
+    return result
+
+
+@pytest.mark.parametrize(
+    ("alpha", "colormap", "number"),
+    [(0.5, "turbo", cv2.COLORMAP_TURBO), (1.0, "jet", cv2.COLORMAP_JET), (0.3, "viridis", cv2.COLORMAP_VIRIDIS)],
+)
+def test_every_pixel_of_the_region_follows_the_formula(alpha: float, colormap: str, number: int) -> None:
+    result = gradcam.overlay(PICTURE, HEAT, alpha=alpha, colormap=colormap, region=REGION)
+    expected = slow_overlay(inside(PICTURE), HEAT, alpha, number)
+    assert result.dtype == np.uint8
+    assert abs(inside(result) - expected).max() <= 0.501
+
+
+def test_the_defaults_are_turbo_at_half_opacity_on_the_whole_picture() -> None:
+    expected = gradcam.overlay(PICTURE, HEAT, alpha=0.5, colormap="turbo", region=(0, 0, 24, 32))
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, HEAT), expected)
+
+
+def test_pixels_outside_the_region_stay_and_all_inside_change() -> None:
+    result = gradcam.overlay(WHITE, np.ones((3, 3)), region=REGION)
+    changed = (result != WHITE).any(axis=2)
+    expected = np.zeros((24, 32), dtype=bool)
+    expected[5:17, 7:27] = True
+    np.testing.assert_array_equal(changed, expected)
+
+
+@pytest.mark.parametrize("region", [(0, 0, 24, 32), (0, 0, 1, 1), (23, 31, 1, 1), (0, 31, 24, 1), (23, 0, 1, 32)])
+def test_regions_may_touch_the_edges(region: tuple[int, int, int, int]) -> None:
+    result = gradcam.overlay(WHITE, np.ones((7, 7)), region=region)
+    assert (result != WHITE).any(axis=2).sum() == region[2] * region[3]
+    assert (inside(result, region) != 255).any(axis=2).all()
+
+
+@pytest.mark.parametrize("colormap", ["turbo", "jet", "viridis", "bone"])
+def test_no_evidence_leaves_the_picture_as_it_is(colormap: str) -> None:
+    result = gradcam.overlay(PICTURE, np.zeros((7, 7)), alpha=1, colormap=colormap)
+    np.testing.assert_array_equal(result, PICTURE)
+
+
+def test_no_opacity_leaves_the_picture_as_it_is() -> None:
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, HEAT, alpha=0), PICTURE)
+
+
+@pytest.mark.parametrize(
+    ("colormap", "first", "last"),
+    [
+        ("jet", (0, 0, 128), (128, 0, 0)),  # pure dark red in RGB: with the colours swapped it would be blue
+        ("turbo", (48, 18, 59), (122, 4, 3)),
+        ("viridis", (68, 1, 84), (253, 231, 37)),
+        ("inferno", (0, 0, 4), (252, 255, 164)),
+    ],
+)
+def test_full_heat_has_the_colour_maps_last_colour(
+    colormap: str, first: tuple[int, int, int], last: tuple[int, int, int]
+) -> None:
+    result = gradcam.overlay(PICTURE, np.ones((7, 7)), alpha=1, colormap=colormap, region=REGION)
+    assert abs(inside(result).astype(int) - last).max() <= 1
+    assert (inside(result) == inside(result)[0, 0]).all()
+    assert abs(np.array(table_of(COLORMAPS[colormap])[0]) - first).max() <= 1
+
+
+def test_half_the_opacity_lets_half_of_the_picture_through() -> None:
+    result = gradcam.overlay(PICTURE, np.ones((7, 7)), alpha=0.5, colormap="jet")
+    assert abs(result - (PICTURE / 2 + np.array([64, 0, 0]))).max() <= 0.5
+
+
+def test_what_covers_the_picture_depends_on_the_heat_alone() -> None:
+    through = [
+        gradcam.overlay(high, HEAT, region=REGION).astype(int) - gradcam.overlay(low, HEAT, region=REGION)
+        for high, low in ((WHITE, BLACK), (BLACK + 200, BLACK + 100))
+    ]
+    opacity = 0.5 * np.minimum(1, 2 * np.round(HEAT * 255) / 255)[..., None]
+    assert abs(inside(through[0]) - 255 * (1 - opacity)).max() <= 1
+    assert abs(inside(through[1]) - 100 * (1 - opacity)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        torch.from_numpy,
+        lambda heat: torch.from_numpy(heat).requires_grad_(),
+        lambda heat: torch.from_numpy(heat.astype(np.float64)),
+        lambda heat: heat.astype(np.float64),
+        lambda heat: heat.tolist(),
+        lambda heat: np.asfortranarray(heat),
+    ],
+)
+def test_a_heatmap_may_be_a_tensor_or_an_array(convert: Callable[[np.ndarray], object]) -> None:
+    expected = gradcam.overlay(PICTURE, HEAT, region=REGION)
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, convert(HEAT), region=REGION), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_heatmap_may_be_in_half_precision(dtype: torch.dtype) -> None:
+    heat = torch.from_numpy(HEAT).to(dtype)
+    expected = gradcam.overlay(PICTURE, heat.float().numpy(), region=REGION)
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, heat, region=REGION), expected)
+
+
+def centre_of_heat(heat: np.ndarray, region: tuple[int, int, int, int]) -> tuple[float, float]:
+    """Where an overlay is opaque: the centre of mass, in pixels of a picture of 200 x 300, from its top left corner."""
+    white, black = np.full((200, 300, 3), 255, np.uint8), np.zeros((200, 300, 3), np.uint8)
+    through = gradcam.overlay(white, heat, region=region).astype(int) - gradcam.overlay(black, heat, region=region)
+    opacity = 255 - through[..., 0]
+    rows, columns = np.mgrid[:200, :300] + 0.5
+    return (rows * opacity).sum() / opacity.sum(), (columns * opacity).sum() / opacity.sum()
+
+
+@pytest.mark.parametrize(
+    ("cell", "region", "centre"),
+    [
+        ((2, 4), (10, 20, 140, 210), (10 + 2.5 * 20, 20 + 4.5 * 30)),
+        ((3, 3), (0, 0, 200, 300), (100, 150)),
+        ((4, 2), (57, 87, 140, 210), (57 + 4.5 * 20, 87 + 2.5 * 30)),
+    ],
+)
+def test_a_hot_cell_lies_where_it_should(
+    cell: tuple[int, int], region: tuple[int, int, int, int], centre: tuple[float, float]
+) -> None:
+    heat = np.zeros((7, 7))
+    heat[cell] = 1
+    assert centre_of_heat(heat, region) == pytest.approx(centre, abs=0.1)
+
+
+def test_a_hot_spot_of_a_large_heatmap_lies_where_it_should() -> None:
+    heat = np.zeros((224, 448))
+    heat[64:80, 128:160] = 1  # its centre: 72 of 224 rows, 144 of 448 columns
+    region = (20, 30, 56, 112)
+    assert centre_of_heat(heat, region) == pytest.approx((20 + 72 / 4, 30 + 144 / 4), abs=0.1)
+
+
+def test_a_large_heatmap_is_averaged_not_sampled() -> None:
+    heat = np.zeros((48, 64))
+    heat[::2] = 0.5  # every second row: a quarter on average
+    expected = gradcam.overlay(PICTURE, np.full((24, 32), 0.25))
+    assert abs(gradcam.overlay(PICTURE, heat).astype(int) - expected).max() <= 1
+
+
+def test_neither_the_picture_nor_the_heatmap_is_changed() -> None:
+    picture, heat = PICTURE.copy(), HEAT.copy()
+    result = gradcam.overlay(picture, heat, region=REGION)
+    np.testing.assert_array_equal(picture, PICTURE)
+    np.testing.assert_array_equal(heat, HEAT)
+    assert not np.shares_memory(result, picture)
+
+
+def test_a_picture_that_is_a_view_is_drawn_on_like_its_copy() -> None:
+    view = PICTURE[::-1, ::2]
+    np.testing.assert_array_equal(gradcam.overlay(view, HEAT), gradcam.overlay(view.copy(), HEAT))
+
+
+def test_rounding_errors_beyond_the_range_are_cut_off() -> None:
+    two, nearly = PICTURE[:1, :2], np.array([[-5e-5, 1 + 5e-5]])
+    np.testing.assert_array_equal(gradcam.overlay(two, nearly), gradcam.overlay(two, np.array([[0.0, 1.0]])))
+
+
+@pytest.mark.parametrize(
+    ("heatmap", "what"),
+    [
+        (np.full((7, 7), np.nan), "nan"),
+        (np.array([[0.5, np.nan]]), "nan"),
+        (np.array([[0.5, np.inf]]), "inf"),
+        (np.full((7, 7), 255.0), "values from 255 to 255"),
+        (np.array([[-0.1, 0.5]]), "values from -0.1 to 0.5"),
+        (np.ones((1, 7, 7)), r"float64 \(1, 7, 7\)"),
+        (np.ones(7), r"float64 \(7,\)"),
+        (np.ones((0, 7)), r"float64 \(0, 7\)"),
+        (np.ones((7, 7), np.int64), r"int64 \(7, 7\)"),
+        (np.ones((7, 7), np.uint8), r"uint8 \(7, 7\)"),
+        (np.ones((7, 7), bool), r"bool \(7, 7\)"),
+        (torch.ones(7, 7, dtype=torch.int64), r"int64 \(7, 7\)"),
+        (torch.ones(1, 1, 7, 7), r"float32 \(1, 1, 7, 7\)"),
+        ("heat", "expected one map"),
+        (None, "expected one map"),
+    ],
+)
+def test_a_heatmap_of_another_form_is_refused(heatmap: object, what: str) -> None:
+    with pytest.raises(ImageError, match=what):
+        gradcam.overlay(PICTURE, heatmap)
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        (-1, 0, 5, 5),
+        (0, -1, 5, 5),
+        (0, 0, 25, 5),
+        (0, 0, 5, 33),
+        (20, 0, 5, 5),
+        (0, 28, 5, 5),
+        (0, 0, 0, 5),
+        (0, 0, 5, 0),
+        (0, 0, 5),
+        (0, 0, 5, 5, 5),
+        (0.5, 0, 5, 5),
+        (),
+        "abcd",
+        7,
+    ],
+)
+def test_a_region_that_is_not_in_the_picture_is_refused(region: object) -> None:
+    with pytest.raises(ImageError, match=r"The region .*\(top, left, height, width\)"):
+        gradcam.overlay(PICTURE, HEAT, region=region)
+
+
+@pytest.mark.parametrize("region", [[5, 7, 12, 20], np.array(REGION)])
+def test_a_region_may_be_any_four_whole_numbers(region: object) -> None:
+    expected = gradcam.overlay(PICTURE, HEAT, region=REGION)
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, HEAT, region=region), expected)
+
+
+@pytest.mark.parametrize("image", [PICTURE / 255, PICTURE[..., 0], torch.zeros(3, 8, 8), None])
+def test_a_picture_of_another_form_is_refused(image: object) -> None:
+    with pytest.raises(ImageError, match="expected an RGB array"):
+        gradcam.overlay(image, HEAT)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), 50])
+def test_an_opacity_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(GradcamError, match="expected an opacity from 0 to 1"):
+        gradcam.overlay(PICTURE, HEAT, alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"), [("turb", "turbo"), ("virdis", "viridis"), ("Jet", "jet"), ("zzz", "turbo")]
+)
+def test_an_unknown_colour_map_is_refused_with_the_nearest(name: str, offered: str) -> None:
+    with pytest.raises(GradcamError, match=f"no colour map {name!r}. Nearest: .*'{offered}'"):
+        gradcam.overlay(PICTURE, HEAT, colormap=name)
+
+
+def test_every_colour_map_of_opencv_has_its_number() -> None:
+    numbers = {"jet": cv2.COLORMAP_JET, "turbo": cv2.COLORMAP_TURBO, "deepgreen": cv2.COLORMAP_DEEPGREEN}
+    assert {name: find_colormap(name) for name in numbers} == numbers
+    assert len(COLORMAPS) == sum(name.startswith("COLORMAP_") for name in dir(cv2))
+
+
+def test_a_photographs_overlay_lies_on_the_photograph(photo: Callable[[str], Path]) -> None:
+    picture = gradcam.read_image(photo("coffee.jpg"))
+    heat = np.zeros((7, 7))
+    heat[:, 3:] = 1
+    result = gradcam.overlay(picture, heat, alpha=1, colormap="jet")
+    np.testing.assert_array_equal(result[:, :200], picture[:, :200])
+    assert abs(result[:, 350:].astype(int) - [128, 0, 0]).max() <= 1
+
+
+def test_a_sheet_has_its_pictures_in_rows_with_white_between() -> None:
+    red, green, blue = (np.full((10, 20, 3), colour, np.uint8) for colour in ([255, 0, 0], [0, 128, 0], [0, 0, 255]))
+    result = sheet([[red, green], [blue[:, :10]]], height=30)
+    expected = np.full((30 + GAP + 30, 60 + GAP + 60, 3), 255, np.uint8)
+    expected[:30, :60] = [255, 0, 0]
+    expected[:30, 60 + GAP :] = [0, 128, 0]
+    expected[30 + GAP :, :30] = [0, 0, 255]
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_a_sheet_of_one_picture_is_the_picture() -> None:
+    np.testing.assert_array_equal(sheet([[PICTURE]], height=24), PICTURE)
+
+
+def test_a_sheet_shrinks_pictures_by_averaging() -> None:
+    fine = np.zeros((40, 40, 3), np.uint8)
+    fine[::2] = [200, 100, 50]
+    assert (sheet([[fine]], height=20) == [100, 50, 25]).all()
+
+
+def test_a_sheet_holds_pictures_of_extreme_shapes() -> None:
+    assert sheet([[np.zeros((2000, 3, 3), np.uint8)], [PICTURE]], height=24).shape == (24 + GAP + 24, 32, 3)

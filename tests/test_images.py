@@ -1,0 +1,592 @@
+"""read_image() and write_image(): every odd file that people have, with the pixels worked by hand."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import random
+import struct
+import sys
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import EpsImagePlugin, Image
+
+import gradcam
+from gradcam.errors import GradcamError, ImageError
+from gradcam.images import encode_png
+
+# No two pixels alike, and no colour that stays itself when red and blue change places.
+PIXELS = np.array(
+    [
+        [[255, 0, 0], [0, 255, 7], [0, 9, 254]],
+        [[10, 20, 30], [200, 100, 50], [1, 2, 3]],
+    ],
+    dtype=np.uint8,
+)
+BLOCKS = np.repeat(np.repeat(PIXELS, 16, axis=0), 16, axis=1)
+PHOTO = "coffee.jpg"
+AVIF = ["avif"] if ".avif" in Image.registered_extensions() else []  # since Pillow 11.3
+
+
+def save(path: Path, image: Image.Image | np.ndarray, **options: object) -> Path:
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    image.save(path, **options)
+    return path
+
+
+def grey(*levels: int) -> np.ndarray:
+    """One row of RGB pixels of these levels."""
+    return np.array([[[level] * 3 for level in levels]], dtype=np.uint8)
+
+
+def png(width: int, height: int, bits: int, colour_type: int, rows: bytes) -> bytes:
+    """A PNG file by hand: Pillow cannot write every kind that there is."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.png", {}),
+        ("a.bmp", {}),
+        ("a.tiff", {}),
+        ("a.tif", {"compression": "tiff_lzw"}),
+        ("a.tif", {"compression": "tiff_deflate"}),
+        ("a.webp", {"lossless": True, "exact": True}),
+        ("a.gif", {}),
+        ("a.ppm", {}),
+        ("a.tga", {}),
+        ("a.jp2", {}),
+        ("misnamed.jpg", {"format": "PNG"}),
+        ("no suffix", {"format": "BMP"}),
+    ],
+)
+def test_lossless_files_are_read_exactly(tmp_path: Path, name: str, options: dict[str, object]) -> None:
+    image = gradcam.read_image(save(tmp_path / name, PIXELS, **options))
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, PIXELS)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "webp", "mpo", *AVIF])
+def test_lossy_files_are_read_nearly_exactly(tmp_path: Path, suffix: str) -> None:
+    image = gradcam.read_image(save(tmp_path / f"a.{suffix}", BLOCKS, quality=95))
+    centres = image[8::16, 8::16].astype(int)
+    assert abs(centres - PIXELS).max() <= 8
+
+
+def test_a_picture_can_be_changed_after_reading(tmp_path: Path) -> None:
+    assert gradcam.read_image(save(tmp_path / "a.png", PIXELS)).flags.writeable
+
+
+def palette_image(pixels: list[int], colours: list[int]) -> Image.Image:
+    image = Image.new("P", (len(pixels), 1))
+    image.putpalette(colours)
+    image.putdata(pixels)
+    return image
+
+
+PALETTE = palette_image([0, 1, 2], [255, 0, 10, 20, 30, 40, 7, 8, 9])
+TWO_BITS = Image.fromarray(np.array([[0, 255, 255]], dtype=np.uint8)).convert("1")
+GREY = Image.fromarray(np.array([[0, 7, 255]], dtype=np.uint8))
+# Over white: value * alpha / 255 + 255 - alpha, so that 10 at 128 is 5.02 + 127 and 100 at 128 is 50.2 + 127.
+GREY_ALPHA = Image.fromarray(np.array([[[100, 255], [100, 128], [100, 0]]], dtype=np.uint8))
+RGBA = Image.fromarray(np.array([[[10, 20, 30, 255], [10, 20, 30, 128], [10, 20, 30, 0]]], dtype=np.uint8))
+OVER_WHITE = [[[10, 20, 30], [132, 137, 142], [255, 255, 255]]]
+# (255 - ink) * (255 - black) / 255
+CMYK = Image.frombytes("CMYK", (3, 1), bytes([0, 255, 255, 0, 51, 0, 102, 51, 0, 0, 0, 204]))
+CMYK_AS_RGB = [[[255, 0, 0], [163, 204, 122], [51, 51, 51]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "options", "expected"),
+    [
+        ("one bit.png", TWO_BITS, {}, grey(0, 255, 255)),
+        ("one bit.tiff", TWO_BITS, {}, grey(0, 255, 255)),
+        ("one bit.bmp", TWO_BITS, {}, grey(0, 255, 255)),
+        ("grey.png", GREY, {}, grey(0, 7, 255)),
+        ("grey.tiff", GREY, {}, grey(0, 7, 255)),
+        ("grey.webp", GREY, {"lossless": True}, grey(0, 7, 255)),
+        ("grey with alpha.png", GREY_ALPHA, {}, grey(100, 177, 255)),
+        ("alpha.png", RGBA, {}, OVER_WHITE),
+        ("alpha.webp", RGBA, {"lossless": True, "exact": True}, OVER_WHITE),
+        ("alpha.tiff", RGBA, {}, OVER_WHITE),
+        ("palette.png", PALETTE, {}, [[[255, 0, 10], [20, 30, 40], [7, 8, 9]]]),
+        ("palette.gif", PALETTE, {}, [[[255, 0, 10], [20, 30, 40], [7, 8, 9]]]),
+        ("see-through palette.png", PALETTE, {"transparency": 1}, [[[255, 0, 10], [255, 255, 255], [7, 8, 9]]]),
+        ("see-through palette.gif", PALETTE, {"transparency": 1}, [[[255, 0, 10], [255, 255, 255], [7, 8, 9]]]),
+        (
+            "half-see-through palette.png",
+            PALETTE,
+            {"transparency": bytes([255, 0, 128])},
+            [[[255, 0, 10], [255, 255, 255], [131, 131, 132]]],
+        ),
+        ("cmyk.tiff", CMYK, {}, CMYK_AS_RGB),
+    ],
+)
+def test_every_mode_looks_as_in_a_viewer(
+    tmp_path: Path, name: str, image: Image.Image, options: dict[str, object], expected: object
+) -> None:
+    np.testing.assert_array_equal(gradcam.read_image(save(tmp_path / name, image, **options)), expected)
+
+
+def test_a_colour_that_stands_for_transparency_is_white(tmp_path: Path) -> None:
+    expected = PIXELS.copy()
+    expected[1, 1] = 255
+    path = save(tmp_path / "key.png", PIXELS, transparency=(200, 100, 50))
+    np.testing.assert_array_equal(gradcam.read_image(path), expected)
+
+
+def test_a_cmyk_jpeg_has_its_colours(tmp_path: Path) -> None:
+    large = CMYK.resize((48, 16), Image.Resampling.NEAREST)
+    image = gradcam.read_image(save(tmp_path / "cmyk.jpg", large, quality=95))
+    assert abs(image[8, 8::16].astype(int) - CMYK_AS_RGB[0]).max() <= 4
+
+
+SIXTEEN_BITS = np.array([[0, 32896, 65535, 257]], dtype=np.uint16)  # 32896 is 128 * 257
+
+
+@pytest.mark.parametrize("name", ["deep.png", "deep.tiff"])
+def test_sixteen_bits_of_grey_become_eight(tmp_path: Path, name: str) -> None:
+    image = gradcam.read_image(save(tmp_path / name, SIXTEEN_BITS))
+    np.testing.assert_array_equal(image, grey(0, 128, 255, 1))
+
+
+def test_a_dark_picture_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
+    path = save(tmp_path / "dark.png", np.array([[0, 2570, 5140]], dtype=np.uint16))
+    np.testing.assert_array_equal(gradcam.read_image(path), grey(0, 10, 20))
+
+
+def test_sixteen_bits_of_colour_become_eight(tmp_path: Path) -> None:
+    path = tmp_path / "deep.png"
+    path.write_bytes(png(2, 1, 16, 2, b"\0" + struct.pack(">6H", 0, 32896, 65535, 65535, 0, 257)))
+    np.testing.assert_array_equal(gradcam.read_image(path), [[[0, 128, 255], [255, 0, 1]]])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 0.5, 1.0], (0, 128, 255)),
+        ([0.0, 0.1, 0.2], (0, 26, 51)),
+        ([0.0, 128.0, 255.0], (0, 128, 255)),
+        ([0.0, 32896.0, 65535.0], (0, 128, 255)),
+        ([-1.0, 0.5, 1.0], (0, 128, 255)),
+        ([np.nan, 0.5, 1.0], (0, 128, 255)),
+        ([0.0, 0.0, 0.0], (0, 0, 0)),
+    ],
+)
+def test_floats_are_scaled_by_the_range_of_their_kind(
+    tmp_path: Path, values: list[float], expected: tuple[int, ...]
+) -> None:
+    path = save(tmp_path / "floats.tiff", np.array([values], dtype=np.float32))
+    np.testing.assert_array_equal(gradcam.read_image(path), grey(*expected))
+
+
+# What EXIF calls the orientation of a picture, and how what is stored has to be turned or mirrored.
+ORIENTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.transpose(1, 0, 2),
+    6: lambda stored: stored.transpose(1, 0, 2)[:, ::-1],  # a quarter turn clockwise
+    7: lambda stored: stored.transpose(1, 0, 2)[::-1, ::-1],
+    8: lambda stored: stored.transpose(1, 0, 2)[::-1],  # a quarter turn anticlockwise
+    9: lambda stored: stored,  # there is no such thing
+}
+
+
+def orientation(number: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = number
+    return exif
+
+
+@pytest.mark.parametrize("number", ORIENTATIONS)
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff"])
+def test_a_picture_is_upright_whatever_its_exif_orientation(tmp_path: Path, number: int, suffix: str) -> None:
+    path = save(tmp_path / f"a.{suffix}", BLOCKS, exif=orientation(number), quality=95)
+    image = gradcam.read_image(path)
+    expected = ORIENTATIONS[number](PIXELS).astype(int)
+    assert image.shape == (16 * expected.shape[0], 16 * expected.shape[1], 3)
+    assert abs(image[8::16, 8::16] - expected).max() <= 8
+
+
+BROKEN_EXIF = {
+    "garbage": b"Exif\0\0" + b"garbage" * 5,
+    "cut after its header": b"Exif\0\0MM\0*",
+    "offset beyond its end": b"Exif\0\0MM\0*\0\0\xff\xff",
+    "more entries than there are": b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
+    "orientation in letters": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x04abc\0\0\0\0\0",
+}
+
+
+@pytest.mark.parametrize("exif", BROKEN_EXIF.values(), ids=BROKEN_EXIF)
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
+def test_a_picture_with_broken_exif_data_is_read_as_it_lies(tmp_path: Path, exif: bytes, suffix: str) -> None:
+    path = save(tmp_path / f"a.{suffix}", BLOCKS, exif=exif, quality=95)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of such data
+        image = gradcam.read_image(path)
+    assert abs(image[8::16, 8::16].astype(int) - PIXELS).max() <= 8
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tiff"])
+def test_the_first_frame_of_an_animation_is_read(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (4, 2), colour) for colour in ("red", "blue", "lime")]
+    path = save(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:], lossless=True)
+    np.testing.assert_array_equal(gradcam.read_image(path), np.full((2, 4, 3), [255, 0, 0]))
+
+
+@pytest.mark.parametrize("name", ["two  words.png", "kätzchen-猫-🐈.png", "a'b\"c$d%s{e}.png", "-n.png", "UPPER.PNG"])
+def test_odd_names_are_read(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / name, PIXELS)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, str(tmp_path / name), name):
+        np.testing.assert_array_equal(gradcam.read_image(path), PIXELS)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2000), (2000, 3)])
+def test_extreme_sizes_are_read(tmp_path: Path, size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(gradcam.read_image(save(tmp_path / "a.png", pixels)), pixels)
+
+
+def refuse(path: Path, reason: str) -> None:
+    """Reading fails with one line that names the file and gives this reason."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of some of these
+        with pytest.raises(ImageError) as caught:
+            gradcam.read_image(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert reason in message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    refuse(tmp_path / "missing.jpg", "does not exist")
+
+
+def test_a_folder_is_no_picture(tmp_path: Path) -> None:
+    refuse(tmp_path, "is not a file")
+
+
+def test_an_empty_file_is_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    refuse(tmp_path / "empty.png", "is empty")
+
+
+CUT = [
+    ("jpg", {}),
+    ("jpg", {"progressive": True}),
+    ("png", {}),
+    ("webp", {}),
+    ("webp", {"lossless": True}),
+    ("gif", {}),
+    ("bmp", {}),
+    ("tiff", {}),
+    ("tiff", {"compression": "tiff_lzw"}),
+    ("jp2", {}),
+    ("ppm", {}),
+    ("tga", {}),
+    *((suffix, {}) for suffix in AVIF),
+]
+
+
+@pytest.mark.parametrize(("suffix", "options"), CUT)
+@pytest.mark.parametrize("kept", [0.5, 0.95])
+def test_a_picture_that_was_cut_off_is_refused(
+    tmp_path: Path, photo: Callable[[str], Path], suffix: str, options: dict[str, object], kept: float
+) -> None:
+    path = save(tmp_path / f"cut.{suffix}", Image.open(photo(PHOTO)).reduce(4), **options)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)])
+    refuse(path, "")
+
+
+def test_a_whole_picture_of_the_kinds_that_were_cut_is_read(tmp_path: Path, photo: Callable[[str], Path]) -> None:
+    small = Image.open(photo(PHOTO)).reduce(4)
+    for suffix, options in CUT:
+        image = gradcam.read_image(save(tmp_path / f"whole.{suffix}", small, **options))
+        assert abs(image.astype(float) - np.asarray(small)).mean() < 8, suffix
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("text.jpg", b"Dear reader,\nthis is no picture.\n" * 20),
+        ("random.png", random.Random(0).randbytes(5000)),
+        ("only its signature.png", b"\x89PNG\r\n\x1a\n"),
+        ("page.webp", b"<!doctype html><title>404</title>"),
+        ("drawing.svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>'),
+    ],
+)
+def test_what_is_no_picture_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    refuse(tmp_path / name, "is not a picture in a format that can be read")
+
+
+def test_a_png_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(png(60000, 60000, 8, 2, b"\0" * 100))
+    refuse(tmp_path / "bomb.png", "claims more pixels than can be held")
+
+
+def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    data = bytearray(save(tmp_path / "bomb.bmp", PIXELS).read_bytes())
+    data[18:26] = struct.pack("<ii", 60000, 60000)
+    (tmp_path / "bomb.bmp").write_bytes(data)
+    refuse(tmp_path / "bomb.bmp", "claims more pixels than can be held")
+
+
+@pytest.mark.parametrize("name", ["a.eps", "an eps file called.png"])
+def test_postscript_is_never_run(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker, program = tmp_path / "was run", tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch '{marker}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    save(tmp_path / name, BLOCKS, format="EPS")
+    refuse(tmp_path / name, "is not a picture in a format that can be read")
+    assert not marker.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=refuse, args=(pipe, "is not a file"), daemon=True)
+    reader.start()
+    reader.join(timeout=10)
+    assert not reader.is_alive()
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Image, "open", deny)  # root may read everything
+    refuse(save(tmp_path / "secret.png", PIXELS), "cannot be opened, permission denied")
+
+
+def test_an_error_of_several_lines_becomes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("first line\n  second line")
+
+    monkeypatch.setattr(Image, "open", fail)
+    refuse(save(tmp_path / "a.png", PIXELS), "(first line second line)")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".tiff", ".PNG"])
+def test_lossless_files_are_written_exactly(tmp_path: Path, suffix: str) -> None:
+    gradcam.write_image(tmp_path / f"a{suffix}", PIXELS)
+    with Image.open(tmp_path / f"a{suffix}") as written:
+        np.testing.assert_array_equal(np.asarray(written), PIXELS)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".webp", ".JPG"])
+def test_lossy_files_are_written_nearly_exactly(tmp_path: Path, suffix: str) -> None:
+    gradcam.write_image(str(tmp_path / f"a{suffix}"), BLOCKS)
+    with Image.open(tmp_path / f"a{suffix}") as written:
+        assert abs(np.asarray(written)[8::16, 8::16].astype(int) - PIXELS).max() <= 8
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [
+        (".png", "PNG"),
+        (".jpg", "JPEG"),
+        (".jpeg", "JPEG"),
+        (".webp", "WEBP"),
+        (".bmp", "BMP"),
+        (".tif", "TIFF"),
+        (".tiff", "TIFF"),
+    ],
+)
+def test_the_suffix_says_the_format(tmp_path: Path, suffix: str, kind: str) -> None:
+    gradcam.write_image(tmp_path / f"a{suffix}", PIXELS)
+    with Image.open(tmp_path / f"a{suffix}") as written:
+        assert written.format == kind
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jpeg"])
+def test_jpegs_have_quality_95(tmp_path: Path, suffix: str) -> None:
+    gradcam.write_image(tmp_path / f"a{suffix}", BLOCKS)
+    with (
+        Image.open(tmp_path / f"a{suffix}") as ours,
+        Image.open(save(tmp_path / "b.jpg", BLOCKS, quality=95)) as theirs,
+    ):
+        assert ours.quantization == theirs.quantization
+
+
+def test_webps_have_quality_95(tmp_path: Path, photo: Callable[[str], Path]) -> None:
+    with Image.open(photo(PHOTO)) as opened:
+        picture = opened.copy()
+    sizes = [save(tmp_path / "theirs.webp", picture, quality=quality).stat().st_size for quality in (92, 98)]
+    gradcam.write_image(tmp_path / "ours.webp", np.array(picture))
+    assert sizes[0] < (tmp_path / "ours.webp").stat().st_size < sizes[1]
+
+
+def test_png_bytes_hold_the_picture() -> None:
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(PIXELS)))), PIXELS)
+
+
+def test_a_view_of_a_larger_array_is_written(tmp_path: Path) -> None:
+    gradcam.write_image(tmp_path / "a.png", BLOCKS[8::16, 40::-16])
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), PIXELS[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("image", "what"),
+    [
+        (PIXELS.astype(np.float32), "float32 (2, 3, 3)"),
+        (PIXELS.astype(np.int64), "int64 (2, 3, 3)"),
+        (PIXELS[..., 0], "uint8 (2, 3)"),
+        (PIXELS[None], "uint8 (1, 2, 3, 3)"),
+        (np.zeros((2, 3, 4), np.uint8), "uint8 (2, 3, 4)"),
+        (np.zeros((0, 3, 3), np.uint8), "uint8 (0, 3, 3)"),
+        (PIXELS.tolist(), "list"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_rgb_array_is_not_written(tmp_path: Path, image: object, what: str) -> None:
+    with pytest.raises(ImageError, match="expected an RGB array") as caught:
+        gradcam.write_image(tmp_path / "a.png", image)
+    assert what in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.txt", "a", "a.png.bak"])
+def test_an_unknown_suffix_is_refused_with_those_that_there_are(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ImageError, match=r"\.jpg, .*\.png, ") as caught:
+        gradcam.write_image(tmp_path / name, PIXELS)
+    assert name in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "a.png"
+    with pytest.raises(ImageError) as caught:
+        gradcam.write_image(path, PIXELS)
+    assert str(caught.value) == f"{path}: cannot be written (No such file or directory)"
+
+
+def test_a_folder_is_not_replaced_by_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(ImageError, match="cannot be written"):
+        gradcam.write_image(tmp_path / "a.png", PIXELS)
+    assert [path.name for path in tmp_path.rglob("*")] == ["a.png"]
+
+
+@pytest.mark.parametrize(("suffix", "width"), [(".webp", 16384), (".jpg", 65501)])
+def test_a_picture_too_wide_for_its_format_is_refused(tmp_path: Path, suffix: str, width: int) -> None:
+    with pytest.raises(ImageError, match=f"cannot be written .*{width} x 1.*choose .png"):
+        gradcam.write_image(tmp_path / f"a{suffix}", np.zeros((1, width, 3), np.uint8))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [(OSError(28, "No space left on device"), ImageError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_a_failing_write_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException, raised: type[BaseException]
+) -> None:
+    (tmp_path / "old.png").write_bytes(b"what was there")
+
+    def fail(*args: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(os, step, fail)
+    for name in ("old.png", "new.png"):
+        with pytest.raises(raised):
+            gradcam.write_image(tmp_path / name, PIXELS)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("old.png", b"what was there")]
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(ImageError) as caught:
+        gradcam.write_image(tmp_path / "a.png", PIXELS)
+    assert str(caught.value) == f"{tmp_path / 'a.png'}: cannot be written (No space left on device)"
+
+
+def test_what_takes_the_name_is_whole_and_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    really_sync, really_replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        steps.append(f"sync {os.fstat(descriptor).st_size > 50}")
+        really_sync(descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        with Image.open(source) as written:
+            steps.append(f"replace {np.array_equal(np.asarray(written), PIXELS)}")
+        assert (source.parent, source.name[0], source.suffix) == (target.parent, ".", ".tmp")
+        really_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    gradcam.write_image(tmp_path / "a.png", PIXELS)
+    assert steps == ["sync True", "replace True"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_reader_keeps_the_file_that_is_replaced(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", PIXELS)
+    with open(path, "rb") as reader:
+        gradcam.write_image(path, BLOCKS)
+        np.testing.assert_array_equal(np.asarray(Image.open(reader)), PIXELS)
+    np.testing.assert_array_equal(gradcam.read_image(path), BLOCKS)
+
+
+@pytest.fixture(params=[0o022, 0o027, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no umask here")
+def test_the_umask_says_who_may_read_what_is_written(tmp_path: Path, umask: int) -> None:
+    gradcam.write_image(tmp_path / "a.png", PIXELS)
+    assert (tmp_path / "a.png").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+class NoOpenCV:
+    """A finder of modules on a machine without a screen."""
+
+    def find_spec(self, name: str, *args: object) -> None:
+        if name == "cv2":
+            raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")
+
+
+@pytest.fixture
+def _without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cv2", "gradcam.opencv"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoOpenCV(), *sys.meta_path])
+
+
+@pytest.mark.usefixtures("_without_opencv")
+@pytest.mark.parametrize("use", [lambda: importlib.import_module("gradcam.opencv"), lambda: encode_png(PIXELS)])
+def test_opencv_that_wants_a_screen_is_explained(use: Callable[[], object]) -> None:
+    with pytest.raises(GradcamError, match="pip install opencv-python-headless") as caught:
+        use()
+    assert "libGL.so.1" in str(caught.value)

@@ -1,0 +1,92 @@
+"""find_class(): from what a person types to the index of a class."""
+
+from __future__ import annotations
+
+import pytest
+
+import gradcam
+from gradcam.classifiers.labels import find_class
+from gradcam.errors import TargetError
+
+LABELS = ["7", "tiger cat", "Egyptian cat", "crane", "Crane", "St_Bernard", "0", "café", "tiger", "-3"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "index"),
+    [
+        ("tiger cat", 1),
+        ("TIGER CAT", 1),
+        ("Tiger_Cat", 1),
+        ("  tiger   cat ", 1),
+        ("egyptian cat", 2),
+        ("egyptian_cat", 2),
+        ("st bernard", 5),
+        ("ST_BERNARD", 5),
+        ("CAFÉ", 7),
+        ("tiger", 8),
+        ("4", 4),
+        ("0", 0),
+        ("7", 7),
+        (" 3 ", 3),
+        ("+2", 2),
+        ("007", 7),
+        ("name:7", 0),
+        ("name:0", 6),
+        ("name:-3", 9),
+        ("name: 7 ", 0),
+        ("name:tiger cat", 1),
+    ],
+)
+def test_a_class_is_found_by_its_name_or_its_index(typed: str, index: int) -> None:
+    assert find_class(LABELS, typed) == index
+
+
+@pytest.mark.parametrize(
+    ("typed", "index"), [("koala", 105), ("espresso", 967), ("tiger_cat", 282), ("EGYPTIAN CAT", 285), ("999", 999)]
+)
+def test_classes_of_imagenet_are_found(classifier: gradcam.Classifier, typed: str, index: int) -> None:
+    assert classifier.find_class(typed) == index
+
+
+def refuse(typed: str, message: str, labels: list[str] = LABELS) -> None:
+    with pytest.raises(TargetError) as caught:
+        find_class(labels, typed)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("typed", ["10", "-1", "1000000"])
+def test_an_index_out_of_range_is_refused_with_the_range(typed: str) -> None:
+    refuse(typed, f"Class {typed} does not exist: this model has 10 classes, 0 to 9.")
+
+
+@pytest.mark.parametrize("typed", ["crane", "CRANE", "name:crane"])
+def test_a_name_of_several_classes_is_refused_with_their_indices(typed: str) -> None:
+    refuse(typed, f"Several classes are called '{typed}': choose one by its index, 3 (crane), 4 (Crane).")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tigr cat", "'tiger cat', 'tiger', 'Egyptian cat'"),
+        ("egyptain_cat", "'Egyptian cat'"),
+        ("cat", "'tiger cat', 'Egyptian cat'"),
+        ("bernard", "'St_Bernard'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(typed: str, offered: str) -> None:
+    refuse(typed, f"No class is called '{typed}'; nearest: {offered}.")
+
+
+@pytest.mark.parametrize("typed", ["zzzzzz", "", "name:", "²", "--5", "1.5", "½", "+", "7:name"])
+def test_a_name_like_no_other_is_refused_with_examples(typed: str) -> None:
+    refuse(typed, f"No class is called '{typed}'; there are 3, such as 'ant', 'bee', 'cow'.", ["ant", "bee", "cow"])
+
+
+def test_the_nearest_of_imagenets_classes_are_offered(classifier: gradcam.Classifier) -> None:
+    with pytest.raises(TargetError, match="nearest: 'koala'"):
+        classifier.find_class("koalla")
+
+
+def test_imagenets_cardigans_are_a_dog_and_a_garment(classifier: gradcam.Classifier) -> None:
+    with pytest.raises(TargetError, match=r"264 \(Cardigan\), 474 \(cardigan\)"):
+        classifier.find_class("cardigan")

@@ -1,0 +1,130 @@
+"""What overlays are called: names that say what they are, and never a file that something else writes or reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, overlay_name
+
+LONGEST = 255  # bytes of a name, on nearly every file system
+
+
+@pytest.mark.parametrize(
+    ("details", "name"),
+    [
+        ({}, "cat-gradcam.png"),
+        ({"index": 282, "label": "tiger cat"}, "cat-gradcam-282-tiger_cat.png"),
+        ({"layer": "layer3.0.conv1"}, "cat-gradcam-layer3.0.conv1.png"),
+        ({"index": 0, "label": "tench", "layer": "layer4"}, "cat-gradcam-0-tench-layer4.png"),
+        ({"index": 7}, "cat-gradcam-7.png"),
+        ({"index": 1, "label": 'a/b\\c:d*e?f"g<h>i|j'}, "cat-gradcam-1-a_b_c_d_e_f_g_h_i_j.png"),
+        ({"index": 1, "label": "rock 'n' roll (50 %)"}, "cat-gradcam-1-rock_n_roll_50.png"),
+        ({"index": 1, "label": "../../etc"}, "cat-gradcam-1-etc.png"),
+        ({"index": 1, "label": "crème brûlée 猫"}, "cat-gradcam-1-crème_brûlée_猫.png"),
+        ({"index": 1, "label": "two\nlines"}, "cat-gradcam-1-two_lines.png"),
+        ({"index": 1, "label": ""}, "cat-gradcam-1-_.png"),
+        ({"index": 1, "label": "???"}, "cat-gradcam-1-_.png"),
+    ],
+)
+def test_a_name_says_what_it_shows(details: dict[str, object], name: str) -> None:
+    assert overlay_name("cat", "gradcam", **details) == name
+
+
+@pytest.mark.parametrize("stem", ["two  words", "a.b.c", "猫", "-n", ".hidden", "caf\udce9"])
+def test_the_stem_is_kept_as_it_is(stem: str) -> None:
+    assert overlay_name(stem, "layercam") == f"{stem}-layercam.png"
+
+
+@pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
+@pytest.mark.parametrize("length", [200, 231, 232, 233, 234, 235, 400])
+def test_a_long_stem_is_cut_between_characters(character: str, length: int) -> None:
+    name = overlay_name(character * length, "gradcam")
+    stem = name.removesuffix("-gradcam.png")
+    assert set(stem) == {character}
+    size = len(character.encode())
+    assert len(stem) == min(length, (240 - len("-gradcam.png")) // size)
+
+
+@pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
+def test_a_name_fits_whatever_its_parts(tmp_path: Path, character: str) -> None:
+    name = overlay_name(character * 300, "ablationcam", index=99999, label=character * 300, layer=character * 300)
+    (path,) = OutputNames(tmp_path, [tmp_path / name]).claim([name])
+    assert path.name.endswith("-2.png")
+    assert len(os.fsencode(path.name)) <= LONGEST
+    path.touch()
+
+
+def claim(folder: Path, inputs: list[Path], *names: str) -> list[str]:
+    return [path.name for path in OutputNames(folder, inputs).claim(names)]
+
+
+def test_free_names_are_given_in_order_in_the_folder(tmp_path: Path) -> None:
+    paths = OutputNames(tmp_path / "out", [tmp_path / "b.png"]).claim(["b.png", "a.png"])
+    assert paths == [tmp_path / "out" / "b.png", tmp_path / "out" / "a.png"]
+
+
+def test_pictures_of_one_stem_get_numbers(tmp_path: Path) -> None:
+    names = OutputNames(tmp_path, [])
+    given = [names.claim(["cat-gradcam.png"])[0].name for _ in range(3)]
+    assert given == ["cat-gradcam.png", "cat-gradcam-2.png", "cat-gradcam-3.png"]
+
+
+def test_all_results_of_a_picture_get_the_same_number(tmp_path: Path) -> None:
+    names = OutputNames(tmp_path, [])
+    names.claim(["cat-1.png"])
+    assert [path.name for path in names.claim(["cat-0.png", "cat-1.png"])] == ["cat-0-2.png", "cat-1-2.png"]
+    assert [path.name for path in names.claim(["cat-0.png", "cat-1.png"])] == ["cat-0-3.png", "cat-1-3.png"]
+
+
+def test_an_input_is_never_an_output(tmp_path: Path) -> None:
+    assert claim(tmp_path, [tmp_path / "a.png"], "a.png") == ["a-2.png"]
+    assert claim(tmp_path, [tmp_path / "b.png"], "a.png") == ["a.png"]
+
+
+def test_a_numbered_name_is_not_an_input_either(tmp_path: Path) -> None:
+    inputs = [tmp_path / name for name in ("a.png", "a-2.png", "a-3.png")]
+    assert claim(tmp_path, inputs, "a.png") == ["a-4.png"]
+
+
+def test_an_input_is_recognised_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert claim(Path(), [tmp_path / "a.png"], "a.png") == ["a-2.png"]
+    assert claim(tmp_path, [Path("a.png")], "a.png") == ["a-2.png"]
+    assert claim(tmp_path, [Path("folder", "..", "a.png")], "a.png") == ["a-2.png"]
+
+
+def test_an_input_is_recognised_through_links(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    (tmp_path / "link.png").symlink_to("a.png")
+    (tmp_path / "link to folder").symlink_to(tmp_path, target_is_directory=True)
+    assert claim(tmp_path, [tmp_path / "link.png"], "a.png") == ["a-2.png"]
+    assert claim(tmp_path, [tmp_path / "a.png"], "link.png") == ["link-2.png"]
+    assert claim(tmp_path / "link to folder", [tmp_path / "a.png"], "a.png") == ["a-2.png"]
+
+
+def test_case_does_not_tell_files_apart(tmp_path: Path) -> None:
+    names = OutputNames(tmp_path, [tmp_path / "DOG.PNG"])
+    assert [names.claim([name])[0].name for name in ("Cat.png", "cat.png", "dog.png")] == [
+        "Cat.png",
+        "cat-2.png",
+        "dog-2.png",
+    ]
+
+
+def test_results_of_one_name_get_numbers_of_their_own(tmp_path: Path) -> None:
+    assert claim(tmp_path, [], "a.png", "a.png", "A.png") == ["a.png", "a-2.png", "A-3.png"]
+    assert claim(tmp_path, [tmp_path / "a.png"], "a.png", "a.png", "a-3.png") == ["a-2.png", "a-3.png", "a-3-2.png"]
+
+
+def test_a_file_of_an_earlier_run_is_taken_for_free(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    assert claim(tmp_path, [], "a.png") == ["a.png"]
+
+
+def test_whatever_can_be_written_can_be_read() -> None:
+    assert WRITE_SUFFIXES < READ_SUFFIXES
+    assert all(suffix == suffix.lower() and suffix.startswith(".") for suffix in READ_SUFFIXES)

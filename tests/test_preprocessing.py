@@ -1,0 +1,184 @@
+"""CentreCrop: against timm's and torchvision's transforms, and its region against what these were seen to look at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm.data
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from gradcam.classifiers.preprocessing import CentreCrop
+from gradcam.errors import ImageError
+
+HALVES = (0.5, 0.5, 0.5)
+CROP = CentreCrop(size=224, crop=0.875, mean=HALVES, std=HALVES)
+LEVEL = 2 / 255  # one of 256 levels, in the values that the network gets
+TORCHVISION = transforms.Compose(
+    [
+        transforms.Resize(256, interpolation=transforms.InterpolationMode.BICUBIC),
+        transforms.CenterCrop(224),
+        transforms.ToTensor(),
+        transforms.Normalize(HALVES, HALVES),
+    ]
+)
+TIMM = timm.data.create_transform((3, 224, 224), interpolation="bicubic", mean=HALVES, std=HALVES, crop_pct=0.875)
+
+
+@pytest.mark.parametrize("transform", [TORCHVISION, TIMM], ids=["torchvision", "timm"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("cat_and_espresso.jpg", None),
+        ("chelsea.jpg", None),
+        ("crocodile.webp", None),
+        ("koala.webp", None),
+        ("lemur.webp", None),
+        ("polar_bear.webp", None),
+        ("rocket.jpg", None),
+        ("coffee.jpg", (341, 256)),
+        ("coffee.jpg", (340, 255)),
+        ("coffee.jpg", (224, 224)),
+        ("coffee.jpg", (256, 256)),
+        ("coffee.jpg", (301, 257)),
+        ("coffee.jpg", (53, 37)),
+        ("coffee.jpg", (37, 53)),
+        ("coffee.jpg", (900, 300)),
+    ],
+)
+def test_pictures_are_prepared_as_torchvision_and_timm_do(
+    photo: Callable[[str], Path], name: str, size: tuple[int, int] | None, transform: Callable[..., torch.Tensor]
+) -> None:
+    picture = Image.open(photo(name)).convert("RGB")
+    picture = picture.resize(size or picture.size)
+    difference = abs(CROP(np.array(picture)) - transform(picture)) / LEVEL
+    # Both round to 8 bits twice, after each axis; a value halfway between two levels may be rounded apart.
+    assert difference.max() < 2.01
+    assert difference.mean() < 0.001
+
+
+@pytest.mark.parametrize("size", [(211, 800), (100, 1000)])
+def test_tall_pictures_are_prepared_nearly_as_torchvision_does(
+    photo: Callable[[str], Path], size: tuple[int, int]
+) -> None:
+    picture = Image.open(photo("coffee.jpg")).resize(size)
+    difference = abs(CROP(np.array(picture)) - TORCHVISION(picture)) / LEVEL
+    # Pillow begins with the axis that is cheaper, which is another one here: every tenth value is rounded apart.
+    assert difference.max() < 3.01
+    assert difference.mean() < 0.15
+
+
+def test_mean_and_deviation_belong_to_red_green_and_blue_in_this_order() -> None:
+    crop = CentreCrop(size=8, crop=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
+    tensor = crop(np.full((8, 8, 3), [51, 102, 204], np.uint8))  # 0.2, 0.4, 0.8
+    assert tensor.dtype == torch.float32
+    assert tensor.shape == (3, 8, 8)
+    expected = torch.tensor([0.2, 0.8, 2.5])[:, None, None].expand(3, 8, 8)
+    torch.testing.assert_close(tensor, expected)
+
+
+def test_a_picture_of_the_right_size_is_cropped_by_hand() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    tensor = CentreCrop(size=8, crop=0.8, mean=(0, 0, 0), std=(1, 1, 1))(pixels)
+    np.testing.assert_array_equal(np.rint(tensor.numpy() * 255), pixels[1:9, 2:10].transpose(2, 0, 1))
+
+
+def seen_by_torchvision(height: int, width: int) -> tuple[float, float, float, float]:
+    """The top, left, bottom and right edges of what the transform lets through, measured with two ramps.
+
+    A picture that brightens evenly comes out as one that brightens evenly; the straight line through it says which place
+    of the picture each of its edges is from.
+    """
+    resize_and_crop = transforms.Compose(TORCHVISION.transforms[:2])
+    edges = []
+    for shape, axis in (((height, 1), 0), ((1, width), 1)):
+        ramp = np.linspace(0, 1, height if axis == 0 else width, dtype=np.float32).reshape(shape)
+        picture = Image.fromarray(np.broadcast_to(ramp, (height, width)).copy())
+        brightness = np.asarray(resize_and_crop(picture)).mean(axis=1 - axis)[
+            20:-20
+        ]  # without the picture's own borders
+        slope, start = np.polyfit(np.arange(20, 204) + 0.5, brightness, 1)
+        last = (height if axis == 0 else width) - 1
+        edges.append([(start + slope * edge) * last + 0.5 for edge in (0, 224)])
+    return edges[0][0], edges[1][0], edges[0][1], edges[1][1]
+
+
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(768, 1024), (1024, 768), (683, 1024), (640, 800), (300, 451), (257, 301), (255, 340), (600, 211), (224, 224)],
+)
+def test_the_region_is_what_the_transform_lets_through(height: int, width: int) -> None:
+    top, left, rows, columns = CROP.region(height, width)
+    edges = np.array([top, left, top + rows, left + columns])
+    assert abs(edges - seen_by_torchvision(height, width)).max() < 0.55  # rounded to whole pixels
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "region"),
+    [
+        (640, 800, (40, 120, 560, 560)),  # resized to 256 x 320, cut at 16 and 48, times 2.5
+        (256, 256, (16, 16, 224, 224)),
+        (512, 512, (32, 32, 448, 448)),
+        (400, 600, (25, 125, 350, 350)),  # resized to 256 x 384, cut at 16 and 80, times 1.5625
+        # Resized to 256 x 341 (341.33 cut off), cut at 58 (58.5 rounded to even), times 1024 / 341: 174.2 to 846.8.
+        (768, 1024, (48, 174, 672, 673)),
+        (1, 1, (0, 0, 1, 1)),
+    ],
+)
+def test_the_region_is_the_one_worked_by_hand(height: int, width: int, region: tuple[int, int, int, int]) -> None:
+    assert CROP.region(height, width) == region
+
+
+SIZES = [(height, width) for height in (1, 2, 3, 7, 100, 999, 2000) for width in (1, 2, 5, 64, 333, 2000)]
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_the_region_is_inside_the_picture_and_in_its_middle(height: int, width: int) -> None:
+    top, left, rows, columns = CROP.region(height, width)
+    assert top >= 0
+    assert left >= 0
+    assert rows >= 1
+    assert columns >= 1
+    assert top + rows <= height
+    assert left + columns <= width
+    resized = min(height, width) / 256  # a pixel of the resized picture, in those of the picture
+    assert abs(top + rows / 2 - height / 2) <= 1 + resized
+    assert abs(left + columns / 2 - width / 2) <= 1 + resized
+    assert abs(rows - 0.875 * min(height, width)) <= 1 + resized
+    assert abs(columns - 0.875 * min(height, width)) <= 1 + resized
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 2000), (2000, 3), (2000, 1), (1, 30000)])
+def test_extreme_pictures_are_prepared_quickly(height: int, width: int) -> None:
+    pixels = np.full((height, width, 3), [255, 0, 127], np.uint8)
+    start = time.perf_counter()
+    tensor = CROP(pixels)
+    assert time.perf_counter() - start < 1
+    expected = torch.tensor([1.0, -1.0, 127 / 127.5 - 1])[:, None, None].expand(3, 224, 224)
+    torch.testing.assert_close(tensor, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_of_a_long_strip_the_middle_is_seen(axis: int) -> None:
+    pixels = np.zeros((3, 2000, 3), np.uint8)
+    pixels[:, 1000:] = 255
+    tensor = CROP(pixels if axis == 1 else pixels.transpose(1, 0, 2)).movedim(1 + axis, 0)
+    assert (tensor[:60] < -0.9).all()
+    assert (tensor[-60:] > 0.9).all()
+
+
+def test_the_picture_is_not_changed() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    before = pixels.copy()
+    CROP(pixels)
+    np.testing.assert_array_equal(pixels, before)
+
+
+def test_what_is_no_picture_is_refused() -> None:
+    with pytest.raises(ImageError, match="expected an RGB array"):
+        CROP(np.zeros((3, 224, 224), np.float32))
