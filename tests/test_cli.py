@@ -636,19 +636,22 @@ def test_help_offers_what_there_is(gradcam_command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "decoding", "arrow"),
-    [("latin-1", "latin-1", "?"), ("ascii", "utf-8", "→")],  # click holds ASCII for a mistake, and writes UTF-8
+    ("encoding", "shown"),
+    [
+        ("latin-1", ["(7 x 7)  ?  kätzchen-gradcam.png".encode("latin-1"), b"missing-?.jpg: does not exist"]),
+        # click holds ASCII for a mistake, and writes UTF-8
+        ("ascii", ["(7 x 7)  →  kätzchen-gradcam.png".encode(), "missing-猫.jpg: does not exist".encode()]),
+    ],
 )
 def test_a_terminal_without_unicode_causes_no_traceback(
-    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, encoding: str, decoding: str, arrow: str
+    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, encoding: str, shown: list[bytes]
 ) -> None:
-    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
-    for name, stream in streams.items():
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in shown]
+    for name, stream in zip(("stdout", "stderr"), streams):
         monkeypatch.setattr(sys, name, stream)
-    assert run(small("coffee.jpg").rename("kätzchen.png"), "missing-é-猫.jpg").status == 1
-    out, err = (stream.buffer.getvalue().decode(decoding) for stream in streams.values())
-    assert f"espresso at layer4 (7 x 7)  {arrow}  kätzchen-gradcam.png" in out
-    assert err == f"missing-é-{'?' if encoding == 'latin-1' else '猫'}.jpg: does not exist\n"
+    assert run(small("coffee.jpg").rename("kätzchen.png"), "missing-猫.jpg").status == 1
+    for stream, text in zip(streams, shown):
+        assert text in stream.buffer.getvalue()
 
 
 @POSIX
