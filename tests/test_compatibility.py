@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam import TargetLayer
-from tests.test_explanation import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, tiny_model, traces
 
 EXPECTED = gradcam.explain(tiny_model().eval(), TINY, "3", target=1).maps
 

@@ -19,6 +19,7 @@ from gradcam import nested
 from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
 from gradcam.targets import ClassTarget
 from tests import oracles
+from tests.helpers import TINY, assert_same, tiny_model, traces
 
 LAYERS = [
     ("resnet18", "layer4"),
@@ -44,24 +45,6 @@ def model_called(name: str) -> nn.Module:
 
 def images_for(count: int = 2, size: int = 64) -> Tensor:
     return torch.randn(count, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-
-def tiny_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(4, 6, 3, stride=2, padding=1),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(),
-        nn.Linear(6, 5),
-    )
-
-
-TINY = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
 def slow_maps(model: nn.Module, images: Tensor, name: str, classes: list[int]) -> Tensor:
@@ -401,46 +384,6 @@ class TestModes:
         expected = gradcam.explain(tiny_model().eval(), TINY, "3", target=1)
         found = gradcam.explain(tiny_model().train(), TINY, "3", target=1)
         torch.testing.assert_close(found.maps, expected.maps)
-
-
-def traces(model: nn.Module) -> dict[str, Any]:
-    """Everything on a model that an explanation might change."""
-    kinds = (
-        "_forward_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-    )
-    return {
-        "hooks": [(name, kind, list(getattr(m, kind))) for name, m in model.named_modules() for kind in kinds],
-        "training": [(name, m.training) for name, m in model.named_modules()],
-        "modules": [(name, id(m)) for name, m in model.named_modules()],
-        "attributes": [(name, sorted(vars(m))) for name, m in model.named_modules()],
-        "requires_grad": [(name, p.requires_grad) for name, p in model.named_parameters()],
-        "values": [
-            (name, t.detach().clone(), t.dtype, t.stride(), t._version)
-            for name, t in model.state_dict(keep_vars=True).items()
-        ],
-        "grad": [(name, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()],
-        "mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "random": torch.get_rng_state(),
-    }
-
-
-def assert_same(before: Any, after: Any) -> None:
-    if isinstance(before, Tensor):
-        assert torch.equal(before, after)
-    elif isinstance(before, dict):
-        assert before.keys() == after.keys()
-        for key in before:
-            assert_same(before[key], after[key])
-    elif isinstance(before, (list, tuple)):
-        assert len(before) == len(after)
-        for one, other in zip(before, after):
-            assert_same(one, other)
-    else:
-        assert before == after
 
 
 class Troubled(nn.Module):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from gradcam import TargetLayer
 from gradcam.errors import LayerError, ModelError
 from tests import oracles
+from tests.helpers import HOOKS
 
 NETWORKS = {
     "resnet18": 40,
@@ -276,14 +277,7 @@ class TestErrors:
 
 
 def hooks_on(model: nn.Module) -> int:
-    kinds = (
-        "_forward_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-    )
-    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in HOOKS)
 
 
 @pytest.mark.parametrize("mode", [True, False])

@@ -1,0 +1,67 @@
+"""A small model, and everything on a model that an explanation might change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def tiny_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(6, 5),
+    )
+
+
+TINY = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+
+
+def traces(model: nn.Module) -> dict[str, Any]:
+    """Everything on a model that an explanation might change."""
+    return {
+        "hooks": [(name, kind, list(getattr(m, kind))) for name, m in model.named_modules() for kind in HOOKS],
+        "training": [(name, m.training) for name, m in model.named_modules()],
+        "modules": [(name, id(m)) for name, m in model.named_modules()],
+        "attributes": [(name, sorted(vars(m))) for name, m in model.named_modules()],
+        "requires_grad": [(name, p.requires_grad) for name, p in model.named_parameters()],
+        "values": [
+            (name, t.detach().clone(), t.dtype, t.stride(), t._version)
+            for name, t in model.state_dict(keep_vars=True).items()
+        ],
+        "grad": [(name, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()],
+        "mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "random": torch.get_rng_state(),
+    }
+
+
+def assert_same(before: Any, after: Any) -> None:
+    if isinstance(before, Tensor):
+        assert torch.equal(before, after)
+    elif isinstance(before, dict):
+        assert before.keys() == after.keys()
+        for key in before:
+            assert_same(before[key], after[key])
+    elif isinstance(before, (list, tuple)):
+        assert len(before) == len(after)
+        for one, other in zip(before, after):
+            assert_same(one, other)
+    else:
+        assert before == after
