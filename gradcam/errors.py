@@ -30,10 +30,10 @@ def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     """The known names that look most like `name`, best first: what an error offers in place of an unknown one."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     wanted = name.lower()
-    close = difflib.get_close_matches(wanted, by_lower_case, n=count, cutoff=0.6)
-    inside = [candidate for candidate in by_lower_case if wanted and wanted in candidate.split()]
-    inside += [candidate for candidate in by_lower_case if wanted and wanted in candidate]
-    return [by_lower_case[candidate] for candidate in dict.fromkeys([*close, *inside])][:count]
+    as_word = [candidate for candidate in by_lower_case if wanted in candidate.split()]
+    alike = difflib.get_close_matches(wanted, by_lower_case, n=count, cutoff=0.6)
+    inside = [candidate for candidate in by_lower_case if wanted and wanted in candidate]
+    return [by_lower_case[candidate] for candidate in dict.fromkeys([*as_word, *alike, *inside])][:count]
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -41,11 +41,11 @@ def test_the_stem_is_kept_as_it_is(stem: str) -> None:
 @pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
 @pytest.mark.parametrize("length", [200, 231, 232, 233, 234, 235, 400])
 def test_a_long_stem_is_cut_between_characters(character: str, length: int) -> None:
-    name = overlay_name(character * length, "gradcam")
-    stem = name.removesuffix("-gradcam.png")
+    name = overlay_name(character * length, "layercam")
+    stem = name.removesuffix("-layercam.png")
     assert set(stem) == {character}
     size = len(character.encode())
-    assert len(stem) == min(length, (240 - len("-gradcam.png")) // size)
+    assert len(stem) == min(length, (240 - len("-layercam.png")) // size)
 
 
 @pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
@@ -104,6 +104,15 @@ def test_an_input_is_recognised_through_links(tmp_path: Path) -> None:
     assert claim(tmp_path, [tmp_path / "link.png"], "a.png") == ["a-2.png"]
     assert claim(tmp_path, [tmp_path / "a.png"], "link.png") == ["link-2.png"]
     assert claim(tmp_path / "link to folder", [tmp_path / "a.png"], "a.png") == ["a-2.png"]
+
+
+def test_an_output_that_took_the_place_of_a_link_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to("elsewhere.png")
+    names = OutputNames(tmp_path, [])
+    (path,) = names.claim(["a.png"])
+    path.unlink()
+    path.touch()
+    assert [path.name for path in names.claim(["a.png"])] == ["a-2.png"]
 
 
 def test_case_does_not_tell_files_apart(tmp_path: Path) -> None:

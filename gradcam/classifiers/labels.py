@@ -22,7 +22,7 @@ def find_class(labels: Sequence[str], wanted: str) -> int:
     if found:
         choices = ", ".join(f"{index} ({labels[index]})" for index in found)
         raise TargetError(f"Several classes are called '{wanted}': choose one by its index, {choices}.")
-    offers = nearest(name.replace("_", " "), labels)
+    offers = nearest(name, labels)
     hint = f"nearest: {join_names(offers)}" if offers else f"there are {len(labels)}, such as {join_names(labels[:3])}"
     raise TargetError(f"No class is called '{wanted}'; {hint}.")
 
