@@ -712,6 +712,16 @@ def test_twenty_classes_of_each_image_equal_twenty_explanations() -> None:
         torch.testing.assert_close(many.maps[:, k], gradcam.explain(model, TINY, "1", target=k).maps[:, 0])
 
 
+def test_many_classes_cost_one_forward_pass_and_nothing_runs_before_the_layer_in_backward() -> None:
+    model = tiny_model().eval()
+    passes, backward = [], []
+    model[0].register_forward_hook(lambda module, args, output: passes.append(output.requires_grad))
+    model[0].weight.register_hook(lambda gradient: backward.append(gradient))
+    gradcam.explain(model, TINY, "3", target=[[0, 1, 2, 3, 4]] * 3)
+    assert passes == [False]
+    assert backward == []
+
+
 @pytest.mark.cuda
 def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) -> None:
     images = classifier.batch([gradcam.read_image(photo(name)) for name in ("koala.webp", "panda.webp")])

@@ -336,3 +336,48 @@ def test_functional_relu_in_place_behind_the_layer() -> None:
     assert (plain < 0).any()
     torch.testing.assert_close(layer.activations.detach(), plain)
     torch.testing.assert_close(layer.gradients, expected)
+
+
+def test_the_backward_hook_works_in_whichever_thread_autograd_runs_it() -> None:
+    import threading
+
+    model = small_network()
+    _, expected = expected_of(model, IMAGES, "2")
+    with TargetLayer(model[2]) as layer:
+        score = score_of(model(IMAGES))
+        thread = threading.Thread(target=score.backward)
+        thread.start()
+        thread.join()
+    torch.testing.assert_close(layer.gradients, expected)
+
+
+def test_a_forward_pass_in_another_thread_is_ignored() -> None:
+    import threading
+
+    model = small_network()
+    activations, expected = expected_of(model, IMAGES, "2")
+    with TargetLayer(model[2]) as layer:
+        output = model(IMAGES)
+        thread = threading.Thread(target=lambda: model(IMAGES * 5))
+        thread.start()
+        thread.join()
+        layer.backward(score_of(output))
+    torch.testing.assert_close(layer.activations.detach(), activations)
+    torch.testing.assert_close(layer.gradients, expected)
+
+
+def test_second_derivatives_through_the_pair_are_exact() -> None:
+    torch.manual_seed(0)
+    head = nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 2)
+    ).double()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1).double(), head)
+    plain = model[0](IMAGES).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(head(plain)[:, 1].sum(), plain, create_graph=True)
+    (expected,) = torch.autograd.grad(gradient.square().sum(), plain)
+    with TargetLayer(model[0]) as layer:
+        score = model(IMAGES)[:, 1].sum()
+        (gradient,) = torch.autograd.grad(score, layer.activations, create_graph=True)
+        (found,) = torch.autograd.grad(gradient.square().sum(), layer.activations)
+    assert found.abs().max() > 0
+    torch.testing.assert_close(found, expected)
