@@ -56,9 +56,8 @@ def _naming(path: Path) -> Iterator[None]:
         ) from None
     except PermissionError:
         raise ImageError(f"{path}: cannot be opened, permission denied") from None
-    except (
-        Exception
-    ) as error:  # decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files
+    except Exception as error:
+        # Decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{path}: is damaged or cut off ({reason})") from error
 
