@@ -111,7 +111,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     quality[".jpeg"] = quality[".jpg"]
     try:
         _write_whole(path, _encode(image, suffix, quality.get(suffix, [])))
-    except (OSError, cv2.error, ImageError) as error:
+    except (OSError, ImageError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ImageError(f"{path}: cannot be written ({reason})") from error
 
@@ -124,16 +124,17 @@ def encode_png(image: Pixels) -> bytes:
 def _encode(image: Pixels, suffix: str, options: Sequence[int]) -> bytes:
     from gradcam.opencv import cv2
 
-    encoded, data = cv2.imencode(suffix, flip_colours(image), options)
-    if not encoded:  # the sides of a WebP end at 16383 pixels, those of a JPEG at 65500
-        raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
-    return data.tobytes()
+    with contextlib.suppress(cv2.error):
+        encoded, data = cv2.imencode(suffix, flip_colours(image), options)
+        if encoded:
+            return data.tobytes()
+    # The sides of a WebP end at 16383 pixels, those of a JPEG at 65500.
+    raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    temporary = path.with_name(
-        f".gradcam-{secrets.token_hex(8)}.tmp"
-    )  # a dot, no suffix of a picture: nobody takes it for one
+    # A dot, and no suffix of a picture: nobody takes it for one.
+    temporary = path.with_name(f".gradcam-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
             file.write(data)

@@ -189,6 +189,11 @@ def test_a_class_given_twice_is_explained_once(run: Command, folder: Path, small
     assert files(folder) == ["coffee-gradcam.png"]
 
 
+def test_a_layer_given_twice_is_looked_at_once(run: Command, folder: Path, small: Photo) -> None:
+    assert run(small("coffee.jpg"), "-l", "layer4", "-l", "layer4").status == 0
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
 def test_the_top_classes_are_in_the_names(
     run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:
@@ -244,16 +249,23 @@ def test_an_output_of_an_earlier_run_is_replaced(run: Command, folder: Path, sma
     assert files(folder) == ["coffee-gradcam.png", "out.png"]
 
 
-@pytest.mark.parametrize("output", ["a.png", "link.png", "../here/a.png", "{folder}/a.png"])
+@pytest.mark.parametrize("output", ["a.png", "link.png", "hard link.png", "../here/a.png", "{folder}/a.png"])
 def test_the_picture_is_never_its_own_output(run: Command, folder: Path, small: Photo, output: str) -> None:
     small("coffee.jpg").rename(folder / "a.png")
     (folder / "link.png").symlink_to("a.png")
+    (folder / "hard link.png").hardlink_to("a.png")
     before = (folder / "a.png").read_bytes()
     outcome = run("a.png", "-o", output.format(folder=folder))
     assert outcome.status == 2
     assert "never overwritten" in outcome.err
     assert (folder / "a.png").read_bytes() == before
     assert (folder / "link.png").is_symlink()
+
+
+def test_a_missing_picture_is_not_its_own_output_either(run: Command, folder: Path) -> None:
+    outcome = run("missing.png", "-o", "sub/../missing.png")
+    assert (outcome.status, files(folder)) == (2, [])
+    assert "never overwritten" in outcome.err
 
 
 @pytest.mark.parametrize(
