@@ -11,11 +11,13 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from gradcam.quantised import straight_through
 
 _lock = threading.Lock()
 _held_flags: weakref.WeakKeyDictionary[nn.Module, _HeldFlag] = weakref.WeakKeyDictionary()
@@ -32,20 +34,23 @@ class _HeldFlag:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """`model` in evaluation mode and run eagerly, outside inference mode; all as it was afterwards."""
+    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards."""
+    modules = list(model.modules())  # walked through once: on a small network that takes as long as a layer
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(evaluation_mode(model))
-        stack.enter_context(eager_mode(model))
+        stack.enter_context(evaluation_mode(modules))
+        stack.enter_context(eager_mode(modules))
         stack.enter_context(_random_state(model))
+        stack.enter_context(straight_through(modules))
         yield
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module of `model` in evaluation mode; afterwards each has its own flag again."""
+def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Every one of the modules in evaluation mode; afterwards each has its own flag again."""
     with _lock:
-        modules = [module for module in model.modules() if module.training or (_held_flags and module in _held_flags)]
+        held_already = set(_held_flags)
+        modules = [module for module in modules if module.training or module in held_already]
         for module in modules:
             _held_flags.setdefault(module, _HeldFlag(module.training)).holders += 1
             module.training = False
@@ -62,9 +67,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eager_mode(model: nn.Module) -> Iterator[None]:
-    """Compiled parts of `model` run uncompiled, since compiled code ignores hooks that come later."""
-    if "torch._dynamo" not in sys.modules or not any(map(_is_compiled, model.modules())):
+def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
+    if "torch._dynamo" not in sys.modules or not any(map(_is_compiled, modules)):
         yield  # not for nothing: the stance holds in all threads, where it would slow others down
         return
     with _lock:

@@ -15,7 +15,6 @@ from gradcam.gradients import require_recording
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid
 from gradcam.nested import map_tensors, tensors
-from gradcam.quantised import straight_through
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import compute_scores
 
@@ -80,7 +79,7 @@ class Recorded:
 @contextlib.contextmanager
 def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], target: Any) -> Iterator[Recorded]:
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends."""
-    with undisturbed(model), straight_through(model), contextlib.ExitStack() as stack:
+    with undisturbed(model), contextlib.ExitStack() as stack:
         args, kwargs = map_tensors((batch.args, batch.kwargs), _outside_inference_mode)
         recorders = {name: stack.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
         output = _call(model, args, kwargs)

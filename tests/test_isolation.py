@@ -23,7 +23,7 @@ def model() -> nn.Sequential:
 def test_flags_overlap_in_any_order() -> None:
     shared = model()
     before = flags(shared)
-    first, second = evaluation_mode(shared), evaluation_mode(shared[1])
+    first, second = evaluation_mode(list(shared.modules())), evaluation_mode(list(shared[1].modules()))
     first.__enter__()
     second.__enter__()
     assert not any(flags(shared))
@@ -48,14 +48,14 @@ def test_the_compilers_mode_overlaps_in_any_order() -> None:
     def stance() -> str:
         return torch._dynamo.eval_frame._stance.stance
 
-    first, second = eager_mode(compiled), eager_mode(compiled)
+    first, second = eager_mode(list(compiled.modules())), eager_mode(list(compiled.modules()))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     assert stance() == "force_eager"
     second.__exit__(None, None, None)
     assert stance() == "default"
-    with eager_mode(model()):
+    with eager_mode(list(model().modules())):
         assert stance() == "default"  # nothing in that model is compiled
 
 
@@ -76,7 +76,7 @@ def test_many_threads_in_and_out() -> None:
 
     def work() -> None:
         for _ in range(200):
-            with evaluation_mode(shared):
+            with evaluation_mode(list(shared.modules())):
                 if any(flags(shared)):
                     errors.append("a module trains while it is held")
 
