@@ -15,7 +15,7 @@ from gradcam.heatmap import to_heatmaps
 from gradcam.layers import find_layer, norm_before_last_attention, unwrap
 from gradcam.methods import Method, find_method
 from gradcam.nested import map_tensors
-from gradcam.recording import Batch, Recorded, find_layers_with_grid, recorded_pass, to_batch
+from gradcam.recording import Recorded, find_layers_with_grid, recorded_pass, to_batch
 from gradcam.tokens import Layout, find_layout
 
 
@@ -66,7 +66,8 @@ def explain(
     image, a `targets.ClassTarget`, or a function from the model's output to scores (N,) or (N,K).
 
     The model is left as it was: hooks, training flags, `requires_grad`, `.grad`, grad mode, random state. It is explained
-    in evaluation mode. Several threads may explain with one model at once.
+    in evaluation mode. Several threads may explain with one model at once; since a module's training flag is one for all
+    threads, a training step that overlaps with an explanation runs in evaluation mode: take turns there.
 
     Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
     Errors of the model itself come through as they are.
@@ -91,9 +92,7 @@ def compare(
     """
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers)
-    found = [find_method(method) for method in methods]
-    if not found:
-        raise GradcamError("methods is empty, expected at least one name.")
+    found = _find_methods(methods)
     with recorded_pass(model, batch, chosen, target) as recorded:
         maps = _compute_maps(recorded, found)
         output = map_tensors(recorded.output, torch.Tensor.detach)
@@ -130,20 +129,28 @@ def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str]
             total = recorded.scores.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
         for name, gradient in zip(names, gradients):
-            if gradient is not None and _find_grid(name, gradient[0], batch).to_grid(gradient[0]).any():
+            if gradient is not None and _find_grid(name, gradient[0], recorded).to_grid(gradient[0]).any():
                 return name
     return None
 
 
+def _find_methods(names: Sequence[str]) -> list[Method]:
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        raise GradcamError(f"methods is {names!r}, expected a list of at least one name.")
+    return [find_method(name) for name in names]
+
+
 def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> dict[str, nn.Module]:
-    if isinstance(chosen, (str, nn.Module)) or not chosen:
-        raise LayerError("layers must be a list of at least one layer, by name or as modules.")
+    if isinstance(chosen, str) or not isinstance(chosen, Sequence) or not chosen:
+        raise LayerError(
+            f"layers is {type(chosen).__name__}, expected a list of at least one layer, by name or as modules."
+        )
     return dict(find_layer(model, layer) for layer in chosen)
 
 
 def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[str, str], Tensor]:
     """Maps (N,K,...) by layer and method: after ReLU, float32."""
-    layouts = {layer: _find_grid(layer, tensor, recorded.batch) for layer, tensor in recorded.activations.items()}
+    layouts = {layer: _find_grid(layer, tensor, recorded) for layer, tensor in recorded.activations.items()}
     grids = {
         layer: _at_least_float32(
             layouts[layer].to_grid(_check_finite(tensor.detach(), f"The activations of layer '{layer}' are"))
@@ -167,8 +174,9 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
     return {key: torch.cat(parts, dim=1) for key, parts in maps.items()}
 
 
-def _find_grid(layer: str, activations: Tensor, batch: Batch) -> Layout:
-    layout = find_layout(activations.shape, batch.size)
+def _find_grid(layer: str, activations: Tensor, recorded: Recorded) -> Layout:
+    batch = recorded.batch
+    layout = find_layout(activations.shape, batch.size, recorded.model.get_submodule(layer))
     if activations.shape[:1] != (batch.images,):
         raise LayerError(
             f"Layer '{layer}' gives {tuple(activations.shape)} for {batch.images} image(s): its rows are not the images, "

@@ -33,7 +33,7 @@ def _cubic_weights(cells: int, length: int) -> Tensor:
     PyTorch's interpolation of the identity matrix gives it. As products of small matrices a hundred maps are resized
     several times faster than by the interpolation itself, and volumes, for which it has no cubic mode, are resized alike.
     """
-    identity = torch.eye(cells)[None, None]
+    identity = torch.eye(cells, dtype=torch.float32, device="cpu")[None, None]  # whatever the caller's defaults are
     return F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)[0, 0]
 
 

@@ -1,8 +1,9 @@
 """What keeps a model as it was: its training flags, the compiler's mode and the random state, also with several threads.
 
 Each of these is shared by all threads. Were two overlapping explanations to save, change and restore one by
-themselves, the second would save what the first had set, and restore that. So each is held under a lock and a count:
-the first one in saves, the last one out restores.
+themselves, the second would save what the first had set, and restore that. So flags and mode are held under a lock and
+by holders: the first one in saves, the last one out restores. The random state has no such cure: numbers that another
+thread draws from PyTorch's global generator while a model draws in an explanation may be drawn again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ _held_stance: list[Any] = []
 
 
 class _HeldFlag:
-    """A module's own training flag, while explanations hold the module in evaluation mode."""
+    """A module's own training flag, and those who hold the module in evaluation mode."""
 
     def __init__(self, training: bool) -> None:
         self.training = training
-        self.holders = 0
+        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+class _Holder:
+    """One explanation. Weakly held: where an interruption keeps it from letting go, its end does."""
 
 
 @contextlib.contextmanager
@@ -48,20 +53,20 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Every one of the modules in evaluation mode; afterwards each has its own flag again."""
-    with _lock:
-        held_already = set(_held_flags)
-        modules = [module for module in modules if module.training or module in held_already]
-        for module in modules:
-            _held_flags.setdefault(module, _HeldFlag(module.training)).holders += 1
-            module.training = False
+    holder = _Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
     try:
+        with _lock:
+            held_already = set(_held_flags)
+            for module in modules:
+                if module.training or module in held_already:
+                    _held_flags.setdefault(module, _HeldFlag(module.training)).holders.add(holder)
+                    module.training = False
         yield
     finally:
         with _lock:
-            for module in modules:
-                held = _held_flags[module]
-                held.holders -= 1
-                if held.holders == 0:
+            for module, held in list(_held_flags.items()):
+                held.holders.discard(holder)
+                if not held.holders:
                     module.training = held.training
                     del _held_flags[module]
 

@@ -94,7 +94,12 @@ def layers_with_grid(
         name = names[module]
         runs[name] = runs.get(name, 0) + 1
         tensor: Tensor | None = first_floating(output)
-        if tensor is not None and len(tensor.shape) > 2 and len(tensor) == images and find_layout(tensor.shape, size):
+        if (
+            tensor is not None
+            and len(tensor.shape) > 2
+            and len(tensor) == images
+            and find_layout(tensor.shape, size, module)
+        ):
             finished.append(name)
 
     with torch.no_grad(), Hooks() as hooks:
@@ -107,13 +112,14 @@ def layers_with_grid(
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     yield name, module
-    if not _is_attention(module):
+    if not name or not _is_attention(module):
         for child_name, child in module.named_children():
             yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
 
 
 def _is_attention(module: nn.Module) -> bool:
-    return "attention" in type(module).__name__.lower()
+    name = type(module).__name__.lower()
+    return any(word in name for word in ("attention", "attn", "mhsa"))
 
 
 def _is_adaptive_pooling(module: nn.Module) -> bool:

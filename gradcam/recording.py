@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,10 @@ class Batch:
 
 def to_batch(images: Any) -> Batch:
     """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
-    args = images if isinstance(images, tuple) else () if isinstance(images, dict) else (images,)
-    kwargs = images if isinstance(images, dict) else {}
-    given = list(tensors(images))
+    # A mapping, not only a dict: Hugging Face's processors give one of their own.
+    kwargs = dict(images) if isinstance(images, Mapping) else {}
+    args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
+    given = list(tensors((args, kwargs)))
     first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
     if first is None:
         what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
@@ -69,11 +70,13 @@ class Recorded:
     classes: Tensor | None
     model: nn.Module
     batch: Batch
+    autocast: torch.dtype | None
 
     @property
     def has_float16(self) -> bool:
-        """Whether gradients pass through float16 on their way to the layers."""
-        return any(tensor.dtype == torch.float16 for tensor in tensors((self.activations, self.output)))
+        """Whether gradients may pass through float16 on their way to the layers."""
+        seen = (*tensors((self.activations, self.output)), *self.model.parameters())
+        return self.autocast == torch.float16 or any(tensor.dtype == torch.float16 for tensor in seen)
 
 
 @contextlib.contextmanager
@@ -87,8 +90,10 @@ def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], 
         scores, classes = compute_scores(target, output, batch.images)
         require_recording(scores, list(chosen))
         # Computed without the caller's autocast, which would make products of maps half as precise.
-        with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
-            yield Recorded(activations, output, scores, classes, model, batch)
+        device = scores.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield Recorded(activations, output, scores, classes, model, batch, autocast)
 
 
 def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -25,7 +25,8 @@ class TargetLayer:
     Nothing before the layer is recorded for autograd, so that the backward pass runs through the tail of the network
     only: it touches no parameter's `.grad` and needs no parameter that requires gradients. The layer's output goes on as
     a clone, so that operations in place behind it cannot change what was recorded. Several `TargetLayer`s may be open
-    at once. When the context ends the hooks are gone and the grad mode is what it was.
+    at once. When the context ends the hooks are gone and the grad mode is what it was; until then recording stays on from
+    the layer's first run, so that each forward pass is best given a context of its own.
 
     Raises `ModelError` where recording is impossible: inside `torch.inference_mode()`, on a TorchScript module, under
     `torch.func.vmap`.
@@ -37,6 +38,8 @@ class TargetLayer:
     # module, which carries the full backward hook; a clone of that is what the rest of the model sees.
 
     def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
+        if not isinstance(module, nn.Module):
+            raise LayerError(f"The layer is {module!r}, expected a torch.nn.Module, such as model.layer4.")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
                 "The layer is a TorchScript module, whose output a hook cannot replace: "
@@ -45,12 +48,14 @@ class TargetLayer:
         self.name = name or type(module).__name__
         self._module = module
         self._passage = nn.Identity()
-        self._context = contextlib.ExitStack()
+        self._context: contextlib.ExitStack | None = None
         self._runs = 0
         self._activations: Tensor | None = None
         self._gradients: Tensor | None = None
 
     def __enter__(self) -> TargetLayer:
+        if self._context is not None:
+            raise LayerError(f"Layer '{self.name}' is recorded already: make another TargetLayer to nest them.")
         if torch.is_inference_mode_enabled():
             raise ModelError(
                 "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() there, "
@@ -67,7 +72,9 @@ class TargetLayer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._context.close()
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
 
     @property
     def activations(self) -> Tensor:
@@ -82,8 +89,8 @@ class TargetLayer:
             )
         if self._runs > 1:
             raise LayerError(
-                f"Layer '{self.name}' ran {self._runs} times in one forward pass, so its activations are not one thing: "
-                "choose a layer that runs once, such as the block around it."
+                f"Layer '{self.name}' ran {self._runs} times before the backward pass: its activations are not one thing; "
+                "choose a layer that runs once in a forward pass, such as the block around it."
             )
         if self._activations is None:
             raise LayerError(
@@ -107,6 +114,11 @@ class TargetLayer:
         float32: on its way through float16 layers it is scaled, because small values would be lost.
         Raises `LayerError` if the score does not depend on the layer, `ModelError` if recording was off.
         """
+        if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
+            what = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+            raise LayerError(
+                f"The score is {what}, expected a floating tensor of one value: sum it, or pick an element."
+            )
         activations = self.activations
         gradients.require_recording(score, [self.name])
         scaled = torch.float16 in (activations.dtype, score.dtype)
@@ -142,7 +154,8 @@ class TargetLayer:
 
 def _shares_storage(tensor: Tensor, inputs: Any) -> bool:
     address = tensor.untyped_storage().data_ptr()
-    return any(other.untyped_storage().data_ptr() == address for other in tensors(inputs))
+    dense = (other for other in tensors(inputs) if other.layout == torch.strided)
+    return any(other.untyped_storage().data_ptr() == address for other in dense)
 
 
 def _refuse_vmap(tensor: Tensor) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
+CHANNELS_FIRST = (_ConvNd, _BatchNorm, nn.GroupNorm)
 MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
 
 
@@ -27,15 +30,17 @@ class Layout:
         return tensor.movedim(-1, 1)
 
 
-def find_layout(shape: Sequence[int], size: Sequence[int]) -> Layout | None:
+def find_layout(shape: Sequence[int], size: Sequence[int], module: nn.Module | None = None) -> Layout | None:
     """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None without a grid.
 
-    Channels first is taken for granted unless only channels last agrees with the picture's aspect. Tokens (N,T,D) are
+    Channels first is taken for granted unless only channels last agrees with the picture's aspect, and the module is not
+    one that works on channels first. Tokens (N,T,D) are
     a grid where exactly one stride that divides the picture leaves no more than a few tokens over.
     """
     if len(shape) == len(size) + 2:
         first, last = tuple(shape[2:]), tuple(shape[1:-1])
-        if _has_aspect(last, size) and not _has_aspect(first, size):
+        may_be_last = not isinstance(module, CHANNELS_FIRST)
+        if may_be_last and _has_aspect(last, size) and not _has_aspect(first, size):
             return Layout(last, "channels last")
         return Layout(first, "channels first") if max(first) > 1 else None
     if len(shape) == 3 and len(size) == 2:

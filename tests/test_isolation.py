@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradcam import isolation
 from gradcam.isolation import eager_mode, evaluation_mode, undisturbed
 
 
@@ -94,3 +95,35 @@ def test_no_warning_is_given() -> None:
         warnings.simplefilter("error")
         with undisturbed(model()):
             pass
+
+
+class InterruptsOnce:
+    """A lock whose owner is interrupted just when it lets go."""
+
+    def __init__(self, lock: threading.Lock, turns: int) -> None:
+        self.lock, self.turns = lock, turns
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+        self.turns -= 1
+        if self.turns == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_an_interruption_at_the_worst_moment_does_not_leave_a_model_in_evaluation_mode(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = model()
+    before = flags(shared)
+    with monkeypatch.context() as patch:
+        patch.setattr(isolation, "_lock", InterruptsOnce(isolation._lock, turns))
+        with pytest.raises(KeyboardInterrupt), undisturbed(shared):
+            pass
+    with undisturbed(shared):
+        assert not any(flags(shared))
+    assert flags(shared) == before
+    assert not isolation._held_flags

@@ -265,6 +265,26 @@ class TestErrors:
         with torch.inference_mode(), pytest.raises(ModelError, match="inference_mode"), TargetLayer(nn.Identity()):
             pass
 
+    def test_entered_twice(self) -> None:
+        model = small_network()
+        layer = TargetLayer(model[2], name="second")
+        with layer, pytest.raises(LayerError, match="'second' is recorded already"):
+            layer.__enter__()
+        assert torch.is_grad_enabled()
+        assert hooks_on(model) == 0
+
+    @pytest.mark.parametrize("score", [3.0, torch.zeros(2), torch.tensor(1)], ids=str)
+    def test_a_score_that_is_none(self, score: object) -> None:
+        model = small_network()
+        with TargetLayer(model[2]) as layer:
+            model(IMAGES)
+            with pytest.raises(LayerError, match="expected a floating tensor of one value"):
+                layer.backward(score)  # type: ignore[arg-type]
+
+    def test_no_module(self) -> None:
+        with pytest.raises(LayerError, match=r"'layer4', expected a torch\.nn\.Module"):
+            TargetLayer("layer4")  # type: ignore[arg-type]
+
     def test_vmap(self) -> None:
         model = small_network()
         with TargetLayer(model[2]), pytest.raises(ModelError, match="vmap"):

@@ -42,3 +42,9 @@ def test_values_of_tokens_and_of_channels_last_land_in_their_cells() -> None:
                 assert grid[image, :, row, column].tolist() == tokens[image, 1 + row * 3 + column].tolist()
                 found = Layout((2, 3), "channels last").to_grid(last)[image, :, row, column]
                 assert found.tolist() == last[image, row, column].tolist()
+
+
+def test_a_convolution_gives_channels_first_whatever_the_shape_looks_like() -> None:
+    shape, size = (2, 16, 16, 8), (16, 16)
+    assert find_layout(shape, size) == Layout((16, 16), "channels last")
+    assert find_layout(shape, size, torch.nn.Conv2d(3, 16, 3)) == Layout((16, 8), "channels first")

@@ -125,6 +125,8 @@ class Destination:
 
 def find_destination(settings: Settings, images: Sequence[Path]) -> Destination:
     """Where results go. Raises `click.UsageError` for one file for several results, or over one of the pictures."""
+    if settings.classes and settings.top_k > 1:
+        raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
     path = settings.output
     if path.suffix.lower() not in READ_SUFFIXES or path.is_dir():
         return Destination(path)
