@@ -75,8 +75,12 @@ class Recorded:
     @property
     def has_float16(self) -> bool:
         """Whether gradients may pass through float16 on their way to the layers."""
-        seen = (*tensors((self.activations, self.output)), *self.model.parameters())
-        return self.autocast == torch.float16 or any(tensor.dtype == torch.float16 for tensor in seen)
+        if self.autocast == torch.float16:
+            return True
+        # Module by module: model.parameters() takes several times as long, which a small network's pass would show.
+        parameters = (parameter for module in self.model.modules() for parameter in module._parameters.values())
+        seen = (*tensors((self.activations, self.output)), *parameters)
+        return any(tensor is not None and tensor.dtype == torch.float16 for tensor in seen)
 
 
 @contextlib.contextmanager

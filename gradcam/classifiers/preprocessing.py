@@ -37,18 +37,22 @@ class CentreCrop:
         return values.sub_(mean).div_(std)
 
     def region(self, height: int, width: int) -> Region:
-        """The pixels of a picture that the network sees, rounded to whole ones: (top, left, height, width)."""
-        top, left, box_height, box_width = self._box(height, width)
-        first_row, first_column = round(top), round(left)
-        rows = max(1, round(top + box_height) - first_row)
-        columns = max(1, round(left + box_width) - first_column)
-        return min(first_row, height - rows), min(first_column, width - columns), rows, columns
+        """The central square of a picture that the network sees: (top, left, height, width), in whole pixels.
+
+        Resizing rounds to whole pixels too, and may shift what is seen by up to one of *its* pixels against this square.
+        """
+        side = max(1, round(min(height, width) * self.size / self._shorter))
+        return (height - side) // 2, (width - side) // 2, side, side
+
+    @property
+    def _shorter(self) -> int:
+        """What the shorter side is resized to."""
+        return int(self.size / self.crop)
 
     def _box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """The region in fractions of pixels, rounded as torchvision and timm round when they resize and crop."""
-        shorter = int(self.size / self.crop)
-        resized_height = max(shorter, int(shorter * height / width))
-        resized_width = max(shorter, int(shorter * width / height))
+        """Top, left, height and width in fractions of pixels, rounded as torchvision and timm do when they resize and crop."""
+        resized_height = max(self._shorter, int(self._shorter * height / width))
+        resized_width = max(self._shorter, int(self._shorter * width / height))
         top, left = round((resized_height - self.size) / 2), round((resized_width - self.size) / 2)
         down, across = height / resized_height, width / resized_width
         return top * down, left * across, self.size * down, self.size * across
