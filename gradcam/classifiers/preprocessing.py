@@ -50,7 +50,7 @@ class CentreCrop:
         return int(self.size / self.crop)
 
     def _box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """Top, left, height and width in fractions of pixels, rounded as torchvision and timm do when they resize and crop."""
+        """Top, left, height and width in fractions of pixels, rounded as torchvision and timm do."""
         resized_height = max(self._shorter, int(self._shorter * height / width))
         resized_width = max(self._shorter, int(self._shorter * width / height))
         top, left = round((resized_height - self.size) / 2), round((resized_width - self.size) / 2)
