@@ -60,12 +60,17 @@ def require_recording(scores: Tensor, layers: Sequence[str]) -> None:
     if scores.requires_grad:
         return
     if not torch.is_grad_enabled():
-        raise ModelError(
-            f"Gradient recording is off behind layer {join_names(layers)}: the model, or the code around it, disables it "
-            "(torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
-            "Take that away for the explanation, or choose a layer behind it."
-        )
+        raise recording_is_off(layers)
     raise no_dependence(layers)
+
+
+def recording_is_off(layers: Sequence[str]) -> ModelError:
+    """The error for a model that switches recording off behind a layer."""
+    return ModelError(
+        f"Gradient recording is off behind layer {join_names(layers)}: the model, or the code around it, disables it "
+        "(torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
+        "Take that away for the explanation, or choose a layer behind it."
+    )
 
 
 def no_dependence(layers: Sequence[str]) -> LayerError:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, LayerError, ModelError
-from gradcam.gradients import require_recording
+from gradcam.gradients import recording_is_off, require_recording
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid
 from gradcam.nested import map_tensors, tensors
@@ -91,6 +91,9 @@ def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], 
         recorders = {name: stack.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
         output = _call(model, args, kwargs)
         activations = {name: recorder.activations for name, recorder in recorders.items()}
+        off = [name for name, recorder in recorders.items() if recorder.found_recording_off]
+        if len(off) > 1:  # the first to run finds it off, and no other, unless the model switches it off between them
+            raise recording_is_off(off)
         scores, classes = compute_scores(target, output, batch.images)
         require_recording(scores, list(chosen))
         # Computed without the caller's autocast, which would make products of maps half as precise.

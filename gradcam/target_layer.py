@@ -49,6 +49,7 @@ class TargetLayer:
         self._module = module
         self._passage = nn.Identity()
         self._context: contextlib.ExitStack | None = None
+        self.found_recording_off = False
         self._runs = 0
         self._activations: Tensor | None = None
         self._gradients: Tensor | None = None
@@ -141,6 +142,7 @@ class TargetLayer:
         _refuse_vmap(tensor)
         # Dropout in evaluation mode and Identity return their input, which may be changed in place later.
         is_shared = _shares_storage(tensor, (args, kwargs))
+        self.found_recording_off = not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
             self._activations = tensor.clone() if is_shared else tensor

@@ -650,6 +650,24 @@ class TestLayerErrors:
         with pytest.raises(ModelError, match="disables it"):
             gradcam.explain(Disables().eval(), TINY, "body.3")
 
+    def test_recording_disabled_between_two_layers(self) -> None:
+        class Between(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = nn.Conv2d(3, 4, 3, padding=1)
+                self.middle = nn.Conv2d(4, 4, 3, padding=1)
+                self.last = nn.Conv2d(4, 4, 3, padding=1)
+
+            def forward(self, images: Tensor) -> Tensor:
+                with torch.no_grad():
+                    x = self.first(images)
+                    y = self.middle(x)
+                return (self.last(y.sin()) * x).mean((2, 3))
+
+        with pytest.raises(ModelError, match="disables it"):
+            gradcam.compare(Between(), TINY, layers=["first", "last"], methods=["gradcam"])
+        assert gradcam.explain(Between(), TINY, "last", target=1).maps.isfinite().all()
+
     @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
     def test_a_reentrant_checkpoint_around_the_layer(self) -> None:
         from torch.utils.checkpoint import checkpoint
