@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,10 +152,10 @@ def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> dict[st
 def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[str, str], Tensor]:
     """Maps (N,K,...) by layer and method: after ReLU, float32."""
     layouts = {layer: _find_grid(layer, tensor, recorded) for layer, tensor in recorded.activations.items()}
+    for layer, tensor in recorded.activations.items():
+        _range(tensor.detach(), f"The activations of layer '{layer}' are")
     grids = {
-        layer: _at_least_float32(
-            layouts[layer].to_grid(_check_finite(tensor.detach(), f"The activations of layer '{layer}' are"))
-        )
+        layer: _at_least_float32(layouts[layer].to_grid(tensor.detach()))
         for layer, tensor in recorded.activations.items()
     }
     maps: dict[tuple[str, str], list[Tensor]] = {(layer, method.name): [] for layer in grids for method in methods}
@@ -163,10 +164,10 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
         for layer, gradient in zip(grids, gradients):
             if gradient is None:
                 raise no_dependence([layer])
-            _check_finite(gradient, f"The gradients at layer '{layer}' are")
-            on_grid = _at_least_float32(_gradient_to_grid(layouts[layer], gradient))
-            if layer in blind and on_grid.count_nonzero() > 0:
+            on_grid = layouts[layer].to_grid(gradient.flatten(0, 1))
+            if _range(on_grid, f"The gradients at layer '{layer}' are") != (0, 0):
                 blind.discard(layer)
+            on_grid = _at_least_float32(on_grid).unflatten(0, gradient.shape[:2]).transpose(0, 1)
             for method in methods:
                 maps[layer, method.name].append(method.compute(grids[layer], on_grid).relu().float())
     for layer in blind:
@@ -190,23 +191,18 @@ def _find_grid(layer: str, activations: Tensor, recorded: Recorded) -> Layout:
     return layout
 
 
-def _gradient_to_grid(layout: Layout, gradient: Tensor) -> Tensor:
-    """Gradients (k,N,...) as the layer gives them to (N,k,C,*grid)."""
-    on_grid = layout.to_grid(gradient.flatten(0, 1))
-    return on_grid.unflatten(0, gradient.shape[:2]).transpose(0, 1)
-
-
 def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _check_finite(tensor: Tensor, what: str) -> Tensor:
-    # The sum is read in one go, and is not finite if a value is not; where it overflows by itself, a second look decides.
-    if not tensor.sum().isfinite() and not tensor.isfinite().all():
-        kind = "NaN" if tensor.isnan().any() else "infinite"
+def _range(tensor: Tensor, what: str) -> tuple[float, float]:
+    """The least and the largest value. Raises `ModelError` where one is NaN or infinite: both pass through here."""
+    lowest, highest = tensor.amin().item(), tensor.amax().item()
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        kind = "NaN" if math.isnan(lowest) else "infinite"
         hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
         raise ModelError(f"{what} {kind} in places: look for NaN in the input and in the weights.{hint}")
-    return tensor
+    return lowest, highest
 
 
 def _blind(layer: str, layout: Layout, model: nn.Module) -> LayerError:

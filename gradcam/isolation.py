@@ -38,16 +38,33 @@ class _Holder:
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards."""
-    modules = list(model.modules())  # walked through once: on a small network that takes as long as a layer
+def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards.
+
+    Gives its modules, each once.
+    """
+    modules = _walk(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(evaluation_mode(modules))
         stack.enter_context(eager_mode(modules))
         stack.enter_context(_random_state(model))
         stack.enter_context(straight_through(modules))
-        yield
+        yield modules
+
+
+def _walk(model: nn.Module) -> list[nn.Module]:
+    """All modules, each once: as `model.modules()`, in an order of its own and a quarter of the time.
+
+    On a small network those generators, one inside another, take as long as a layer.
+    """
+    found, seen = [model], {model}
+    for module in found:  # which grows on the way
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
 
 
 @contextlib.contextmanager

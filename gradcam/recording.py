@@ -69,6 +69,7 @@ class Recorded:
     scores: Tensor
     classes: Tensor | None
     model: nn.Module
+    modules: list[nn.Module]
     batch: Batch
     autocast: torch.dtype | None
 
@@ -77,17 +78,21 @@ class Recorded:
         """Whether gradients may pass through float16 on their way to the layers."""
         if self.autocast == torch.float16:
             return True
+        if any(tensor.dtype == torch.float16 for tensor in tensors((self.activations, self.output))):
+            return True
         # Module by module: model.parameters() takes several times as long, which a small network's pass would show.
-        parameters = (parameter for module in self.model.modules() for parameter in module._parameters.values())
-        seen = (*tensors((self.activations, self.output)), *parameters)
-        return any(tensor is not None and tensor.dtype == torch.float16 for tensor in seen)
+        return any(
+            parameter is not None and parameter.dtype == torch.float16
+            for module in self.modules
+            for parameter in module._parameters.values()
+        )
 
 
 @contextlib.contextmanager
 def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], target: Any) -> Iterator[Recorded]:
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends."""
-    with undisturbed(model), contextlib.ExitStack() as stack:
-        args, kwargs = map_tensors((batch.args, batch.kwargs), _outside_inference_mode)
+    with undisturbed(model) as modules, contextlib.ExitStack() as stack:
+        args, kwargs = map_tensors((batch.args, batch.kwargs), _caller_keeps)
         recorders = {name: stack.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
         output = _call(model, args, kwargs)
         activations = {name: recorder.activations for name, recorder in recorders.items()}
@@ -100,7 +105,7 @@ def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], 
         device = scores.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            yield Recorded(activations, output, scores, classes, model, batch, autocast)
+            yield Recorded(activations, output, scores, classes, model, modules, batch, autocast)
 
 
 def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,8 +118,9 @@ def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         raise
 
 
-def _outside_inference_mode(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+def _caller_keeps(tensor: Tensor) -> Tensor:
+    """What the model gets of a tensor of the caller's: outside inference mode, and nothing that is recorded sticks to it."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def find_layers_with_grid(model: nn.Module, batch: Batch) -> list[str]:
@@ -123,7 +129,7 @@ def find_layers_with_grid(model: nn.Module, batch: Batch) -> list[str]:
     if len(args) == 1 and isinstance(args[0], Tensor):
         args, images = (args[0][:1],), 1
     with undisturbed(model):
-        args, kwargs = map_tensors((args, kwargs), _outside_inference_mode)
+        args, kwargs = map_tensors((args, kwargs), _caller_keeps)
         names = layers_with_grid(model, args, kwargs, images, batch.size)
     if not names:
         raise LayerError(

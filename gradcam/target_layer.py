@@ -148,7 +148,20 @@ class TargetLayer:
             self._activations = tensor.clone() if is_shared else tensor
         else:
             self._activations = (tensor.detach().clone() if is_shared else tensor.detach()).requires_grad_()
-        return replace_tensor(output, tensor, self._passage(self._activations).clone())
+        passed = self._passage(self._activations)
+        if output is tensor and self._works_in_place(tensor, args):
+            output.copy_(passed)
+            return None
+        return replace_tensor(output, tensor, passed.clone())
+
+    def _works_in_place(self, output: Tensor, args: tuple[Any, ...]) -> bool:
+        """Whether the output is the input, changed, and the model may go on using it under its other name.
+
+        Then that tensor itself has to lead to the gradient. Not where autograd would refuse (a view that was made without
+        recording, what an operation further up has saved), and never a parameter, on which the graph would stay.
+        """
+        in_place = getattr(self._module, "inplace", False) is True and any(output is tensor for tensor in args)
+        return in_place and not (output.requires_grad or output._is_view() or isinstance(output, nn.Parameter))
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]

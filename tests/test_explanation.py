@@ -777,3 +777,11 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) ->
     assert found.heatmaps.is_cuda
     torch.testing.assert_close(found.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
     assert all(tensor.is_cuda for tensor in nested.tensors(found.output))
+
+
+def test_a_model_that_changes_its_images_in_place_leaves_no_graph_on_the_callers() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
+    images = torch.randn(2, 3, 8, 8)
+    explanation = gradcam.explain(model, images, "0", target=1)
+    assert images.grad_fn is None and not images.requires_grad
+    assert explanation.maps.any()

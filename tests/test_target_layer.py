@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -401,3 +402,76 @@ def test_second_derivatives_through_the_pair_are_exact() -> None:
         (found,) = torch.autograd.grad(gradient.square().sum(), layer.activations)
     assert found.abs().max() > 0
     torch.testing.assert_close(found, expected)
+
+
+class KeepsTheOtherName(nn.Module):
+    """What an in-place layer changed is used under both its names, and changed in place again under one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(3, 4, 3, padding=1)
+        self.target = nn.LeakyReLU(0.3, inplace=True)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.before(images)
+        y = self.target(x)
+        y += 1
+        return self.head((y * x.sigmoid()).mean((2, 3)))
+
+
+def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names() -> None:
+    model = KeepsTheOtherName().double()
+    with TargetLayer(model.target) as layer:
+        output = model(IMAGES)
+        gradients = layer.backward(score_of(output))
+    assert torch.equal(output, model(IMAGES))
+    activations = F.leaky_relu(model.before(IMAGES), 0.3).detach().requires_grad_()
+    changed = activations + 1
+    (expected,) = torch.autograd.grad(score_of(model.head((changed * changed.sigmoid()).mean((2, 3)))), activations)
+    assert torch.equal(layer.activations, activations)
+    torch.testing.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(recorded: bool) -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Conv2d(3, 8, 3, padding=1)
+            self.target = nn.ReLU(inplace=True)
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            first, second = self.before(images).split(4, dim=1)  # views
+            first, second = (first.clone(), second.clone()) if recorded else (first, second)
+            return self.head((self.target(first) * second.sigmoid()).mean((2, 3)))
+
+    model = Halves().double()
+    with contextlib.ExitStack() as stack:
+        if recorded:  # the layer before it is recorded as well, so that its output has a gradient to lead on
+            stack.enter_context(TargetLayer(model.before))
+        layer = stack.enter_context(TargetLayer(model.target))
+        gradients = layer.backward(score_of(model(IMAGES)))
+    first, second = model.before(IMAGES).detach().split(4, dim=1)
+    activations = first.relu().requires_grad_()
+    (expected,) = torch.autograd.grad(score_of(model.head((activations * second.sigmoid()).mean((2, 3)))), activations)
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None:
+    class Rectified(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(2, 3, 8, 8, dtype=torch.float64), requires_grad=False)
+            self.target = nn.ReLU(inplace=True)
+            self.head = nn.Linear(3, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head((images * self.target(self.weight)).mean((2, 3)))
+
+    model = Rectified().double()
+    with TargetLayer(model.target) as layer:
+        layer.backward(score_of(model(IMAGES)))
+    assert model.weight.is_leaf and not model.weight.requires_grad
+    assert layer.gradients.any()
