@@ -783,5 +783,6 @@ def test_a_model_that_changes_its_images_in_place_leaves_no_graph_on_the_callers
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
     images = torch.randn(2, 3, 8, 8)
     explanation = gradcam.explain(model, images, "0", target=1)
-    assert images.grad_fn is None and not images.requires_grad
+    assert images.grad_fn is None
+    assert not images.requires_grad
     assert explanation.maps.any()

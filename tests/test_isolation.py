@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import gradcam
 from gradcam import isolation
 from gradcam.isolation import eager_mode, evaluation_mode, undisturbed
 
@@ -127,3 +129,76 @@ def test_an_interruption_at_the_worst_moment_does_not_leave_a_model_in_evaluatio
         assert not any(flags(shared))
     assert flags(shared) == before
     assert not isolation._held_flags
+
+
+class Counts(nn.Module):
+    """Changes its buffers in evaluation mode too: in place, by a new tensor, in size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("log", torch.ones(2))
+        self.register_buffer("nothing", None)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen = self.seen + 1
+        self.log.resize_(4).fill_(7)
+        return self.norm(x)
+
+
+def test_buffers_that_a_model_changes_itself_are_put_back() -> None:
+    counts = Counts()
+    calls, seen, log = counts.calls, counts.seen, counts.log
+    first, second = undisturbed(counts), undisturbed(counts)
+    first.__enter__()
+    counts(torch.ones(3, 2))
+    second.__enter__()
+    counts(torch.ones(3, 2))
+    first.__exit__(None, None, None)
+    assert counts.calls == 2  # the second is still at work
+    second.__exit__(None, None, None)
+    assert counts.calls is calls
+    assert counts.seen is seen
+    assert counts.log is log
+    assert calls == 0
+    assert torch.equal(seen, torch.zeros(1))
+    assert torch.equal(log, torch.ones(2))
+    assert not isolation._held_buffers
+
+
+def test_buffers_that_nobody_changed_are_not_written_to() -> None:
+    counts = Counts()
+    counts.register_buffer("sparse", torch.eye(2).to_sparse())
+    counts.register_buffer("elsewhere", torch.empty(2, device="meta"))
+    before = counts.calls._version
+    with undisturbed(counts):
+        pass
+    assert counts.calls._version == before
+
+
+def test_running_statistics_stay_what_a_training_thread_makes_of_them() -> None:
+    counts = Counts()
+    with undisturbed(counts):
+        counts.norm.running_mean += 1
+    assert torch.equal(counts.norm.running_mean, torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+def test_observers_of_quantisation_aware_training_are_put_back() -> None:
+    quantisation = pytest.importorskip("torch.ao.quantization")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).train()
+    net.qconfig = quantisation.get_default_qat_qconfig()
+    prepared = quantisation.prepare_qat(net)
+    generator = torch.Generator().manual_seed(0)
+    first, other = (torch.randn(2, 3, 8, 8, generator=generator) for _ in range(2))
+    prepared(first)
+    before = copy.deepcopy(prepared.state_dict())
+    gradcam.explain(prepared, other, "0")
+    after = prepared.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    prepared.eval()(other)  # by itself the model does change them
+    assert not all(torch.equal(before[name], value) for name, value in prepared.state_dict().items())

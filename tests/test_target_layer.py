@@ -473,5 +473,6 @@ def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None
     model = Rectified().double()
     with TargetLayer(model.target) as layer:
         layer.backward(score_of(model(IMAGES)))
-    assert model.weight.is_leaf and not model.weight.requires_grad
+    assert model.weight.is_leaf
+    assert not model.weight.requires_grad
     assert layer.gradients.any()
