@@ -172,7 +172,10 @@ def _compute_maps(recorded: Recorded, methods: Sequence[Method]) -> dict[tuple[s
                 maps[layer, method.name].append(method.compute(grids[layer], on_grid).relu().float())
     for layer in blind:
         raise _blind(layer, layouts[layer], recorded.model)
-    return {key: torch.cat(parts, dim=1) for key, parts in maps.items()}
+    joined = {key: torch.cat(parts, dim=1) for key, parts in maps.items()}
+    for (layer, name), values in joined.items():
+        _range(values, f"The {name} maps at layer '{layer}', in float32, are")
+    return joined
 
 
 def _find_grid(layer: str, activations: Tensor, recorded: Recorded) -> Layout:
@@ -201,7 +204,9 @@ def _range(tensor: Tensor, what: str) -> tuple[float, float]:
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         kind = "NaN" if math.isnan(lowest) else "infinite"
         hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
-        raise ModelError(f"{what} {kind} in places: look for NaN in the input and in the weights.{hint}")
+        raise ModelError(
+            f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
+        )
     return lowest, highest
 
 

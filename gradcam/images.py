@@ -69,7 +69,10 @@ def _formats() -> list[str]:
 
 def _to_rgb(image: Image.Image) -> Pixels:
     if image.mode == "F" or image.mode.startswith("I"):
-        return np.repeat(_to_8_bits(np.asarray(image))[..., None], 3, axis=2)
+        values = np.asarray(image)
+        pixels = _to_8_bits(values)
+        pixels[values == image.info.get("transparency")] = 255  # the one value that a PNG may declare transparent
+        return np.repeat(pixels[..., None], 3, axis=2)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -85,8 +88,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _to_8_bits(values: NDArray[Any]) -> Pixels:
     """Single-channel values of 16 or 32 bits, or floats, as 8 bits: by the range of their kind, not of the picture."""
-    values = np.nan_to_num(values)
-    largest = float(values.max())
+    largest = float(values.max(where=np.isfinite(values), initial=0))
+    values = np.nan_to_num(values, posinf=largest, neginf=0)
     ranges = (1.0, 255.0, 65535.0) if values.dtype.kind == "f" else (65535.0,)
     full = next((full for full in ranges if largest <= full), largest)
     return np.clip(np.round(values * (255 / full)), 0, 255).astype(np.uint8)

@@ -57,7 +57,8 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     if layer in by_plain_name:
         return by_plain_name[layer], _compiled_from(modules[by_plain_name[layer]])
     offers = nearest(layer, modules) or list(dict(model.named_children()))
-    raise LayerError(f"There is no layer '{layer}' in {type(model).__name__}. Nearest: {join_names(offers)}.")
+    hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
+    raise LayerError(f"There is no layer '{layer}' in {type(model).__name__}. {hint}")
 
 
 def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:

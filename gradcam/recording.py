@@ -18,7 +18,7 @@ from gradcam.nested import map_tensors, tensors
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import compute_scores
 
-# What PyTorch says when recording behind a layer fails for reasons that lie before the call, and what is the matter then.
+# What PyTorch says when recording behind a layer fails for reasons that lie in the model, and what is the matter then.
 KNOWN_FAILURES = {
     "BackwardHookFunction": (
         "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
@@ -27,6 +27,22 @@ KNOWN_FAILURES = {
     "Inference tensors cannot be saved for backward": (
         "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
         "build or load it outside that mode."
+    ),
+    "has been modified by an inplace operation": (
+        "Behind the layer the model changes a value in place that its own gradient needs, so that it could not be trained "
+        "either: make that operation one that is not in place."
+    ),
+    "created in no_grad mode": (
+        "Behind the layer the model changes in place what is a view of a tensor from before the layer: choose a layer "
+        "further up, or make that operation one that is not in place."
+    ),
+    "cudnn RNN backward can only be called in training mode": (
+        "Behind the layer there is a recurrent network, for which cuDNN has a gradient in training mode only: explain "
+        "inside `with torch.backends.cudnn.flags(enabled=False):`."
+    ),
+    "the derivative for": (
+        "Behind the layer there is an operation without a derivative, so that nothing before it has a gradient: "
+        "choose a layer behind it."
     ),
 }
 
@@ -91,10 +107,10 @@ class Recorded:
 @contextlib.contextmanager
 def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], target: Any) -> Iterator[Recorded]:
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends."""
-    with undisturbed(model) as modules, contextlib.ExitStack() as stack:
+    with undisturbed(model) as modules, _known_failures(), contextlib.ExitStack() as stack:
         args, kwargs = map_tensors((batch.args, batch.kwargs), _caller_keeps)
         recorders = {name: stack.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
-        output = _call(model, args, kwargs)
+        output = model(*args, **kwargs)
         activations = {name: recorder.activations for name, recorder in recorders.items()}
         off = [name for name, recorder in recorders.items() if recorder.found_recording_off]
         if len(off) > 1:  # the first to run finds it off, and no other, unless the model switches it off between them
@@ -108,9 +124,11 @@ def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], 
             yield Recorded(activations, output, scores, classes, model, modules, batch, autocast)
 
 
-def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@contextlib.contextmanager
+def _known_failures() -> Iterator[None]:
+    """PyTorch's own errors for what is known to go wrong become a `ModelError` that says what to do."""
     try:
-        return model(*args, **kwargs)
+        yield
     except RuntimeError as error:
         for part, explanation in KNOWN_FAILURES.items():
             if part in str(error):

@@ -35,7 +35,7 @@ class ClassTarget:
     def __post_init__(self) -> None:
         if self.score not in SCORES:
             raise TargetError(f"There is no score {self.score!r}: choose one of {', '.join(SCORES)}.")
-        if not isinstance(self.top, int) or self.top < 1:
+        if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
 
 
@@ -123,7 +123,7 @@ def _without_tensors(classes: Any) -> Any:
     if isinstance(classes, (list, tuple)):
         values = [_without_tensors(value) for value in classes]
         return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
-    if isinstance(classes, Tensor):
+    if isinstance(classes, (Tensor, np.ndarray)):
         return _without_tensors(classes.tolist())
     return classes
 

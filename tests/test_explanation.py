@@ -161,6 +161,7 @@ class TestTargets:
             [0, 1],
             [0, 1, 2, 3],
             [True, False, True],
+            [[np.array(True)], [np.array(1)], [np.array(1)]],
             [0.0, 1.0, 2.0],
             [[0, 1], [2], [3]],
             [[]] * 3,
@@ -407,10 +408,52 @@ class TestModes:
         with pytest.raises(ModelError, match="inference_mode"):
             gradcam.explain(model, TINY, "3")
 
+    @pytest.mark.parametrize("target", [1, [[1, 2]] * 3])
+    @pytest.mark.parametrize(
+        ("behind", "message"),
+        [
+            (lambda y, before: _changed_after_use(y.sigmoid()), "changes a value in place that its own gradient needs"),
+            (
+                lambda y, before: before.add_(y[:, :1]).expand_as(y) * y,
+                "in place what is a view of a tensor from before",
+            ),
+            (lambda y, before: torch.igamma(y.abs() + 1, y.abs() + 1), "operation without a derivative"),
+        ],
+    )
+    def test_what_autograd_cannot_do_behind_the_layer_is_explained(
+        self, behind: Callable[[Tensor, Tensor], Tensor], message: str, target: Any
+    ) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.body, self.head = nn.Conv2d(3, 4, 1), nn.Linear(4, 5)
+
+            def forward(self, images: Tensor) -> Tensor:
+                before = torch.zeros(images[:, :2].shape)[:, :1]
+                return self.head(behind(self.body(images), before).mean((2, 3)))
+
+        with pytest.raises(ModelError, match=message) as caught:
+            gradcam.explain(Model(), TINY, "body", target=target)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
     def test_a_training_model_is_explained_in_evaluation_mode(self) -> None:
         expected = gradcam.explain(tiny_model().eval(), TINY, "3", target=1)
         found = gradcam.explain(tiny_model().train(), TINY, "3", target=1)
         torch.testing.assert_close(found.maps, expected.maps)
+
+
+def _changed_after_use(values: Tensor) -> Tensor:
+    squares = values * values
+    return squares + values.add_(1)
+
+
+def test_maps_that_overflow_float32_are_an_error() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1e30)
+        model[3].weight.fill_(1e30)
+    with pytest.raises(ModelError, match="gradcam maps at layer '0', in float32, are infinite"):
+        gradcam.explain(model, torch.ones(1, 3, 8, 8, dtype=torch.float64), "0", target=1)
 
 
 class Troubled(nn.Module):

@@ -46,14 +46,15 @@ def grey(*levels: int) -> np.ndarray:
     return np.array([[[level] * 3 for level in levels]], dtype=np.uint8)
 
 
-def png(width: int, height: int, bits: int, colour_type: int, rows: bytes) -> bytes:
+def png(width: int, height: int, bits: int, colour_type: int, rows: bytes, *, transparency: bytes = b"") -> bytes:
     """A PNG file by hand: Pillow cannot write every kind that there is."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
-    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    key = chunk(b"tRNS", transparency) if transparency else b""
+    chunks = chunk(b"IHDR", header) + key + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
@@ -169,6 +170,15 @@ def test_a_dark_picture_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
     np.testing.assert_array_equal(gradcam.read_image(path), grey(0, 10, 20))
 
 
+def test_the_grey_of_sixteen_bits_that_stands_for_transparency_is_white(tmp_path: Path) -> None:
+    path = tmp_path / "key.png"
+    key = 257
+    path.write_bytes(
+        png(4, 1, 16, 0, b"\0" + struct.pack(">4H", 0, key, 32896, 258), transparency=struct.pack(">H", key))
+    )
+    np.testing.assert_array_equal(gradcam.read_image(path), grey(0, 255, 128, 1))
+
+
 def test_sixteen_bits_of_colour_become_eight(tmp_path: Path) -> None:
     path = tmp_path / "deep.png"
     path.write_bytes(png(2, 1, 16, 2, b"\0" + struct.pack(">6H", 0, 32896, 65535, 65535, 0, 257)))
@@ -184,6 +194,9 @@ def test_sixteen_bits_of_colour_become_eight(tmp_path: Path) -> None:
         ([0.0, 32896.0, 65535.0], (0, 128, 255)),
         ([-1.0, 0.5, 1.0], (0, 128, 255)),
         ([np.nan, 0.5, 1.0], (0, 128, 255)),
+        ([-np.inf, 0.0, 0.5, np.inf], (0, 0, 128, 128)),
+        ([0.0, 0.5, 1.0, np.inf], (0, 128, 255, 255)),
+        ([np.inf, np.inf], (0, 0)),
         ([0.0, 0.0, 0.0], (0, 0, 0)),
     ],
 )

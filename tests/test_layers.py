@@ -15,6 +15,11 @@ def test_a_layer_by_name_and_as_a_module() -> None:
     assert find_layer(model, model.layer3[1].conv2) == ("layer3.1.conv2", model.layer3[1].conv2)
 
 
+def test_a_model_without_modules_has_nothing_to_offer() -> None:
+    with pytest.raises(LayerError, match=r"no layer 'x' in Identity. There are no modules in it\.$"):
+        find_layer(nn.Identity(), "x")
+
+
 @pytest.mark.parametrize(
     ("name", "offer"), [("layer_4", "layer4"), ("layer4.1.conv3", "layer4.1.conv2"), ("zzz", "layer1")]
 )

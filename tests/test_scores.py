@@ -43,7 +43,13 @@ def test_probabilities_sum_to_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"score": "loss"}, "logit, probability, contrast"), ({"top": 0}, "top is 0")]
+    ("options", "message"),
+    [
+        ({"score": "loss"}, "logit, probability, contrast"),
+        ({"top": 0}, "top is 0"),
+        ({"top": True}, "top is True"),
+        ({"top": 1.0}, "top is 1.0"),
+    ],
 )
 def test_a_bad_class_target(options: dict[str, object], message: str) -> None:
     with pytest.raises(TargetError, match=message):
