@@ -74,6 +74,17 @@ def test_the_first_screen_shows_what_is_printed(folder: Path, capsys: pytest.Cap
     assert without_time(capsys.readouterr().out) == without_time(shown)
 
 
+def test_every_mark_of_the_bench_has_its_table() -> None:
+    marks = re.findall(r"<!-- bench (.+?) -->\n(.*?)<!-- end -->", README, re.S)
+    assert {key for key, _ in marks} == {
+        "summary", "environment", "time cpu", "classes cpu", "memory cpu", "shell", "traits"
+    }  # fmt: skip
+    for key, text in marks:
+        assert "not installed" not in text
+        assert text.count("\n|") > 2 or key == "environment"
+        assert text.strip()
+
+
 class TestMigration:
     """Each row of the table for people who come from pytorch-grad-cam."""
 
