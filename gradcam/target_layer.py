@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -63,7 +66,7 @@ class TargetLayer:
                 "or gradcam.explain(), which leaves that mode by itself."
             )
         with contextlib.ExitStack() as context:
-            context.enter_context(torch.no_grad())  # until the layer has run; the end restores the grad mode
+            context.enter_context(_recording_off())  # until the layer has run
             hooks = context.enter_context(Hooks())
             hooks.after_forward(self._module, self._keep_activations)
             hooks.after_backward(self._passage, self._keep_gradients)
@@ -165,6 +168,38 @@ class TargetLayer:
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
+
+
+class _Modes(threading.local):
+    """The grad modes that the open contexts of this thread found, the outermost first."""
+
+    def __init__(self) -> None:
+        self.found: list[list[bool]] = []
+
+
+_modes = _Modes()
+
+
+@contextlib.contextmanager
+def _recording_off() -> Iterator[None]:
+    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
+
+    `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
+    would restore what the outer had set, for good.
+    """
+    found = _modes.found
+    mode = [torch.is_grad_enabled()]
+    found.append(mode)
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
+        if inner is None:
+            torch.set_grad_enabled(mode[0])
+        else:  # it ends later, and then restores what this one found
+            inner[0] = mode[0]
+        found[:] = [other for other in found if other is not mode]
 
 
 def _shares_storage(tensor: Tensor, inputs: Any) -> bool:

@@ -404,6 +404,27 @@ def test_second_derivatives_through_the_pair_are_exact() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("runs", [True, False])
+def test_contexts_may_end_in_any_order(before: bool, runs: bool) -> None:
+    model = small_network()
+    with torch.set_grad_enabled(before):
+        first, second, third = TargetLayer(model[0]), TargetLayer(model[2]), TargetLayer(model[3])
+        for layer in (first, second, third):
+            layer.__enter__()
+        if runs:
+            model(IMAGES)
+        for layer in (second, first, third):
+            layer.__exit__(None, None, None)
+        assert torch.is_grad_enabled() is before  # what the first of them found
+        with TargetLayer(model[0]):
+            assert not torch.is_grad_enabled()
+            with torch.enable_grad(), TargetLayer(model[2]):
+                assert not torch.is_grad_enabled()
+            assert not torch.is_grad_enabled()
+        assert torch.is_grad_enabled() is before
+
+
 class KeepsTheOtherName(nn.Module):
     """What an in-place layer changed is used under both its names, and changed in place again under one of them."""
 
