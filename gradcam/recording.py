@@ -142,15 +142,28 @@ def _caller_keeps(tensor: Tensor) -> Tensor:
 
 
 def find_layers_with_grid(model: nn.Module, batch: Batch) -> list[str]:
-    """The names of the layers that ran once and gave a grid, the last to finish first; one image is enough to tell."""
-    args, kwargs, images = batch.args, batch.kwargs, batch.images
-    if len(args) == 1 and isinstance(args[0], Tensor):
-        args, images = (args[0][:1],), 1
-    with undisturbed(model):
-        args, kwargs = map_tensors((args, kwargs), _caller_keeps)
-        names = layers_with_grid(model, args, kwargs, images, batch.size)
+    """The names of the layers that ran once and gave a grid, the last to finish first."""
+    names = _find_with_one_image(model, batch) or _find_with(model, batch.args, batch.kwargs, batch.images, batch.size)
     if not names:
         raise LayerError(
             f"No layer of {type(model).__name__} that runs just once has a spatial grid: name the layer to explain."
         )
     return names
+
+
+def _find_with_one_image(model: nn.Module, batch: Batch) -> list[str]:
+    """Found with the first image alone, which is enough to tell; none where the model takes no other batch than its own."""
+    if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
+        return []
+    try:
+        return _find_with(model, (batch.args[0][:1],), batch.kwargs, 1, batch.size)
+    except Exception:  # whatever a model raises, the pass of the whole batch raises again if it is not the batch's size
+        return []
+
+
+def _find_with(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], images: int, size: tuple[int, ...]
+) -> list[str]:
+    with undisturbed(model):
+        args, kwargs = map_tensors((args, kwargs), _caller_keeps)
+        return layers_with_grid(model, args, kwargs, images, size)

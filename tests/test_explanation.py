@@ -822,6 +822,18 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) ->
     assert all(tensor.is_cuda for tensor in nested.tensors(found.output))
 
 
+def test_a_layer_is_found_in_a_model_that_takes_one_batch_size_only() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.body(images).mean((2, 3)).reshape(3, 4))
+
+    assert gradcam.explain(Fixed(), TINY, target=1).layer == "body"
+
+
 def test_a_model_that_changes_its_images_in_place_leaves_no_graph_on_the_callers() -> None:
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
     images = torch.randn(2, 3, 8, 8)
