@@ -26,7 +26,7 @@ def find_device(name: str) -> torch.device:
             raise ValueError("not one of these kinds")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        reason = str(error).split(". ")[0].split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(
             f"There is no device {name!r} here ({reason}): choose auto, cpu, cuda, cuda:N or mps."
         ) from error

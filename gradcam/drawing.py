@@ -63,11 +63,12 @@ def sheet(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
 
 
 def find_colormap(name: str) -> int:
-    """OpenCV's number of a colour map. Raises `GradcamError`, with the nearest, for an unknown name."""
-    if name not in COLORMAPS:
-        offers = nearest(str(name), COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
+    """OpenCV's number of a colour map; case does not count. Raises `GradcamError`, with the nearest, for an unknown name."""
+    known = str(name).lower()
+    if known not in COLORMAPS:
+        offers = nearest(known, COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
         raise GradcamError(f"There is no colour map {name!r}. Nearest: {join_names(offers)}.")
-    return COLORMAPS[name]
+    return COLORMAPS[known]
 
 
 def _colours(colormap: str) -> NDArray[np.float32]:

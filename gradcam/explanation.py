@@ -119,7 +119,10 @@ def _explain_last_layer(model: nn.Module, images: Any, method: str, target: Any)
     except LayerError:  # a dead end, such as the last block of a network that reads its class token only
         layer = _find_last_with_gradient(model, images, others, target)
         if layer is None:
-            raise
+            raise LayerError(
+                "The gradient is exactly zero at every layer that has a grid: nothing there can change the score "
+                "(weights of zero in the head, a probability that is exactly 0 or 1). Choose another score or class."
+            ) from None
         return explain(model, images, layer, method=method, target=target)
 
 

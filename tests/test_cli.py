@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -302,6 +304,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--score", "softmax"], "'--score': 'softmax' is not one of"),
         (["--colormap", "turb"], "Nearest: 'turbo'"),
         (["--alpha", "1.5"], "'--alpha': 1.5 is not in the range"),
+        (["--alpha", "nan"], "'--alpha': nan is not a number from 0 to 1"),
         (["--top-k", "0"], "'--top-k': 0 is not in the range"),
         (["--weights", "missing.safetensors"], "'missing.safetensors' does not exist"),
         (["--weights", "{picture}"], "cannot be read as safetensors"),
@@ -545,6 +548,71 @@ def test_the_model_and_the_precision_can_be_named(run: Command, small: Photo) ->
     ours, theirs = half["explained"][0]["score"], full["explained"][0]["score"]
     assert ours != theirs
     assert ours == pytest.approx(theirs, rel=0.05)
+
+
+def test_an_output_with_a_slash_at_its_end_is_a_folder(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-o", "kept.jpg/")
+    assert outcome.status == 0
+    assert files(folder) == ["kept.jpg/coffee-gradcam.png"]
+    (folder / "file.jpg").write_text("keep me")
+    outcome = run(small("coffee.jpg"), "-o", "file.jpg/")
+    assert outcome.status == 1
+    assert "file.jpg: cannot be made a folder" in outcome.err
+    assert (folder / "file.jpg").read_text() == "keep me"
+
+
+def test_the_case_of_a_colour_map_does_not_count(run: Command, folder: Path, small: Photo) -> None:
+    picture = small("coffee.jpg")
+    assert run(picture, "--colormap", "JET", "-o", "one.png").status == 0
+    assert run(picture, "--colormap", "jet", "-o", "other.png").status == 0
+    assert (folder / "one.png").read_bytes() == (folder / "other.png").read_bytes()
+
+
+def test_a_device_without_a_driver_is_refused_in_a_short_line(run: Command, small: Photo) -> None:
+    if torch.backends.mps.is_available():
+        pytest.skip("there is an MPS device here")
+    outcome = run(small("coffee.jpg"), "--device", "mps")
+    assert outcome.status == 2
+    assert re.fullmatch(r"Error: There is no device 'mps' here \(.{1,150}\): choose auto, .*\n", outcome.err)
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    record = dataclasses.replace(result(0.5).record, image="new\nline\x1b[2J\x9b.jpg")
+    title = format_result(dataclasses.replace(result(0.5), record=record)).splitlines()[0]
+    assert "new?line?[2J?.jpg" in title
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "coloured"),
+    [("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False), ("TERM", "xterm", True)],
+)
+def test_colours_are_left_out_where_the_environment_says_so(
+    name: str, value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    shown: list[bool | None] = []
+
+    def command(**options: Any) -> int:
+        shown.append(options["color"])
+        return 0
+
+    monkeypatch.setattr("gradcam.cli.cli.main", command)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    assert shown == [None if coloured else False]
+
+
+@POSIX
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo) -> None:
+    command = [sys.executable, "-m", "gradcam", "run", str(small("coffee.jpg")), "--device", "cpu"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output cannot be written (No space left on device).\n"
 
 
 def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Result:

@@ -268,7 +268,7 @@ def test_an_opacity_out_of_range_is_refused(alpha: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "offered"), [("turb", "turbo"), ("virdis", "viridis"), ("Jet", "jet"), ("zzz", "turbo")]
+    ("name", "offered"), [("turb", "turbo"), ("virdis", "viridis"), ("Jett", "jet"), ("zzz", "turbo")]
 )
 def test_an_unknown_colour_map_is_refused_with_the_nearest(name: str, offered: str) -> None:
     with pytest.raises(GradcamError, match=f"no colour map {name!r}. Nearest: .*'{offered}'"):

@@ -822,6 +822,13 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) ->
     assert all(tensor.is_cuda for tensor in nested.tensors(found.output))
 
 
+def test_a_head_without_weights_leaves_nothing_to_find() -> None:
+    model = tiny_model()
+    nn.init.zeros_(model[-1].weight)
+    with pytest.raises(LayerError, match="zero at every layer that has a grid.*weights of zero in the head"):
+        gradcam.explain(model, TINY)
+
+
 def test_a_layer_is_found_in_a_model_that_takes_one_batch_size_only() -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:

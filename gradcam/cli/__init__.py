@@ -37,7 +37,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half written is left
     _make_streams_safe()
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(cli.main(standalone_mode=False, color=_colour()) or 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -47,8 +47,22 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
+    except OSError as error:  # pictures have errors of their own
+        _discard_output()
+        click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """So that what is left in the buffer does not fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _colour() -> bool | None:
+    """No colours where the environment says so (no-color.org); otherwise click sees whether there is a terminal."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
 def _show(error: GradcamError) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,7 @@ class Settings:
     score: str
     device: str
     precision: str
-    output: Path
+    output: str
     alpha: float
     colormap: str
 
@@ -80,16 +82,25 @@ _OUTPUT = (
     click.option(
         "-o",
         "--output",
-        type=click.Path(path_type=Path),
-        default=Path(),
+        default=".",
         metavar="PATH",
         help="A folder, or a file by its suffix.  [default: here]",
     ),
 )
+
+
+class _Opacity(click.FloatRange):
+    """From 0 to 1; click lets NaN through, which is neither below nor above."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        number = float(super().convert(value, parameter, context))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number from 0 to 1.", parameter, context)
+        return number
+
+
 _APPEARANCE = (
-    click.option(
-        "--alpha", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Opacity of the heatmap."
-    ),
+    click.option("--alpha", type=_Opacity(0, 1), default=0.5, show_default=True, help="Opacity of the heatmap."),
     click.option("--colormap", default="turbo", show_default=True, metavar="NAME", help="Any colour map of OpenCV."),
 )
 
@@ -127,8 +138,9 @@ def find_destination(settings: Settings, images: Sequence[Path]) -> Destination:
     """Where results go. Raises `click.UsageError` for one file for several results, or over one of the pictures."""
     if settings.classes and settings.top_k > 1:
         raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
-    path = settings.output
-    if path.suffix.lower() not in READ_SUFFIXES or path.is_dir():
+    path = Path(settings.output)
+    is_folder = settings.output.endswith(("/", os.sep)) or path.is_dir()
+    if path.suffix.lower() not in READ_SUFFIXES or is_folder:
         return Destination(path)
     if path.suffix.lower() not in WRITE_SUFFIXES:
         raise click.UsageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}.")

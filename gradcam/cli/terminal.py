@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def format_result(result: Result) -> str:
     """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen."""
     record = result.record
     height, width = result.size
-    title = click.style(record.image.replace("\\", "/").rpartition("/")[2], bold=True)
+    title = click.style(_printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
     parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
     lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(result), ""]
     return "\n".join(lines)
@@ -66,12 +67,17 @@ def _explained(result: Result) -> list[str]:
 
 def _explained_line(entry: Explained, start: str) -> str:
     if entry.blank:
-        return f"{start}  {click.style('no positive evidence', fg='yellow')}  →  {entry.overlay}"
-    return f"{start}  →  {click.style(entry.overlay, fg='green')}"
+        return f"{start}  {click.style('no positive evidence', fg='yellow')}  →  {_printable(entry.overlay)}"
+    return f"{start}  →  {click.style(_printable(entry.overlay), fg='green')}"
 
 
 def _name(entry: Prediction | Explained) -> str:
     return f"class {entry.index}" if entry.label is None else entry.label
+
+
+def _printable(name: str) -> str:
+    """A file's name without what would move the cursor or start a new line."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)
 
 
 def _percent(share: float) -> str:
