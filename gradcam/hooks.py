@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
 
 
@@ -34,6 +35,17 @@ class Hooks:
     ) -> None:
         while self._handles:
             self._handles.pop().remove()
+
+    def before_forward(self, module: nn.Module, function: PreHook) -> None:
+        """Call `function(module, args, kwargs)` before the module runs; what it returns replaces its arguments."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return None  # as below
+            (kwargs,) = rest
+            return function(module, args, kwargs)
+
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def after_forward(self, module: nn.Module, function: ForwardHook) -> None:
         """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output."""

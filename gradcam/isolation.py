@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,25 +22,26 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gradcam.quantised import straight_through
 
-_lock = threading.Lock()
-_held_stance: list[Any] = []
+_lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
 
 
 class _Holder:
-    """One explanation. Weakly held: where an interruption keeps it from letting go, its end does."""
+    """One explanation. It is held weakly: one that was interrupted before it could let go is forgotten with its frame."""
 
 
-class _Held:
-    """What a module had, and the explanations that it is kept for."""
+class _Kept:
+    """What a module had, and the explanations that will have it put back."""
 
-    def __init__(self, kept: Any) -> None:
-        self.kept = kept
+    def __init__(self, value: Any) -> None:
+        self.value = value
         self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
-Register = weakref.WeakKeyDictionary[nn.Module, _Held]
-_held_flags: Register = weakref.WeakKeyDictionary()
-_held_buffers: Register = weakref.WeakKeyDictionary()
+_Register = weakref.WeakKeyDictionary[nn.Module, _Kept]
+_flags: _Register = weakref.WeakKeyDictionary()
+_buffers: _Register = weakref.WeakKeyDictionary()
+_stances: list[Any] = []  # one at most: what leaves the compiler's mode again
+_stance_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -73,47 +75,52 @@ def _walk(model: nn.Module) -> list[nn.Module]:
     return found
 
 
+@dataclass(frozen=True)
+class _Care:
+    """What is kept of a module, how it is changed meanwhile, and how it is put back; `restore` must not fail."""
+
+    register: _Register
+    is_wanted: Callable[[nn.Module], bool]
+    keep: Callable[[nn.Module], Any]
+    change: Callable[[nn.Module], None]
+    restore: Callable[[nn.Module, Any], None]
+
+
 @contextlib.contextmanager
-def _held(
-    register: Register,
-    modules: Iterable[nn.Module],
-    wanted: Callable[[nn.Module], bool],
-    keep: Callable[[nn.Module], Any],
-    restore: Callable[[nn.Module, Any], None],
-) -> Iterator[None]:
-    """`keep(module)` for each that is wanted, by its first holder; `restore(module, kept)` after its last."""
+def _keep_while_held(care: _Care, modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Every module that is wanted as it should be; its last holder puts back what its first one found."""
     holder = _Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
+    register = care.register
     try:
         with _lock:
             for module in modules:
-                if module not in register and wanted(module):
-                    register[module] = _Held(keep(module))
+                if module not in register and care.is_wanted(module):
+                    register[module] = _Kept(care.keep(module))
                 if module in register:
                     register[module].holders.add(holder)
+                    care.change(module)  # only now: an interruption leaves an entry from which the next one mends it
         yield
     finally:
         with _lock:
-            for module, held in list(register.items()):
-                held.holders.discard(holder)
-                if not held.holders:
-                    restore(module, held.kept)
+            for module, kept in list(register.items()):
+                kept.holders.discard(holder)
+                if not kept.holders:
+                    care.restore(module, kept.value)
                     del register[module]
 
 
 @contextlib.contextmanager
 def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Every one of the modules in evaluation mode; afterwards each has its own flag again."""
-    with _held(_held_flags, modules, lambda module: module.training, _switch_training_off, _set_training):
+
+    def change(module: nn.Module) -> None:
+        module.training = False
+
+    def restore(module: nn.Module, training: bool) -> None:
+        module.training = training
+
+    with _keep_while_held(_Care(_flags, lambda it: it.training, lambda it: it.training, change, restore), modules):
         yield
-
-
-def _switch_training_off(module: nn.Module) -> bool:
-    training, module.training = module.training, False
-    return training
-
-
-def _set_training(module: nn.Module, training: bool) -> None:
-    module.training = training
 
 
 @contextlib.contextmanager
@@ -121,51 +128,88 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Buffers that a model changes itself in evaluation mode, counters and observers, are as they were afterwards.
 
     Running statistics are left out: in evaluation mode nothing changes them, and a thread that trains may be doing so.
+    Where parameters have changed meanwhile, another thread is loading or training, and the buffers are left to it.
     """
-    with _held(_held_buffers, modules, _has_own_buffers, _keep_buffers, _restore_buffers):
+    owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
+    if not owners:
+        yield
+        return
+    before = _count_writes(modules)
+
+    def restore(module: nn.Module, buffers: _Values) -> None:
+        if _count_writes(modules) == before:
+            _restore_buffers(module, buffers)
+
+    with _keep_while_held(_Care(_buffers, lambda _: True, _keep_buffers, lambda _: None, restore), owners):
         yield
 
 
-def _has_own_buffers(module: nn.Module) -> bool:
-    return bool(module._buffers) and not isinstance(module, _NormBase)
+def _count_writes(modules: Iterable[nn.Module]) -> int:
+    parameters = (parameter for module in modules for parameter in module._parameters.values())
+    return sum(it._version for it in parameters if it is not None and not it.is_inference())
 
 
-def _keep_buffers(module: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
-    return [
-        (name, buffer, buffer.detach().clone())
-        for name, buffer in module._buffers.items()
-        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta  # others cannot be compared
-    ]
+_Values = dict[str, tuple[Tensor | None, Tensor | None]]  # by name: the buffer, and a copy of its values
 
 
-def _restore_buffers(module: nn.Module, kept: list[tuple[str, Tensor, Tensor]]) -> None:
-    for name, buffer, copy in kept:
-        if not torch.equal(buffer, copy):  # by value: the kernels of observers do not count up a tensor's version
-            with torch.no_grad():
-                buffer.resize_(copy.shape).copy_(copy)
-        if module._buffers.get(name) is not buffer:
+def _keep_buffers(module: nn.Module) -> _Values:
+    return {name: (buffer, _copy(buffer)) for name, buffer in module._buffers.items()}
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    """None where values cannot be kept: the tensor itself can, by its name."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta:
+            return buffer.detach().clone()
+    return None
+
+
+def _restore_buffers(module: nn.Module, kept: _Values) -> None:
+    for name in module._buffers.keys() - kept:
+        del module._buffers[name]
+    for name, (buffer, copy) in kept.items():
+        if name not in module._buffers or module._buffers[name] is not buffer:
             module._buffers[name] = buffer
+        if buffer is not None and copy is not None:
+            _restore_values(buffer, copy)
+
+
+def _restore_values(buffer: Tensor, copy: Tensor) -> None:
+    if (buffer.dtype, buffer.shape, buffer.device) == (copy.dtype, copy.shape, copy.device):
+        if _is_equal(buffer, copy):
+            return
+        with contextlib.suppress(RuntimeError), torch.no_grad():  # it may share its memory with itself, or be read-only
+            buffer.copy_(copy)
+            return
+    buffer.data = copy
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """By value, since the kernels of observers do not count up a tensor's version; NaN equals NaN."""
+    try:
+        return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
+    except (RuntimeError, NotImplementedError):  # kinds of numbers that PyTorch stores and cannot compare
+        return True
 
 
 @contextlib.contextmanager
 def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
     if "torch._dynamo" not in sys.modules or not any(map(_is_compiled, modules)):
-        yield  # not for nothing: the stance holds in all threads, where it would slow others down
+        yield  # no stance without need: it holds in all threads, and would slow them down
         return
-    with _lock:
-        if not _held_stance:
-            stance: Any = torch.compiler.set_stance("force_eager")
-            stance.__enter__()
-            _held_stance.append(stance)
-        _held_stance.append(None)
+    holder = _Holder()
     try:
+        with _lock:
+            _stance_holders.add(holder)
+            if not _stances:
+                _stances.append(torch.compiler.set_stance("force_eager"))
         yield
     finally:
         with _lock:
-            _held_stance.pop()
-            if len(_held_stance) == 1:
-                _held_stance.pop().__exit__(None, None, None)
+            _stance_holders.discard(holder)
+            if _stances and not _stance_holders:
+                _stances.pop().__exit__(None, None, None)
 
 
 def _is_compiled(module: nn.Module) -> bool:

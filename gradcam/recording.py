@@ -112,7 +112,7 @@ def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], 
         recorders = {name: stack.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
         output = model(*args, **kwargs)
         activations = {name: recorder.activations for name, recorder in recorders.items()}
-        off = [name for name, recorder in recorders.items() if recorder.found_recording_off]
+        off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
         if len(off) > 1:  # the first to run finds it off, and no other, unless the model switches it off between them
             raise recording_is_off(off)
         scores, classes = compute_scores(target, output, batch.images)

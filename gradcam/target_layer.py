@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import threading
-from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from gradcam import gradients
 from gradcam.errors import LayerError, ModelError
+from gradcam.grad_mode import recording_off
 from gradcam.hooks import Hooks
 from gradcam.nested import first_floating, replace_tensor, tensors
 
@@ -52,8 +51,9 @@ class TargetLayer:
         self._module = module
         self._passage = nn.Identity()
         self._context: contextlib.ExitStack | None = None
-        self.found_recording_off = False
+        self.ran_unrecorded = False  # so does the first layer to run; the next does if the model switched recording off
         self._runs = 0
+        self._inputs: list[_Input] = []
         self._activations: Tensor | None = None
         self._gradients: Tensor | None = None
 
@@ -66,8 +66,9 @@ class TargetLayer:
                 "or gradcam.explain(), which leaves that mode by itself."
             )
         with contextlib.ExitStack() as context:
-            context.enter_context(_recording_off())  # until the layer has run
+            context.enter_context(recording_off())  # until the layer has run
             hooks = context.enter_context(Hooks())
+            hooks.before_forward(self._module, self._keep_inputs)
             hooks.after_forward(self._module, self._keep_activations)
             hooks.after_backward(self._passage, self._keep_gradients)
             self._context = context.pop_all()
@@ -114,8 +115,8 @@ class TargetLayer:
     def backward(self, score: Tensor) -> Tensor:
         """The gradient of `score`, a tensor of one value, at the layer: shaped as `activations`, kept as `gradients`.
 
-        May be called again for other scores of the same forward pass. Where the activations are float16 the gradient is
-        float32: on its way through float16 layers it is scaled, because small values would be lost.
+        May be called again for other scores of the same forward pass. Where the activations or the score are float16 the
+        gradient is float32: on its way it is scaled, because small values would be lost.
         Raises `LayerError` if the score does not depend on the layer, `ModelError` if recording was off.
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
@@ -134,72 +135,87 @@ class TargetLayer:
         self._gradients = gradient[0]
         return self._gradients
 
+    def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Remember what the layer gets, since it may change that in place, and the model may go on using it.
+
+        What another target layer further up has recorded is given as a copy: autograd may have saved the copied one.
+        """
+        self._inputs = [_Input(tensor, tensor, _version(tensor)) for tensor in tensors((args, kwargs))]
+        copies = {
+            id(tensor): tensor.clone()
+            for tensor in (*args, *kwargs.values())
+            if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+        }
+        if not copies:
+            return None
+        self._inputs = [
+            _Input(each.original, copy, _version(copy)) if (copy := copies.get(id(each.original))) is not None else each
+            for each in self._inputs
+        ]
+        return (
+            tuple(copies.get(id(value), value) for value in args),
+            {key: copies.get(id(value), value) for key, value in kwargs.items()},
+        )
+
     def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         # A run after a backward pass begins a new forward pass; without one between, the layer ran twice in the same.
         is_next_pass = self._gradients is not None
         self._runs = 1 if is_next_pass else self._runs + 1
         self._gradients = None
+        changed = [each for each in self._inputs if each.is_changed]
+        inputs, self._inputs = [each.given for each in self._inputs], []
         tensor = first_floating(output)
         if tensor is None or self._runs > 1:
+            for each in changed:
+                each.replace(each.given)
             return None
         _refuse_vmap(tensor)
         # Dropout in evaluation mode and Identity return their input, which may be changed in place later.
-        is_shared = _shares_storage(tensor, (args, kwargs))
-        self.found_recording_off = not torch.is_grad_enabled()
+        is_shared = _shares_storage(tensor, inputs)
+        self.ran_unrecorded = not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
             self._activations = tensor.clone() if is_shared else tensor
         else:
             self._activations = (tensor.detach().clone() if is_shared else tensor.detach()).requires_grad_()
-        passed = self._passage(self._activations)
-        if output is tensor and self._works_in_place(tensor, args):
-            output.copy_(passed)
-            return None
-        return replace_tensor(output, tensor, passed.clone())
-
-    def _works_in_place(self, output: Tensor, args: tuple[Any, ...]) -> bool:
-        """Whether the output is the input, changed, and the model may go on using it under its other name.
-
-        Then that tensor itself has to lead to the gradient. Not where autograd would refuse (a view that was made without
-        recording, what an operation further up has saved), and never a parameter, on which the graph would stay.
-        """
-        in_place = getattr(self._module, "inplace", False) is True and any(output is tensor for tensor in args)
-        return in_place and not (output.requires_grad or output._is_view() or isinstance(output, nn.Parameter))
+        handed_on = self._passage(self._activations).clone()
+        for each in changed:  # an input that became the output has to lead to the gradient under its old name as well
+            replacement = each.replace(handed_on if each.given is tensor else each.given)
+            handed_on = replacement if each.given is tensor else handed_on
+        return replace_tensor(output, tensor, handed_on)
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
 
 
-class _Modes(threading.local):
-    """The grad modes that the open contexts of this thread found, the outermost first."""
+@dataclass(frozen=True)
+class _Input:
+    """A tensor that came to the layer, the one that the layer was given for it, and how often that had been changed."""
 
-    def __init__(self) -> None:
-        self.found: list[list[bool]] = []
+    original: Tensor
+    given: Tensor
+    version: int
+
+    @property
+    def is_changed(self) -> bool:
+        return _version(self.given) != self.version
+
+    def replace(self, values: Tensor) -> Tensor:
+        """Write `values` into the original, so that whoever uses it goes on with them; gives what has them.
+
+        Not into a parameter, on which the graph would stay, nor into a view that was made without recording: autograd
+        would then refuse all other views of that memory. What the model does with those under another name stays unseen.
+        """
+        original = self.original
+        is_unrecorded_view = original._is_view() and not original.requires_grad
+        if original is values or is_unrecorded_view or isinstance(original, nn.Parameter):
+            return values
+        return original.copy_(values)
 
 
-_modes = _Modes()
-
-
-@contextlib.contextmanager
-def _recording_off() -> Iterator[None]:
-    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
-
-    `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
-    would restore what the outer had set, for good.
-    """
-    found = _modes.found
-    mode = [torch.is_grad_enabled()]
-    found.append(mode)
-    torch.set_grad_enabled(False)
-    try:
-        yield
-    finally:
-        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
-        if inner is None:
-            torch.set_grad_enabled(mode[0])
-        else:  # it ends later, and then restores what this one found
-            inner[0] = mode[0]
-        found[:] = [other for other in found if other is not mode]
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _shares_storage(tensor: Tensor, inputs: Any) -> bool:

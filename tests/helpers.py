@@ -11,6 +11,7 @@ HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
     "_backward_pre_hooks",
 )

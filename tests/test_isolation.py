@@ -128,7 +128,7 @@ def test_an_interruption_at_the_worst_moment_does_not_leave_a_model_in_evaluatio
     with undisturbed(shared):
         assert not any(flags(shared))
     assert flags(shared) == before
-    assert not isolation._held_flags
+    assert not isolation._flags
 
 
 class Counts(nn.Module):
@@ -166,7 +166,7 @@ def test_buffers_that_a_model_changes_itself_are_put_back() -> None:
     assert calls == 0
     assert torch.equal(seen, torch.zeros(1))
     assert torch.equal(log, torch.ones(2))
-    assert not isolation._held_buffers
+    assert not isolation._buffers
 
 
 def test_buffers_that_nobody_changed_are_not_written_to() -> None:
