@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcam.errors import ModelError
+from gradcam.errors import ModelError, shorten
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def find_precision(name: str) -> torch.dtype:
     """The dtype of that name. Raises `ModelError` for an unknown one."""
     import torch
 
-    if name not in PRECISIONS:
-        raise ModelError(f"There is no precision {name!r}: choose {', '.join(PRECISIONS)}.")
+    if not isinstance(name, str) or name not in PRECISIONS:
+        raise ModelError(f"There is no precision {shorten(name)}: choose {', '.join(PRECISIONS)}.")
     dtype: torch.dtype = getattr(torch, PRECISIONS[name])
     return dtype

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcam.errors import GradcamError, ImageError, join_names, nearest
+from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
 from gradcam.images import Pixels, Region, check_pixels, flip_colours
 from gradcam.opencv import cv2
 
@@ -44,8 +44,8 @@ def overlay(
     # everything cold, and hide small objects and the picture with them.
     height, width = check_pixels(image).shape[:2]
     top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
-    if not 0 <= alpha <= 1:
-        raise GradcamError(f"alpha is {alpha}, expected an opacity from 0 to 1.")
+    if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
+        raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(heatmap, rows, columns)
     opacity = alpha * np.minimum(1, np.linspace(0, 2, 256, dtype=np.float32))[:, None]
     colours = _colours(colormap) * opacity
@@ -67,7 +67,7 @@ def find_colormap(name: str) -> int:
     known = str(name).lower()
     if known not in COLORMAPS:
         offers = nearest(known, COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
-        raise GradcamError(f"There is no colour map {name!r}. Nearest: {join_names(offers)}.")
+        raise GradcamError(f"There is no colour map {shorten(name)}. Nearest: {join_names(offers)}.")
     return COLORMAPS[known]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 60  # characters of somebody's value in a message
+
 
 class GradcamError(Exception):
     """Something that a user can mend; every error that this package raises on purpose is one."""
@@ -34,6 +36,12 @@ def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     alike = difflib.get_close_matches(wanted, by_lower_case, n=count, cutoff=0.6)
     inside = [candidate for candidate in by_lower_case if wanted and wanted in candidate]
     return [by_lower_case[candidate] for candidate in dict.fromkeys([*as_word, *alike, *inside])][:count]
+
+
+def shorten(value: object) -> str:
+    """The repr of anything in one line, for a sentence."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from gradcam.errors import ImageError
+from gradcam.errors import ImageError, shorten
 from gradcam.naming import WRITE_SUFFIXES
 
 Pixels = NDArray[np.uint8]
@@ -30,7 +30,7 @@ def read_image(path: str | os.PathLike[str]) -> Pixels:
     deeper values than 8 bits are scaled to 8. Raises `ImageError`, naming the file, for whatever is not a whole picture.
     """
     # Pillow, not OpenCV: OpenCV gives a picture that was cut off as if it were whole, and loses transparency.
-    path = Path(path)
+    path = _to_path(path)
     with _naming(path):
         if not path.is_file():
             raise ImageError("is not a file" if path.exists() else "does not exist")
@@ -39,6 +39,12 @@ def read_image(path: str | os.PathLike[str]) -> Pixels:
         with Image.open(path, formats=_formats()) as image:
             image.load()
             return _to_rgb(_upright(image))
+
+
+def _to_path(path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ImageError(f"The picture's path is {shorten(path)}, expected a string or a pathlib.Path.")
+    return Path(path)
 
 
 @contextlib.contextmanager
@@ -54,8 +60,12 @@ def _naming(path: Path) -> Iterator[None]:
         raise ImageError(
             f"{path}: claims more pixels than can be held ({2 * (Image.MAX_IMAGE_PIXELS or 0)} at most)"
         ) from None
-    except PermissionError:
-        raise ImageError(f"{path}: cannot be opened, permission denied") from None
+    except MemoryError:
+        raise ImageError(f"{path}: does not fit into memory") from None
+    except OSError as error:
+        if error.errno is None:  # from a decoder
+            raise ImageError(f"{path}: is damaged or cut off ({' '.join(str(error).split())})") from error
+        raise ImageError(f"{path}: cannot be opened ({error.strerror})") from None
     except Exception as error:
         # Decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files.
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -103,7 +113,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     """
     from gradcam.opencv import cv2
 
-    path = Path(path)
+    path = _to_path(path)
     image = check_pixels(image)
     suffix = path.suffix.lower()
     if suffix not in WRITE_SUFFIXES:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from gradcam.buffers import Values, keep_buffers, restore_buffers
 from gradcam.quantised import straight_through
 
 _lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
@@ -125,7 +126,7 @@ def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Buffers that a model changes itself in evaluation mode, counters and observers, are as they were afterwards.
+    """Buffers that a model changes in place in evaluation mode, counters and observers, are as they were afterwards.
 
     Running statistics are left out: in evaluation mode nothing changes them, and a thread that trains may be doing so.
     Where parameters have changed meanwhile, another thread is loading or training, and the buffers are left to it.
@@ -136,60 +137,17 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
         return
     before = _count_writes(modules)
 
-    def restore(module: nn.Module, buffers: _Values) -> None:
+    def restore(module: nn.Module, buffers: Values) -> None:
         if _count_writes(modules) == before:
-            _restore_buffers(module, buffers)
+            restore_buffers(module, buffers)
 
-    with _keep_while_held(_Care(_buffers, lambda _: True, _keep_buffers, lambda _: None, restore), owners):
+    with _keep_while_held(_Care(_buffers, lambda _: True, keep_buffers, lambda _: None, restore), owners):
         yield
 
 
 def _count_writes(modules: Iterable[nn.Module]) -> int:
     parameters = (parameter for module in modules for parameter in module._parameters.values())
     return sum(it._version for it in parameters if it is not None and not it.is_inference())
-
-
-_Values = dict[str, tuple[Tensor | None, Tensor | None]]  # by name: the buffer, and a copy of its values
-
-
-def _keep_buffers(module: nn.Module) -> _Values:
-    return {name: (buffer, _copy(buffer)) for name, buffer in module._buffers.items()}
-
-
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    """None where values cannot be kept: the tensor itself can, by its name."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):
-        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta:
-            return buffer.detach().clone()
-    return None
-
-
-def _restore_buffers(module: nn.Module, kept: _Values) -> None:
-    for name in module._buffers.keys() - kept:
-        del module._buffers[name]
-    for name, (buffer, copy) in kept.items():
-        if name not in module._buffers or module._buffers[name] is not buffer:
-            module._buffers[name] = buffer
-        if buffer is not None and copy is not None:
-            _restore_values(buffer, copy)
-
-
-def _restore_values(buffer: Tensor, copy: Tensor) -> None:
-    if (buffer.dtype, buffer.shape, buffer.device) == (copy.dtype, copy.shape, copy.device):
-        if _is_equal(buffer, copy):
-            return
-        with contextlib.suppress(RuntimeError), torch.no_grad():  # it may share its memory with itself, or be read-only
-            buffer.copy_(copy)
-            return
-    buffer.data = copy
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """By value, since the kernels of observers do not count up a tensor's version; NaN equals NaN."""
-    try:
-        return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
-    except (RuntimeError, NotImplementedError):  # kinds of numbers that PyTorch stores and cannot compare
-        return True
 
 
 @contextlib.contextmanager

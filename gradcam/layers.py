@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import LayerError, ModelError, join_names, nearest
+from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
 from gradcam.hooks import Hooks
 from gradcam.nested import first_floating
 from gradcam.tokens import find_layout
@@ -39,7 +39,7 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """The dotted name and the module of `layer`, which is either of them. `model` is unwrapped.
+    """The dotted name and the module of `layer`, given as either. `model` is unwrapped.
 
     A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`).
     Raises `LayerError` for an unknown one, and offers the nearest.
@@ -47,7 +47,9 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     if isinstance(layer, nn.Module):
         return _find_module(model, layer)
     if not isinstance(layer, str):
-        raise LayerError(f"The layer is {layer!r}, expected a dotted name such as 'layer4', or a module of the model.")
+        raise LayerError(
+            f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
+        )
     for name in (layer, _without_wrappers(layer)):
         with contextlib.suppress(AttributeError):
             if name:
@@ -58,7 +60,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
         return by_plain_name[layer], _compiled_from(modules[by_plain_name[layer]])
     offers = nearest(layer, modules) or list(dict(model.named_children()))
     hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
-    raise LayerError(f"There is no layer '{layer}' in {type(model).__name__}. {hint}")
+    raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
 
 
 def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:
@@ -99,7 +101,7 @@ def layers_with_grid(
             tensor is not None
             and len(tensor.shape) > 2
             and len(tensor) == images
-            and find_layout(tensor.shape, size, module)
+            and find_layout(tensor.shape, size, _compiled_from(module))
         ):
             finished.append(name)
 

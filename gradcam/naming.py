@@ -12,7 +12,7 @@ WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico"}
 LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
-LONGEST_PART = 80  # bytes of a label or a layer in it
+LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
 
 
 def overlay_name(

@@ -55,6 +55,8 @@ def _with_children(value: Any, children: dict[Any, Any]) -> Any:
         return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
     if isinstance(value, list):
         return list(children.values())
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return {**value, **children}
     changed = copy.copy(value)
     for key, child in children.items():
         if isinstance(changed, MutableMapping):

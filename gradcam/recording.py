@@ -63,7 +63,11 @@ def to_batch(images: Any) -> Batch:
     # A mapping, not only a dict: Hugging Face's processors give one of their own.
     kwargs = dict(images) if isinstance(images, Mapping) else {}
     args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
+    if not all(isinstance(key, str) for key in kwargs):
+        raise ImageError(f"The images are a mapping from {list(kwargs)}, expected the names of the model's arguments.")
     given = list(tensors((args, kwargs)))
+    if any(tensor.is_nested for tensor in given):
+        raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
     first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
     if first is None:
         what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
@@ -78,8 +82,13 @@ def to_batch(images: Any) -> Batch:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one forward pass left: the layers' activations by name, the model's output, and scores to differentiate."""
+    """What one forward pass left, and what maps are computed with.
 
+    `layers`, `activations`: by name. `scores` (N,K) are there to be differentiated; `classes` (N,K), None for a function of
+    the output. `modules`: all of the model's. `autocast`: the caller's, None without.
+    """
+
+    layers: dict[str, nn.Module]
     activations: dict[str, Tensor]
     output: Any
     scores: Tensor
@@ -121,7 +130,7 @@ def recorded_pass(model: nn.Module, batch: Batch, chosen: dict[str, nn.Module], 
         device = scores.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            yield Recorded(activations, output, scores, classes, model, modules, batch, autocast)
+            yield Recorded(chosen, activations, output, scores, classes, model, modules, batch, autocast)
 
 
 @contextlib.contextmanager
@@ -152,11 +161,11 @@ def find_layers_with_grid(model: nn.Module, batch: Batch) -> list[str]:
 
 
 def _find_with_one_image(model: nn.Module, batch: Batch) -> list[str]:
-    """Found with the first image alone, which is enough to tell; none where the model takes no other batch than its own."""
+    """Looked for with the first image alone, which is enough; none if the model takes only its own batch size."""
     if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
         return []
     try:
-        return _find_with(model, (batch.args[0][:1],), batch.kwargs, 1, batch.size)
+        return _find_with(model, (batch.args[0][:1].clone(),), batch.kwargs, 1, batch.size)
     except Exception:  # whatever a model raises, the pass of the whole batch raises again if it is not the batch's size
         return []
 

@@ -51,4 +51,4 @@ class Record:
         """One line of JSON."""
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
         fields |= {key: value for key, value in asdict(self).items() if key not in fields}
-        return json.dumps(fields)
+        return json.dumps(fields, allow_nan=False)

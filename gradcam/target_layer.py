@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradcam import gradients
-from gradcam.errors import LayerError, ModelError
+from gradcam.errors import LayerError, ModelError, shorten
 from gradcam.grad_mode import recording_off
 from gradcam.hooks import Hooks
+from gradcam.inputs import LayerInput, take_inputs
 from gradcam.nested import first_floating, replace_tensor, tensors
 
 
@@ -41,7 +41,7 @@ class TargetLayer:
 
     def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
         if not isinstance(module, nn.Module):
-            raise LayerError(f"The layer is {module!r}, expected a torch.nn.Module, such as model.layer4.")
+            raise LayerError(f"The layer is {shorten(module)}, expected a torch.nn.Module, such as model.layer4.")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
                 "The layer is a TorchScript module, whose output a hook cannot replace: "
@@ -53,7 +53,7 @@ class TargetLayer:
         self._context: contextlib.ExitStack | None = None
         self.ran_unrecorded = False  # so does the first layer to run; the next does if the model switched recording off
         self._runs = 0
-        self._inputs: list[_Input] = []
+        self._inputs: list[LayerInput] = []
         self._activations: Tensor | None = None
         self._gradients: Tensor | None = None
 
@@ -117,7 +117,8 @@ class TargetLayer:
 
         May be called again for other scores of the same forward pass. Where the activations or the score are float16 the
         gradient is float32: on its way it is scaled, because small values would be lost.
-        Raises `LayerError` if the score does not depend on the layer, `ModelError` if recording was off.
+        Raises `LayerError` if the score does not depend on the layer, `ModelError` if recording was off or the graph has
+        been used up by a plain `backward()`.
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
             what = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
@@ -129,33 +130,23 @@ class TargetLayer:
         scaled = torch.float16 in (activations.dtype, score.dtype)
         with torch.enable_grad():
             scores = score.reshape(1, 1)
-        ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
+        try:
+            ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
+        except RuntimeError as error:
+            if "second time" not in str(error):
+                raise
+            raise ModelError(
+                "The graph of this forward pass is used up: call score.backward(retain_graph=True) if another follows."
+            ) from error
         if gradient is None:
             raise gradients.no_dependence([self.name])
         self._gradients = gradient[0]
         return self._gradients
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Remember what the layer gets, since it may change that in place, and the model may go on using it.
-
-        What another target layer further up has recorded is given as a copy: autograd may have saved the copied one.
-        """
-        self._inputs = [_Input(tensor, tensor, _version(tensor)) for tensor in tensors((args, kwargs))]
-        copies = {
-            id(tensor): tensor.clone()
-            for tensor in (*args, *kwargs.values())
-            if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter)
-        }
-        if not copies:
-            return None
-        self._inputs = [
-            _Input(each.original, copy, _version(copy)) if (copy := copies.get(id(each.original))) is not None else each
-            for each in self._inputs
-        ]
-        return (
-            tuple(copies.get(id(value), value) for value in args),
-            {key: copies.get(id(value), value) for key, value in kwargs.items()},
-        )
+        # It may change that in place, and the model may go on using it.
+        self._inputs, arguments = take_inputs(args, kwargs)
+        return arguments
 
     def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         # A run after a backward pass begins a new forward pass; without one between, the layer ran twice in the same.
@@ -186,36 +177,6 @@ class TargetLayer:
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
-
-
-@dataclass(frozen=True)
-class _Input:
-    """A tensor that came to the layer, the one that the layer was given for it, and how often that had been changed."""
-
-    original: Tensor
-    given: Tensor
-    version: int
-
-    @property
-    def is_changed(self) -> bool:
-        return _version(self.given) != self.version
-
-    def replace(self, values: Tensor) -> Tensor:
-        """Write `values` into the original, so that whoever uses it goes on with them; gives what has them.
-
-        Not into a parameter, on which the graph would stay, nor into a view that was made without recording: autograd
-        would then refuse all other views of that memory. What the model does with those under another name stays unseen.
-        """
-        original = self.original
-        is_unrecorded_view = original._is_view() and not original.requires_grad
-        if original is values or is_unrecorded_view or isinstance(original, nn.Parameter):
-            return values
-        return original.copy_(values)
-
-
-def _version(tensor: Tensor) -> int:
-    """How often it was changed in place; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _shares_storage(tensor: Tensor, inputs: Any) -> bool:

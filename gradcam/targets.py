@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import TargetError
+from gradcam.errors import TargetError, shorten
 from gradcam.nested import first_floating
 from gradcam.scores import SCORES
 
@@ -33,8 +33,8 @@ class ClassTarget:
     score: str = "logit"
 
     def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            raise TargetError(f"There is no score {self.score!r}: choose one of {', '.join(SCORES)}.")
+        if not isinstance(self.score, str) or self.score not in SCORES:
+            raise TargetError(f"There is no score {shorten(self.score)}: choose one of {', '.join(SCORES)}.")
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
 
@@ -44,7 +44,7 @@ def compute_scores(target: Any, output: Any, images: int) -> tuple[Tensor, Tenso
 
     Raises `TargetError` where the target does not fit the output or the number of images.
     """
-    if callable(target):
+    if callable(target) and not isinstance(target, type):
         return _check_scores(target(output), images), None
     if not isinstance(target, ClassTarget):
         target = ClassTarget(target)
@@ -68,8 +68,14 @@ def find_logits(output: Any, images: int) -> Tensor:
         logits = first_floating(getattr(output, "logits", output))
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != images or logits.shape[1] == 0:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
+    if (
+        not isinstance(logits, Tensor)
+        or not _is_plain(logits)
+        or logits.ndim != 2
+        or len(logits) != images
+        or logits.shape[1] == 0
+    ):
+        got = f"{_kind(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise TargetError(
             f"A class can be explained where the output is ({images}, classes), for {images} image(s); this one is {got}: "
             "pass target=, a function from the model's output to one score per image."
@@ -78,8 +84,8 @@ def find_logits(output: Any, images: int) -> Tensor:
 
 
 def _check_scores(scores: Any, images: int) -> Tensor:
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        what = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+    if not isinstance(scores, Tensor) or not _is_plain(scores):
+        what = _kind(scores) if isinstance(scores, Tensor) else type(scores).__name__
         raise TargetError(f"The target function gave {what}, expected a floating tensor ({images},) or ({images}, K).")
     if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
         raise TargetError(
@@ -88,6 +94,17 @@ def _check_scores(scores: Any, images: int) -> Tensor:
         )
     scores = scores.reshape(images, -1)
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether one can compute with it: floats of at least 16 bits, neither sparse nor nested, and with values at all."""
+    dense = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
+    return dense and tensor.is_floating_point() and tensor.dtype.itemsize > 1
+
+
+def _kind(tensor: Tensor) -> str:
+    layout = "" if tensor.layout == torch.strided else f"{tensor.layout} ".removeprefix("torch.")
+    return f"{'meta ' if tensor.is_meta else layout}{tensor.dtype}"
 
 
 def _check_classes(classes: Any, images: int, count: int) -> Tensor:
@@ -101,7 +118,7 @@ def _check_classes(classes: Any, images: int, count: int) -> Tensor:
         hint = (
             f" For several classes of one image, write [{list(classes)}]." if images == 1 and values.ndim == 2 else ""
         )
-        raise TargetError(f"The target {_shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
+        raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
     if values.min() < 0 or values.max() >= count:
         wrong = values.min() if values.min() < 0 else values.max()
         raise TargetError(f"Class {wrong} does not exist: this model has {count} classes, 0 to {count - 1}.")
@@ -111,10 +128,10 @@ def _check_classes(classes: Any, images: int, count: int) -> Tensor:
 def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
     try:
         values = np.asarray(classes.detach().cpu() if isinstance(classes, Tensor) else _without_tensors(classes))
-    except ValueError:  # ragged
+    except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that NumPy has no array for
         values = np.asarray(None)
     if values.dtype.kind not in "iu":
-        raise TargetError(f"The target {_shorten(classes)} is not made of class indices: pass {RIGHT_FORMS}.")
+        raise TargetError(f"The target {shorten(classes)} is not made of class indices: pass {RIGHT_FORMS}.")
     return values
 
 
@@ -126,8 +143,3 @@ def _without_tensors(classes: Any) -> Any:
     if isinstance(classes, (Tensor, np.ndarray)):
         return _without_tensors(classes.tolist())
     return classes
-
-
-def _shorten(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."

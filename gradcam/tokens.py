@@ -33,9 +33,9 @@ class Layout:
 def find_layout(shape: Sequence[int], size: Sequence[int], module: nn.Module | None = None) -> Layout | None:
     """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None without a grid.
 
-    Channels first is taken for granted unless only channels last agrees with the picture's aspect, and the module is not
-    one that works on channels first. Tokens (N,T,D) are
-    a grid where exactly one stride that divides the picture leaves no more than a few tokens over.
+    Channels first is assumed, unless only channels last has the picture's aspect and the module is not known to work on
+    channels first. Tokens (N,T,D) form a grid if exactly one stride that divides the picture leaves at most
+    `MOST_PREFIX_TOKENS` of them over.
     """
     if len(shape) == len(size) + 2:
         first, last = tuple(shape[2:]), tuple(shape[1:-1])

@@ -170,6 +170,11 @@ class TestTargets:
             torch.tensor([0.0, 1.0, 2.0]),
             torch.tensor([True, True, False]),
             [None] * 3,
+            torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
+            torch.zeros(3, dtype=torch.int64, device="meta"),
+            torch.eye(3, dtype=torch.int64).to_sparse(),
+            ClassTarget([True, False, True]),
+            int,
             {},
             [],
         ],
@@ -820,6 +825,121 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) ->
     assert found.heatmaps.is_cuda
     torch.testing.assert_close(found.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
     assert all(tensor.is_cuda for tensor in nested.tensors(found.output))
+
+
+def test_compare_equals_explain_behind_an_in_place_layer() -> None:
+    """The input of the in-place layer is used under its old name as well, and is recorded further up."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.act, self.conv = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.before(images)
+            return (self.conv(self.act(x)) ** 2).mean((2, 3)) + (x * x).mean((2, 3))
+
+    model = Model()
+    both = gradcam.compare(model, TINY, layers=["before", "act"], methods=["gradcam"], target=1)
+    for layer in ("before", "act"):
+        alone = gradcam.explain(model, TINY, layer, target=1)
+        torch.testing.assert_close(both[layer, "gradcam"].maps, alone.maps)
+        assert torch.equal(both[layer, "gradcam"].output, model(TINY))
+
+
+def test_a_method_that_is_named_twice_is_one() -> None:
+    found = gradcam.compare(tiny_model(), TINY, layers=["3", "3"], methods=["gradcam", "gradcam"])
+    assert list(found) == [("3", "gradcam")]
+    assert found["3", "gradcam"].maps.shape[1] == found["3", "gradcam"].scores.shape[1] == 1
+
+
+def test_a_model_that_changes_its_images_sees_each_of_them_once() -> None:
+    class Normalises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_model().eval()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.body(images.mul_(2).add_(1))
+
+    model, images = Normalises().eval(), TINY.clone()
+    explanation = gradcam.explain(model, images, target=1)
+    assert torch.equal(images, TINY)
+    torch.testing.assert_close(explanation.output, model(images))
+
+
+def test_one_image_is_enough_to_find_the_layer() -> None:
+    model, sizes = tiny_model(), []
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    gradcam.explain(model, TINY, target=1)
+    assert sizes == [1, 3]
+
+
+def test_the_only_layer_is_a_dead_end() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(0 * self.body(images).mean((2, 3)))
+
+    with pytest.raises(LayerError, match="zero at every layer that has a grid"):
+        gradcam.explain(Detached(), TINY)
+
+
+def test_a_compiled_layer_is_judged_by_what_it_is() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, (1, 9)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).eval()
+    images = torch.randn(1, 3, 16, 16)
+    plain = gradcam.explain(model, images, "0", target=1)
+    model[0] = torch.compile(model[0], backend="eager")
+    for layer in ("0", None):
+        compiled = gradcam.explain(model, images, layer, target=1)
+        assert compiled.layer == "0"
+        assert torch.equal(compiled.maps, plain.maps)
+
+
+def test_twenty_classes_share_one_backward_pass() -> None:
+    passes = []
+
+    class Counting(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            passes.append(1)
+            return gradient
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 30)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(Counting.apply(self.body(images)).mean((2, 3)))
+
+    explanation = gradcam.explain(Model(), TINY, "body", target=[list(range(20))] * 3)
+    assert explanation.maps.shape[1] == 20
+    assert len(passes) == 1
+
+
+def test_everything_but_the_output_is_float32_for_a_float64_model() -> None:
+    explanation = gradcam.explain(tiny_model().double(), TINY.double(), "3")
+    assert explanation.output.dtype == torch.float64
+    assert {explanation.maps.dtype, explanation.heatmaps.dtype, explanation.scores.dtype} == {torch.float32}
+
+
+def test_scores_that_are_not_finite_are_an_error() -> None:
+    with pytest.raises(ModelError, match="The scores are infinite"):
+        gradcam.explain(tiny_model(), TINY, "3", target=lambda output: output[:, 1] + float("inf"))
 
 
 def test_a_head_without_weights_leaves_nothing_to_find() -> None:

@@ -46,6 +46,7 @@ def test_probabilities_sum_to_one() -> None:
     ("options", "message"),
     [
         ({"score": "loss"}, "logit, probability, contrast"),
+        ({"score": ["logit"]}, r"no score \['logit'\]"),
         ({"top": 0}, "top is 0"),
         ({"top": True}, "top is True"),
         ({"top": 1.0}, "top is 1.0"),

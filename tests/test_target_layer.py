@@ -425,33 +425,112 @@ def test_contexts_may_end_in_any_order(before: bool, runs: bool) -> None:
         assert torch.is_grad_enabled() is before
 
 
-class KeepsTheOtherName(nn.Module):
-    """What an in-place layer changed is used under both its names, and changed in place again under one of them."""
+class RectifiesInPlace(nn.Module):
+    """In place without an attribute that says so."""
 
-    def __init__(self) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu_(x, 0.3)
+
+
+class TwoNames(nn.Module):
+    """What an in-place layer changed is used under both its names, or the old one, and changed in place again."""
+
+    def __init__(self, target: nn.Module, *, old_name_only: bool = False, by_keyword: bool = False) -> None:
         super().__init__()
         self.before = nn.Conv2d(3, 4, 3, padding=1)
-        self.target = nn.LeakyReLU(0.3, inplace=True)
+        self.target = target
         self.head = nn.Linear(4, 5)
+        self.old_name_only, self.by_keyword = old_name_only, by_keyword
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.before(images)
-        y = self.target(x)
+        name = "input" if isinstance(self.target, nn.LeakyReLU) else "x"
+        y = self.target(**{name: x}) if self.by_keyword else self.target(x)
+        return self.behind(x if self.old_name_only else y, x)
+
+    def behind(self, y: Tensor, x: Tensor) -> Tensor:
         y += 1
         return self.head((y * x.sigmoid()).mean((2, 3)))
 
 
-def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names() -> None:
-    model = KeepsTheOtherName().double()
-    with TargetLayer(model.target) as layer:
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("old_name_only", [False, True])
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize("kind", ["attribute", "function", "container"])
+def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
+    kind: str, *, by_keyword: bool, old_name_only: bool, outer: bool
+) -> None:
+    kinds: dict[str, nn.Module] = {
+        "attribute": nn.LeakyReLU(0.3, inplace=True),
+        "function": RectifiesInPlace(),
+        "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
+    }
+    if kind == "container" and by_keyword:
+        pytest.skip("nn.Sequential takes no keyword")
+    model = TwoNames(kinds[kind], old_name_only=old_name_only, by_keyword=by_keyword).double()
+    with contextlib.ExitStack() as stack:
+        before = stack.enter_context(TargetLayer(model.before)) if outer else None
+        layer = stack.enter_context(TargetLayer(model.target))
         output = model(IMAGES)
         gradients = layer.backward(score_of(output))
+        upstream = before.backward(score_of(output)) if before is not None else None
     assert torch.equal(output, model(IMAGES))
-    activations = F.leaky_relu(model.before(IMAGES), 0.3).detach().requires_grad_()
+    start = model.before(IMAGES).detach().requires_grad_()
+    activations = F.leaky_relu(start, 0.3)
     changed = activations + 1
-    (expected,) = torch.autograd.grad(score_of(model.head((changed * changed.sigmoid()).mean((2, 3)))), activations)
+    score = score_of(model.head((changed * changed.sigmoid()).mean((2, 3))))
+    expected, further = torch.autograd.grad(score, [activations, start])
     assert torch.equal(layer.activations, activations)
     torch.testing.assert_close(gradients, expected)
+    if upstream is not None:
+        torch.testing.assert_close(upstream, further)
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(F.relu_(x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.block, self.head = nn.Conv2d(3, 4, 3), Block(), nn.Linear(4, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.before(images)
+            return self.head((self.block(x) * x).mean((2, 3)))
+
+    model = Model().double()
+    with contextlib.ExitStack() as stack:
+        before = stack.enter_context(TargetLayer(model.before)) if outer else None
+        layer = stack.enter_context(TargetLayer(model.block))
+        output = model(IMAGES)
+        gradients = layer.backward(score_of(output))
+        upstream = before.backward(score_of(output)) if before is not None else None
+    torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
+    start = model.before(IMAGES).detach().requires_grad_()
+    rectified = start.relu()
+    activations = model.block.conv(rectified)
+    expected, further = torch.autograd.grad(
+        score_of(model.head((activations * rectified).mean((2, 3)))), [activations, start]
+    )
+    torch.testing.assert_close(gradients, expected)
+    if upstream is not None:
+        torch.testing.assert_close(upstream, further)
+
+
+def test_a_graph_that_is_used_up_is_said_to_be() -> None:
+    model = small_network()
+    with TargetLayer(model[2]) as layer:
+        score = score_of(model(IMAGES))
+        score.backward()
+        with pytest.raises(ModelError, match="used up: call score.backward\\(retain_graph=True\\)"):
+            layer.backward(score)
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -10,7 +10,7 @@ import torch
 
 from gradcam.classifiers.classifier import Classifier, PictureExplanation
 from gradcam.devices import find_device, find_precision
-from gradcam.errors import ModelError, join_names, nearest
+from gradcam.errors import ModelError, join_names, nearest, shorten
 
 __all__ = ["Classifier", "PictureExplanation", "load_classifier"]
 
@@ -40,9 +40,11 @@ def load_classifier(
     `precision`: "fp32", or "bf16" or "fp16", with which the model computes; maps are float32 anyway.
     Raises `ModelError` for an unknown name, device or precision and for weights that do not fit.
     """
-    if name not in PROVIDERS:
+    if not isinstance(name, str) or name not in PROVIDERS:
         offers = nearest(str(name), PROVIDERS) or list(PROVIDERS)
-        raise ModelError(f"There is no model {name!r}. Nearest: {join_names(offers)}.")
+        raise ModelError(f"There is no model {shorten(name)}. Nearest: {join_names(offers)}.")
+    if not isinstance(weights, (str, os.PathLike, type(None))):
+        raise ModelError(f"The weights are {shorten(weights)}, expected the path of a safetensors file.")
     chosen, dtype = find_device(device), find_precision(precision)
     parts = PROVIDERS[name](weights)
     model = parts.pop("model").eval().requires_grad_(False)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.classifiers.labels import find_class
 from gradcam.classifiers.preprocessing import CentreCrop
 from gradcam.drawing import overlay, sheet
-from gradcam.errors import ImageError
+from gradcam.errors import ImageError, shorten
 from gradcam.explanation import Explanation, compare
 from gradcam.images import Pixels, Region, check_pixels, encode_png, read_image
 from gradcam.scores import probabilities
@@ -34,7 +34,13 @@ class PictureExplanation(Explanation):
     __repr__ = Explanation.__repr__
 
     def overlay(self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
-        """Picture i with its k-th heatmap, on the pixels that the network saw: RGB, uint8 (H,W,3)."""
+        """Picture i with its k-th heatmap, on the pixels that the network saw: RGB, uint8 (H,W,3).
+
+        Raises `ImageError` where there is no such picture or heatmap.
+        """
+        images, classes = self.maps.shape[:2]
+        if not (-images <= i < images and -classes <= k < classes):
+            raise ImageError(f"There is no map [{i}, {k}]: there are {images} picture(s), with {classes} map(s) each.")
         heatmap = self.heatmaps[i, k]
         return overlay(self.pictures[i], heatmap, alpha=alpha, colormap=colormap, region=self.regions[i])
 
@@ -108,7 +114,7 @@ class Classifier:
             self.model, self.batch(arrays), layers=layers, methods=methods, target=self._with_indices(target)
         )
         return {
-            key: PictureExplanation(**_fields(explanation), pictures=arrays, regions=regions, labels=self.labels)
+            key: PictureExplanation(**vars(explanation), pictures=arrays, regions=regions, labels=self.labels)
             for key, explanation in explanations.items()
         }
 
@@ -126,13 +132,11 @@ class Classifier:
         return target
 
 
-def _fields(explanation: Explanation) -> dict[str, Any]:
-    return dict(vars(explanation))
-
-
 def _read_all(pictures: Picture | Sequence[Picture]) -> list[Pixels]:
     if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim == 3):
         pictures = [pictures]
+    if not isinstance(pictures, (Sequence, np.ndarray)):
+        raise ImageError(f"The pictures are {shorten(pictures)}, expected a path, an RGB array, or a sequence of them.")
     arrays = [check_pixels(picture) if isinstance(picture, np.ndarray) else read_image(picture) for picture in pictures]
     if not arrays:
         raise ImageError("There are no pictures: expected one path or RGB array, or a sequence of them.")

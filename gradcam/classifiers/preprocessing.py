@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from gradcam.errors import ImageError
 from gradcam.images import Pixels, Region, check_pixels
 
 
@@ -41,6 +42,8 @@ class CentreCrop:
 
         Resizing rounds to whole pixels too, and may shift what is seen by up to one of *its* pixels against this square.
         """
+        if min(height, width) < 1:
+            raise ImageError(f"The picture is {width} x {height}, expected at least one pixel.")
         side = max(1, round(min(height, width) * self.size / self._shorter))
         return (height - side) // 2, (width - side) // 2, side, side
 

@@ -134,17 +134,21 @@ class Destination:
     file: Path | None = None
 
 
-def find_destination(settings: Settings, images: Sequence[Path]) -> Destination:
-    """Where results go. Raises `click.UsageError` for one file for several results, or over one of the pictures."""
+def check_classes(settings: Settings) -> None:
+    """Raises `click.UsageError` where two options say which classes to explain."""
     if settings.classes and settings.top_k > 1:
         raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
-    path = Path(settings.output)
-    is_folder = settings.output.endswith(("/", os.sep)) or path.is_dir()
+
+
+def find_destination(output: str, images: Sequence[Path], results: int) -> Destination:
+    """Where so many results go. Raises `click.UsageError` for one file for several, or over one of the pictures."""
+    path = Path(output)
+    is_folder = output.endswith(("/", os.sep)) or path.is_dir()
     if path.suffix.lower() not in READ_SUFFIXES or is_folder:
         return Destination(path)
     if path.suffix.lower() not in WRITE_SUFFIXES:
         raise click.UsageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}.")
-    if max(len(images), len(settings.layers), len(settings.methods), len(settings.classes), settings.top_k) > 1:
+    if results > 1:
         raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
     if any(_is_same(path, image) for image in images):
         raise click.UsageError(f"{path} is the picture itself, which is never overwritten: choose another name.")

@@ -6,10 +6,10 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -20,10 +20,13 @@ from gradcam.naming import OutputNames, overlay_name
 from gradcam.records import Explained, Prediction, Record
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gradcam.classifiers import Classifier, PictureExplanation
     from gradcam.targets import ClassTarget
 
 LISTED = 5  # predictions
+Value = TypeVar("Value")
 
 
 @click.command("run")
@@ -42,14 +45,18 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
     """
     warnings.filterwarnings("ignore", module="PIL")  # about metadata that nobody asked for
     settings = options.Settings(**chosen)
-    destination = options.find_destination(settings, images)
-    job = _prepare(settings, destination, images)
-    failures = sum(_report(job.explain(image), as_json=as_json, quiet=quiet) for image in images)
-    return 1 if failures else 0
+    options.check_classes(settings)
+    job = _prepare(settings, images)
+    status = 0
+    for image in images:
+        result = job.explain(image)
+        _print(result, as_json=as_json, quiet=quiet)
+        if result.record.error is not None:
+            status = 1
+    return status
 
 
-def _report(result: Result, *, as_json: bool, quiet: bool) -> bool:
-    """Print what became of a picture; true if it failed."""
+def _print(result: Result, *, as_json: bool, quiet: bool) -> None:
     record = result.record
     if record.error is not None:
         click.echo(record.error, err=True)
@@ -57,11 +64,13 @@ def _report(result: Result, *, as_json: bool, quiet: bool) -> bool:
         click.echo(record.to_json())
     elif not quiet and record.error is None:
         click.echo(format_result(result))
-    return record.error is not None
 
 
-def _prepare(settings: options.Settings, destination: options.Destination, images: Sequence[Path]) -> _Job:
-    """Load the model and check all that was typed before the first picture is touched. Raises `GradcamError`."""
+def _prepare(settings: options.Settings, images: Sequence[Path]) -> _Job:
+    """Load the model and check all that was typed before the first picture is touched.
+
+    Raises `GradcamError` and `click.UsageError`.
+    """
     from gradcam.classifiers import DEFAULT, load_classifier
     from gradcam.drawing import find_colormap
     from gradcam.layers import find_layer
@@ -71,17 +80,24 @@ def _prepare(settings: options.Settings, destination: options.Destination, image
     classifier = load_classifier(
         settings.model or DEFAULT, weights=settings.weights, device=settings.device, precision=settings.precision
     )
-    layers = [find_layer(classifier.model, layer)[0] for layer in settings.layers or (classifier.layer,)]
-    classes = list(dict.fromkeys(classifier.find_class(name) for name in settings.classes))
+    layers = _once_each(find_layer(classifier.model, layer)[0] for layer in settings.layers or (classifier.layer,))
+    classes = _once_each(classifier.find_class(name) for name in settings.classes)
+    methods = _once_each(settings.methods)
+    results = len(images) * len(layers) * len(methods) * max(len(classes), settings.top_k)
+    destination = options.find_destination(settings.output, images, results)
     return _Job(
         settings=settings,
         classifier=classifier,
-        layers=list(dict.fromkeys(layers)),
-        methods=list(dict.fromkeys(settings.methods)),
+        layers=layers,
+        methods=methods,
         target=ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score),
         destination=destination,
         names=OutputNames(destination.folder, images),
     )
+
+
+def _once_each(values: Iterable[Value]) -> list[Value]:
+    return list(dict.fromkeys(values))
 
 
 @dataclass(frozen=True)
@@ -101,12 +117,13 @@ class _Job:
         start = time.perf_counter()
         try:
             found = self.classifier.compare(image, layers=self.layers, methods=self.methods, target=self.target)
+            first = next(iter(found.values()))
+            predictions = self._predict(first)
             explained = self._write_overlays(image, list(found.values()))
         except Exception as error:  # one broken picture does not stop the others
             return Result(Record(str(image), self.classifier.name, error=_describe(image, error)))
-        first = next(iter(found.values()))
         return Result(
-            record=Record(str(image), self.classifier.name, None, self._predict(first), explained),
+            record=Record(str(image), self.classifier.name, None, predictions, explained),
             size=first.pictures[0].shape[:2],
             region=first.regions[0],
             grids=[tuple(found[entry.layer, entry.method].maps.shape[2:]) for entry in explained],
@@ -116,6 +133,8 @@ class _Job:
 
     def _predict(self, explanation: PictureExplanation) -> list[Prediction]:
         values = explanation.probabilities()[0]
+        if not values.isfinite().all():
+            raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
         top = values.topk(min(LISTED, len(values)))
         pairs = zip(top.indices.tolist(), top.values.tolist())
         return [Prediction(index, self.classifier.labels[index], probability) for index, probability in pairs]
@@ -136,7 +155,7 @@ class _Job:
 
     def _name(self, image: Path, explanation: PictureExplanation, k: int) -> str:
         """The overlay's name; the class and the layer are in it where there are several."""
-        index = _class_index(explanation, k)
+        index = _find_class(explanation, k)
         several_classes = explanation.maps.shape[1] > 1
         return overlay_name(
             image.stem,
@@ -147,7 +166,7 @@ class _Job:
         )
 
     def _entry(self, explanation: PictureExplanation, k: int, path: Path) -> Explained:
-        index = _class_index(explanation, k)
+        index = _find_class(explanation, k)
         return Explained(
             index=index,
             label=self.classifier.labels[index],
@@ -166,10 +185,9 @@ def _make_folder(folder: Path) -> None:
         raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
 
 
-def _class_index(explanation: PictureExplanation, k: int) -> int:
-    if explanation.classes is None:
-        raise GradcamError("A function of the output has no class to name.")
-    return int(explanation.classes[0, k])
+def _find_class(explanation: PictureExplanation, k: int) -> int:
+    classes = cast("Tensor", explanation.classes)  # not None: a command explains classes, never a function
+    return int(classes[0, k])
 
 
 def _describe(image: Path, error: Exception) -> str:
