@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -334,6 +335,35 @@ def test_weights_that_are_no_file_are_refused(tmp_path: Path, name: str) -> None
     with pytest.raises(ModelError, match="cannot be read as safetensors") as caught:
         gradcam.load_classifier(weights=tmp_path / name, device="cpu")
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": ["x"]}, r"no model \['x'\]"),
+        ({"precision": ["x"]}, r"no precision \['x'\]"),
+        ({"weights": 3}, "weights are 3, expected the path"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        gradcam.load_classifier(**{"device": "cpu", **options})
+
+
+@pytest.mark.parametrize("pictures", [3, None, 1.5])
+def test_what_are_no_pictures_is_refused(classifier: gradcam.Classifier, pictures: Any) -> None:
+    with pytest.raises(ImageError, match=f"pictures are {pictures}, expected a path"):
+        classifier.explain(pictures)
+
+
+def test_a_map_that_is_not_there(classifier: gradcam.Classifier) -> None:
+    explanation = classifier.explain(np.zeros((20, 20, 3), np.uint8), target=3)
+    for index in ((1, 0), (0, 1), (-2, 0)):
+        with pytest.raises(ImageError, match="there are 1 picture\\(s\\), with 1 map\\(s\\) each"):
+            explanation.overlay(*index)
+    assert np.array_equal(explanation.overlay(-1, -1), explanation.overlay())
+    with pytest.raises(ImageError, match="0 x 5, expected at least one pixel"):
+        classifier.region(5, 0)
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite", "EfficientNet_Lite0", "zzz", "", None])

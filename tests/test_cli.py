@@ -271,6 +271,14 @@ def test_a_missing_picture_is_not_its_own_output_either(run: Command, folder: Pa
 
 
 @pytest.mark.parametrize(
+    "options", [["-c", "koala", "-c", "105"], ["-l", "layer4", "-l", "layer4"], ["--method", "gradcam"] * 2]
+)
+def test_what_is_said_twice_is_one_result(run: Command, folder: Path, small: Photo, options: list[str]) -> None:
+    assert run(small("coffee.jpg"), "-o", "out.png", *options).status == 0
+    assert files(folder) == ["out.png"]
+
+
+@pytest.mark.parametrize(
     "options", [["-c", "koala", "-c", "cup"], ["-l", "layer3", "-l", "layer4"], ["--top-k", "2"], None]
 )
 def test_several_results_do_not_fit_into_one_file(
@@ -538,6 +546,20 @@ def test_other_weights_are_used(run: Command, small: Photo, classifier: gradcam.
     safetensors.torch.save_file(weights, tmp_path / "other.safetensors")
     (record,) = records(run(small("coffee.jpg"), "--json", "--weights", tmp_path / "other.safetensors"))
     assert record["predictions"][0]["label"] == "tench"
+
+
+@pytest.mark.parametrize("index", [0, 967])
+def test_an_output_of_nan_is_an_error_not_a_number_in_a_record(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier, index: int
+) -> None:
+    weights = {name: tensor.clone() for name, tensor in classifier.model.state_dict().items()}
+    weights["head.3.bias"][index] = float("nan")
+    safetensors.torch.save_file(weights, folder / "broken.safetensors")
+    outcome = run(small("coffee.jpg"), "--json", "--weights", "broken.safetensors", "-c", "espresso")
+    assert outcome.status == 1
+    assert ("output is NaN or infinite" if index == 0 else "scores are NaN") in outcome.err
+    (record,) = records(outcome)
+    assert (record["status"], record["predictions"], record["explained"]) == ("failed", [], [])
 
 
 def test_the_model_and_the_precision_can_be_named(run: Command, small: Photo) -> None:

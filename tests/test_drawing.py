@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -312,3 +313,14 @@ def test_a_sheet_shrinks_pictures_by_averaging() -> None:
 
 def test_a_sheet_holds_pictures_of_extreme_shapes() -> None:
     assert sheet([[np.zeros((2000, 3, 3), np.uint8)], [PICTURE]], height=24).shape == (24 + GAP + 24, 32, 3)
+
+
+@pytest.mark.parametrize("alpha", ["x", None, float("nan"), -0.1, [0.5]])
+def test_an_opacity_of_a_wrong_kind_is_refused(alpha: Any) -> None:
+    with pytest.raises(GradcamError, match="alpha is .*, expected an opacity from 0 to 1"):
+        gradcam.overlay(np.zeros((4, 4, 3), np.uint8), np.zeros((2, 2), np.float32), alpha=alpha)
+
+
+def test_a_colour_map_of_a_wrong_kind_is_refused() -> None:
+    with pytest.raises(GradcamError, match=r"no colour map \['x'\]"):
+        find_colormap(["x"])  # type: ignore[arg-type]

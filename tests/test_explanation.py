@@ -201,6 +201,25 @@ class TestTargets:
         with pytest.raises(TargetError, match=r"\(3,\)"):
             gradcam.explain(self.model, TINY, "3", target=function)
 
+    @pytest.mark.parametrize(
+        ("function", "message"),
+        [
+            (lambda output: output[:, 1].to("meta"), "gave meta torch.float32"),
+            (lambda output: output.to_sparse(), "gave sparse_coo torch.float32"),
+            (lambda output: output.detach().to(torch.float8_e4m3fn), "gave torch.float8_e4m3fn"),
+        ],
+    )
+    def test_scores_that_cannot_be_computed_with(self, function: Callable[[Tensor], Any], message: str) -> None:
+        with pytest.raises(TargetError, match=message):
+            gradcam.explain(self.model, TINY, "3", target=function)
+
+    @pytest.mark.parametrize("change", [Tensor.to_sparse, lambda y: y.to(torch.float8_e4m3fn), lambda y: y.to("meta")])
+    def test_logits_that_cannot_be_computed_with(self, change: Callable[[Tensor], Tensor]) -> None:
+        model = tiny_model()
+        model.register_forward_hook(lambda module, args, output: change(output))
+        with pytest.raises(TargetError, match=r"a function from the model's output"):
+            gradcam.explain(model, TINY, "3")
+
     def test_the_right_form_is_shown(self) -> None:
         with pytest.raises(TargetError, match="one int per image"):
             gradcam.explain(self.model, TINY, "3", target=[1, 2])
@@ -940,6 +959,26 @@ def test_everything_but_the_output_is_float32_for_a_float64_model() -> None:
 def test_scores_that_are_not_finite_are_an_error() -> None:
     with pytest.raises(ModelError, match="The scores are infinite"):
         gradcam.explain(tiny_model(), TINY, "3", target=lambda output: output[:, 1] + float("inf"))
+
+
+def test_names_of_arguments_that_are_none_are_refused() -> None:
+    with pytest.raises(ImageError, match=r"mapping from \[0\], expected the names"):
+        gradcam.explain(tiny_model(), {0: TINY}, "3")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_images_are_refused() -> None:
+    images = torch.nested.nested_tensor([torch.zeros(3, 8, 8), torch.zeros(3, 6, 8)])
+    with pytest.raises(ImageError, match="nested tensor, expected pictures of one size"):
+        gradcam.explain(tiny_model(), images, "3")
+
+
+@pytest.mark.parametrize("layer", [torch.zeros(30, 30), "c\n2", "x" * 500, 3, None.__class__])
+def test_an_error_about_a_layer_is_one_short_line(layer: Any) -> None:
+    with pytest.raises(LayerError) as caught:
+        gradcam.explain(tiny_model(), TINY, layer)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_a_head_without_weights_leaves_nothing_to_find() -> None:

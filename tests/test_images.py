@@ -289,6 +289,34 @@ def refuse(path: Path, reason: str) -> None:
     assert reason in message
 
 
+@pytest.mark.parametrize("path", [3, None, b"a.png"])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(ImageError, match="expected a string or a pathlib.Path"):
+        gradcam.read_image(path)  # type: ignore[arg-type]
+    with pytest.raises(ImageError, match="expected a string or a pathlib.Path"):
+        gradcam.write_image(path, BLOCKS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "does not fit into memory"),
+        (OSError(24, "Too many open files"), "cannot be opened (Too many open files)"),
+        (OSError("broken data stream"), "is damaged or cut off (broken data stream)"),
+    ],
+)
+def test_what_fails_is_not_blamed_on_the_file(
+    tmp_path: Path, error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "a.png", BLOCKS)
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+    refuse(path, reason)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     refuse(tmp_path / "missing.jpg", "does not exist")
 
@@ -391,7 +419,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Image, "open", deny)  # root may read everything
-    refuse(save(tmp_path / "secret.png", PIXELS), "cannot be opened, permission denied")
+    refuse(save(tmp_path / "secret.png", PIXELS), "cannot be opened (Permission denied)")
 
 
 def test_an_error_of_several_lines_becomes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

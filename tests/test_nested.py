@@ -1,5 +1,6 @@
 from collections import namedtuple
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ class Output:
 
 def value() -> Output:
     return Output(torch.tensor([1]), {"pair": Pair(torch.tensor([2.0]), [torch.tensor([3.0]), None]), "n": 4})
+
+
+def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
+    one, other = torch.zeros(1), torch.ones(1)
+    found = replace_tensor(MappingProxyType({"a": one, "b": 3}), one, other)
+    assert found == {"a": other, "b": 3}
 
 
 def test_tensors_in_order() -> None:
