@@ -58,3 +58,15 @@ def test_scaling_keeps_what_float16_would_lose(factor: float) -> None:
     assert found[0] is not None
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(found[0][1, :, 1], torch.full((2,), 2 * factor), rtol=1e-3, atol=0)
+
+
+def test_the_largest_scale_that_does_not_overflow_is_taken() -> None:
+    """A gradient of 3 overflows when scaled by 2**15; one of 2**-30 is lost unless it is scaled by 2**10 at least."""
+    x = torch.ones(1, 1, dtype=torch.float16, requires_grad=True)
+    y = torch.ones(1, 1, dtype=torch.float16, requires_grad=True)
+    scores = (3 * x).float() + (y * 2.0**-14).float() * 2.0**-16
+    (found,) = jacobian(scores, [x, y], scaled=True)
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].item() == 3
+    assert found[1].item() == pytest.approx(2.0**-30, rel=1e-2)

@@ -137,9 +137,12 @@ class TestMigration:
         assert last.maps.shape == first.maps.shape == (1, 1, 2, 2)
 
     def test_overlay(self) -> None:
-        rgb = np.full((64, 64, 3), 200, np.uint8)
-        heatmap = gradcam.explain(self.model, self.images, "layer4").heatmaps[0, 0]
-        assert gradcam.overlay(rgb, heatmap).dtype == np.uint8
+        ramp = np.linspace(0, 1, 64, dtype=np.float32)[None].repeat(64, axis=0)
+        grey = [gradcam.overlay(np.full((64, 64, 3), level, np.uint8), ramp) for level in (60, 120)]
+        differences = grey[1].astype(int) - grey[0].astype(int)
+        assert grey[0].dtype == np.uint8
+        assert abs(differences[:, 0] - 60).max() <= 1  # no evidence: the picture itself
+        assert abs(differences[:, -1] - 30).max() <= 1  # half of it shows through, however bright it is
 
     def test_normalisation_and_what_theirs_is(self) -> None:
         from importlib.util import find_spec
