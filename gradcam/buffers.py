@@ -7,26 +7,26 @@ import contextlib
 import torch
 from torch import Tensor, nn
 
-Values = list[tuple[str, Tensor, Tensor]]  # of a buffer: its name, itself, a copy
+Values = list[tuple[Tensor, Tensor]]  # a buffer, and a copy of it
 
 
 def keep_buffers(module: nn.Module) -> Values:
     """The module's own buffers, with their values."""
     return [
-        (name, buffer, buffer.detach().clone())
-        for name, buffer in module._buffers.items()
+        (buffer, buffer.detach().clone())
+        for buffer in module._buffers.values()
         if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta and not buffer.is_nested
     ]
 
 
-def restore_buffers(module: nn.Module, kept: Values) -> None:
+def restore_buffers(kept: Values) -> None:
     """Write back the values of those that were changed in place.
 
     A tensor that took another's place is left: it is a cache as a rule, and its module remembers elsewhere what it is for.
     """
-    for name, buffer, copy in kept:
-        is_same = module._buffers.get(name) is buffer and (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
-        if is_same and not _is_equal(buffer, copy):
+    for buffer, copy in kept:
+        is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
+        if is_same_kind and not _is_equal(buffer, copy):
             with contextlib.suppress(RuntimeError), torch.no_grad():  # an expanded tensor shares its memory with itself
                 buffer.copy_(copy)
 

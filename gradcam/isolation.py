@@ -139,7 +139,7 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     def restore(module: nn.Module, buffers: Values) -> None:
         if _count_writes(modules) == before:
-            restore_buffers(module, buffers)
+            restore_buffers(buffers)
 
     with _keep_while_held(_Care(_buffers, lambda _: True, keep_buffers, lambda _: None, restore), owners):
         yield

@@ -101,7 +101,7 @@ def layers_with_grid(
             tensor is not None
             and len(tensor.shape) > 2
             and len(tensor) == images
-            and find_layout(tensor.shape, size, _compiled_from(module))
+            and find_layout(tensor.shape, size, module)
         ):
             finished.append(name)
 

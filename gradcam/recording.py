@@ -165,7 +165,7 @@ def _find_with_one_image(model: nn.Module, batch: Batch) -> list[str]:
     if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
         return []
     try:
-        return _find_with(model, (batch.args[0][:1].clone(),), batch.kwargs, 1, batch.size)
+        return _find_with(model, (batch.args[0][:1],), batch.kwargs, 1, batch.size)
     except Exception:  # whatever a model raises, the pass of the whole batch raises again if it is not the batch's size
         return []
 
