@@ -94,7 +94,7 @@ def _keep_while_held(care: _Care, modules: Iterable[nn.Module]) -> Iterator[None
     register = care.register
     try:
         with _lock:
-            for module in modules:
+            for module in modules if register else filter(care.is_wanted, modules):
                 if module not in register and care.is_wanted(module):
                     register[module] = _Kept(care.keep(module))
                 if module in register:
@@ -153,7 +153,7 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
 @contextlib.contextmanager
 def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
-    if "torch._dynamo" not in sys.modules or not any(map(_is_compiled, modules)):
+    if "torch._dynamo" not in sys.modules or not _compiled_among(modules):
         yield  # no stance without need: it holds in all threads, and would slow them down
         return
     holder = _Holder()
@@ -170,8 +170,8 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
                 _stances.pop().__exit__(None, None, None)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+def _compiled_among(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    return [it for it in modules if it._compiled_call_impl is not None or "_orig_mod" in it._modules]
 
 
 @contextlib.contextmanager

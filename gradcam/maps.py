@@ -69,7 +69,7 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 
 def _range(tensor: Tensor, what: str) -> tuple[float, float]:
     """The least and the largest value. Raises `ModelError` where one is NaN or infinite: both pass through here."""
-    lowest, highest = tensor.amin().item(), tensor.amax().item()
+    lowest, highest = torch.stack(torch.aminmax(tensor)).tolist()
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         kind = "NaN" if math.isnan(lowest) else "infinite"
         hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,17 @@ from gradcam.hooks import Hooks
 
 
 @contextlib.contextmanager
-def straight_through(modules: Iterable[nn.Module]) -> Iterator[None]:
+def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Dynamically quantised linear layers among these keep their values, and get the gradient of the layer they round.
 
     Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the straight-through
     estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead.
     """
     quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
+    kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
     with Hooks() as hooks:
-        for module in modules if quantised is not None else ():
-            if isinstance(module, quantised.Linear):  # type: ignore[union-attr]  # not None, by the line above
+        for module in modules if kinds else ():
+            if type(module) in kinds:
                 hooks.after_forward(module, _attach_gradient)
         yield
 

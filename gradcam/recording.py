@@ -106,11 +106,8 @@ class Recorded:
         if any(tensor.dtype == torch.float16 for tensor in tensors((self.activations, self.output))):
             return True
         # Module by module: model.parameters() takes several times as long, which a small network's pass would show.
-        return any(
-            parameter is not None and parameter.dtype == torch.float16
-            for module in self.modules
-            for parameter in module._parameters.values()
-        )
+        dtypes = {it.dtype for module in self.modules for it in module._parameters.values() if it is not None}
+        return torch.float16 in dtypes
 
 
 @contextlib.contextmanager
