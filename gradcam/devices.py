@@ -20,7 +20,7 @@ def find_device(name: str) -> torch.device:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
+    try:  # each build of PyTorch says in an error of its own what it lacks
         device = torch.device(name)
         if device.type not in ("cpu", "cuda", "mps"):
             raise ValueError("not one of these kinds")

@@ -34,5 +34,6 @@ def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     (inputs,) = (*args, *kwargs.values())
     if not (torch.is_grad_enabled() and inputs.requires_grad):
         return None
+    # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
     unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
     return output.detach() + (unrounded - unrounded.detach())

@@ -453,6 +453,19 @@ class TwoNames(nn.Module):
         return self.head((y * x.sigmoid()).mean((2, 3)))
 
 
+def run_recorded(
+    model: nn.Module, module: nn.Module, further_up: nn.Module | None
+) -> tuple[TargetLayer, TargetLayer | None, Tensor]:
+    """One forward pass with a target layer at the module, and one further up where wanted; both with their gradients."""
+    with contextlib.ExitStack() as stack:
+        outer = stack.enter_context(TargetLayer(further_up)) if further_up is not None else None
+        inner = stack.enter_context(TargetLayer(module))
+        output = model(IMAGES)
+        for layer in filter(None, (inner, outer)):
+            layer.backward(score_of(output))
+    return inner, outer, output
+
+
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("old_name_only", [False, True])
 @pytest.mark.parametrize(
@@ -468,12 +481,7 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
         "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
     }
     model = TwoNames(kinds[kind], old_name_only=old_name_only, by_keyword=by_keyword).double()
-    with contextlib.ExitStack() as stack:
-        before = stack.enter_context(TargetLayer(model.before)) if outer else None
-        layer = stack.enter_context(TargetLayer(model.target))
-        output = model(IMAGES)
-        gradients = layer.backward(score_of(output))
-        upstream = before.backward(score_of(output)) if before is not None else None
+    layer, before, output = run_recorded(model, model.target, model.before if outer else None)
     assert torch.equal(output, model(IMAGES))
     start = model.before(IMAGES).detach().requires_grad_()
     activations = F.leaky_relu(start, 0.3)
@@ -481,9 +489,9 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
     score = score_of(model.head((changed * changed.sigmoid()).mean((2, 3))))
     expected, further = torch.autograd.grad(score, [activations, start])
     assert torch.equal(layer.activations, activations)
-    torch.testing.assert_close(gradients, expected)
-    if upstream is not None:
-        torch.testing.assert_close(upstream, further)
+    torch.testing.assert_close(layer.gradients, expected)
+    if before is not None:
+        torch.testing.assert_close(before.gradients, further)
 
 
 @pytest.mark.parametrize("outer", [False, True])
@@ -506,12 +514,7 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
             return self.head((self.block(x) * x).mean((2, 3)))
 
     model = Model().double()
-    with contextlib.ExitStack() as stack:
-        before = stack.enter_context(TargetLayer(model.before)) if outer else None
-        layer = stack.enter_context(TargetLayer(model.block))
-        output = model(IMAGES)
-        gradients = layer.backward(score_of(output))
-        upstream = before.backward(score_of(output)) if before is not None else None
+    layer, before, output = run_recorded(model, model.block, model.before if outer else None)
     torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
     start = model.before(IMAGES).detach().requires_grad_()
     rectified = start.relu()
@@ -519,9 +522,9 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
     expected, further = torch.autograd.grad(
         score_of(model.head((activations * rectified).mean((2, 3)))), [activations, start]
     )
-    torch.testing.assert_close(gradients, expected)
-    if upstream is not None:
-        torch.testing.assert_close(upstream, further)
+    torch.testing.assert_close(layer.gradients, expected)
+    if before is not None:
+        torch.testing.assert_close(before.gradients, further)
 
 
 def test_a_graph_that_is_used_up_is_said_to_be() -> None:
