@@ -7,6 +7,10 @@ from __future__ import annotations
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
 
+# How logits become probabilities: together (softmax), each for itself (sigmoid), or not at all, since they are
+# probabilities. "auto" is softmax, or sigmoid for a single logit.
+ACTIVATIONS = ("auto", "softmax", "sigmoid", "none")
+
 # The views of an image that are explained together: what it is multiplied by, and whether it is mirrored. The first is
 # the image.
 AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {

@@ -24,9 +24,9 @@ def logit(logits: Tensor, classes: Tensor) -> Tensor:
     return logits.gather(1, classes)
 
 
-def probability(logits: Tensor, classes: Tensor) -> Tensor:
-    """The classes' probabilities: by softmax, or by the logistic function where there is a single logit."""
-    return probabilities(logits).gather(1, classes)
+def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Tensor:
+    """The classes' probabilities."""
+    return probabilities(logits, activation).gather(1, classes)
 
 
 def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
@@ -50,9 +50,20 @@ def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
     return distances.topk(min(FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
 
 
-def probabilities(logits: Tensor) -> Tensor:
-    """All classes' probabilities (N,C)."""
-    return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
+def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
+    """All classes' probabilities (N,C) by one of `choices.ACTIVATIONS`."""
+    if activation == "none":
+        return logits
+    if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
+        return logits.sigmoid()
+    return logits.softmax(1)
+
+
+def to_two_classes(logits: Tensor, activation: str) -> Tensor:
+    """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
+    from torch import cat
+
+    return cat([1 - logits if activation == "none" else -logits, logits], 1)
 
 
 SCORES = ("logit", "probability", "contrast")

@@ -9,10 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gradcam.choices import ACTIVATIONS
 from gradcam.errors import TargetError, shorten
 from gradcam.indices import check_classes, check_range, to_rivals
 from gradcam.nested import first_floating, map_tensors, tensors
-from gradcam.scores import SCORES, difference, find_strongest, logit, probability
+from gradcam.scores import SCORES, difference, find_strongest, logit, probability, to_two_classes
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,26 @@ class ClassTarget:
     `classes`: as in `gradcam.explain` (int, N ints, (N,K)), or None for the `top` classes of each image.
     `score`: a key of `SCORES`: "logit", "probability", or "contrast", which is the class's logit minus the mean of its
     five strongest rivals, or of the classes `against` (an int, or a sequence of them).
+    `activation`: a key of `choices.ACTIVATIONS`, how logits become probabilities. With "sigmoid" or "none" a single logit
+    is two classes, of which 1 is for it and 0 against it; otherwise it is class 0, and explained itself.
 
-    Raises `TargetError` for an unknown score, for `top` below 1, and for `against` with a score other than "contrast".
-    When it meets a model: for classes that it does not have, and for a class against itself.
+    Raises `TargetError` for an unknown score or activation, for `top` below 1, and for `against` with a score other than
+    "contrast". When it meets a model: for classes that it does not have, and for a class against itself.
     """
 
     classes: Any = None
     top: int = 1
     score: str = "logit"
     against: Any = ()
+    activation: str = "auto"
     _rivals: Tensor | None = field(default=None, repr=False, compare=False)  # (N,K,R), once they have been chosen
 
     def __post_init__(self) -> None:
         if not isinstance(self.score, str) or self.score not in SCORES:
             raise TargetError(f"There is no score {shorten(self.score)}: choose one of {', '.join(SCORES)}.")
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
+            offers = ", ".join(ACTIVATIONS)
+            raise TargetError(f"There is no activation {shorten(self.activation)}: choose one of {offers}.")
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and len(to_rivals(self.against)):
@@ -60,12 +67,18 @@ class ClassTarget:
             rivals = self._find_rivals(logits.detach(), classes)
         return replace(self, classes=classes, _rivals=rivals)
 
+    def find_logits(self, output: Any, images: int) -> Tensor:
+        """The logits (N,C) in a model's output, as this target counts classes."""
+        logits = find_logits(output, images)
+        is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "none")
+        return to_two_classes(logits, self.activation) if is_pair else logits
+
     def compute(self, logits: Tensor) -> Tensor:
         """The scores (N,K) in logits (N,C), once the target is resolved."""
         if self.score == "logit":
             return logit(logits, self.classes)
         if self.score == "probability":
-            return probability(logits, self.classes)
+            return probability(logits, self.classes, self.activation)
         return difference(logits, self.classes, cast("Tensor", self._rivals))
 
     def repeat(self, times: int) -> ClassTarget:
@@ -113,10 +126,14 @@ class RepeatedTarget:
                 compute_scores(self.target, self._block(output, block), self.images) for block in range(self.blocks)
             ]
             return Scored(torch.cat([part.values for part in parts]), None, None, self)
-        logits = find_logits(output, total)
+        logits = self.find_logits(output, total)
         first = compute_scores(self.target, logits[: self.images], self.images)
         target = first.target.repeat(self.blocks)
         return Scored(target.compute(logits), target.classes, logits, replace(self, target=first.target))
+
+    def find_logits(self, output: Any, rows: int) -> Tensor:
+        """The logits of all rows, as the target counts classes."""
+        return to_class_target(self.target).find_logits(output, rows)
 
     def _block(self, output: Any, block: int) -> Any:
         rows = slice(block * self.images, (block + 1) * self.images)
@@ -138,11 +155,15 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
         return target.score(output)
     if callable(target) and not isinstance(target, type):
         return Scored(_check_scores(target(output), images), None, None, target)
-    if not isinstance(target, ClassTarget):
-        target = ClassTarget(target)
-    logits = find_logits(output, images)
+    target = to_class_target(target)
+    logits = target.find_logits(output, images)
     target = target.resolve(logits, images)
     return Scored(target.compute(logits), target.classes, logits, target)
+
+
+def to_class_target(target: Any) -> ClassTarget:
+    """Classes in any of their forms as a `ClassTarget`."""
+    return target if isinstance(target, ClassTarget) else ClassTarget(target)
 
 
 def find_logits(output: Any, images: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""CentreCrop: against timm's and torchvision's transforms, and its region against what these were seen to look at."""
+"""Preprocessing: against timm's and torchvision's transforms, and its region against what these were seen to look at."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from gradcam.classifiers.preprocessing import CentreCrop
+from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.errors import ImageError
 
 HALVES = (0.5, 0.5, 0.5)
-CROP = CentreCrop(size=224, crop=0.875, mean=HALVES, std=HALVES)
+CROP = Preprocessing(size=(224, 224), resize=256, mean=HALVES, std=HALVES)
 LEVEL = 2 / 255  # one of 256 levels, in the values that the network gets
 TORCHVISION = transforms.Compose(
     [
@@ -74,7 +74,7 @@ def test_tall_pictures_are_prepared_nearly_as_torchvision_does(
 
 
 def test_mean_and_deviation_belong_to_red_green_and_blue_in_this_order() -> None:
-    crop = CentreCrop(size=8, crop=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
+    crop = Preprocessing(size=(8, 8), resize=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
     tensor = crop(np.full((8, 8, 3), [51, 102, 204], np.uint8))  # 0.2, 0.4, 0.8
     assert tensor.dtype == torch.float32
     assert tensor.shape == (3, 8, 8)
@@ -84,7 +84,7 @@ def test_mean_and_deviation_belong_to_red_green_and_blue_in_this_order() -> None
 
 def test_a_picture_of_the_right_size_is_cropped_by_hand() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
-    tensor = CentreCrop(size=8, crop=0.8, mean=(0, 0, 0), std=(1, 1, 1))(pixels)
+    tensor = Preprocessing(size=(8, 8), resize=10, mean=(0, 0, 0), std=(1, 1, 1))(pixels)
     np.testing.assert_array_equal(np.rint(tensor.numpy() * 255), pixels[1:9, 2:10].transpose(2, 0, 1))
 
 

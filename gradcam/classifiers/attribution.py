@@ -18,7 +18,7 @@ class PictureAttribution(Attribution):
 
     pictures: Sequence[Pixels] = field(repr=False)
     regions: Sequence[Region] = field(repr=False)
-    labels: Sequence[str] = field(repr=False)
+    labels: Sequence[str] | None = field(repr=False)
 
     __repr__ = Attribution.__repr__
 

@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradcam.attributions import find_attribution
 from gradcam.classifiers.attribution import PictureAttribution
 from gradcam.classifiers.labels import find_class
-from gradcam.classifiers.preprocessing import CentreCrop
+from gradcam.classifiers.preprocessing import Preprocess
+from gradcam.classifiers.readers import Reader, Reading, read_picture, to_reading
 from gradcam.drawing import overlay, sheet
 from gradcam.effort import Progress
 from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.explanation import Explanation, compare
-from gradcam.images import Pixels, Region, check_pixels, encode_png, read_image
+from gradcam.images import Pixels, Region, encode_png
 from gradcam.methods import Method
 from gradcam.scores import probabilities
-from gradcam.targets import ClassTarget, find_logits
+from gradcam.targets import ClassTarget, to_class_target
 
 Picture = str | os.PathLike[str] | Pixels
 
@@ -33,7 +35,9 @@ class PictureExplanation(Explanation):
 
     pictures: Sequence[Pixels] = field(repr=False)
     regions: Sequence[Region] = field(repr=False)
-    labels: Sequence[str] = field(repr=False)
+    labels: Sequence[str] | None = field(repr=False)
+    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
+    activation: str = field(repr=False)
 
     __repr__ = Explanation.__repr__
 
@@ -52,7 +56,7 @@ class PictureExplanation(Explanation):
 
     def probabilities(self) -> Tensor:
         """All classes' probabilities: float32 (N,C)."""
-        return probabilities(find_logits(self.output, len(self.pictures)))
+        return to_probabilities(self.output, len(self.pictures), self.activation)
 
     def _repr_png_(self) -> bytes:
         images, classes = self.maps.shape[:2]
@@ -63,16 +67,22 @@ class PictureExplanation(Explanation):
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A model in evaluation mode, with its preprocessing, the labels of its classes, and the layer to explain.
+    """A model in evaluation mode, with its preprocessing, its classes, and the layer to explain.
 
-    `preprocess`: one RGB array, uint8 (H,W,3), to one tensor (C,H,W).
+    `preprocess`: one RGB array, uint8 (H,W,3), or whatever the reader gives, to one tensor (C,H,W). `classes`: how many;
+    `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
+    `layer`: what is explained where nothing else is said. `activation`: how logits become probabilities, a key of
+    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`.
     """
 
     name: str
     model: nn.Module = field(repr=False)
-    preprocess: CentreCrop
-    labels: Sequence[str] = field(repr=False)
+    preprocess: Preprocess
+    classes: int
+    labels: Sequence[str] | None = field(repr=False)
     layer: str
+    activation: str = "softmax"
+    reader: Reader = field(default=read_picture, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -83,10 +93,14 @@ class Classifier:
         """The pixels of a picture of this size that the network sees: (top, left, height, width)."""
         return self.preprocess.region(height, width)
 
-    def batch(self, pictures: Sequence[Pixels]) -> Tensor:
-        """RGB arrays as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
+    def batch(self, pictures: Sequence[NDArray[Any]]) -> Tensor:
+        """Arrays as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
         images = torch.stack([self.preprocess(picture) for picture in pictures])
         return images.to(self.device, next(self.model.parameters()).dtype)
+
+    def probabilities(self, output: Any, images: int) -> Tensor:
+        """All classes' probabilities, float32 (N,C), in what the model gave for so many images."""
+        return to_probabilities(output, images, self.activation)
 
     def explain(
         self,
@@ -134,22 +148,24 @@ class Classifier:
         progress: Progress | None = None,
     ) -> dict[tuple[str, str], PictureExplanation]:
         """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name)."""
-        arrays = _read_all(pictures)
-        regions = [self.region(*array.shape[:2]) for array in arrays]
+        readings = self._read_all(pictures)
         explanations = compare(
             self.model,
-            self.batch(arrays),
+            self.batch([reading.values for reading in readings]),
             layers=layers,
             methods=methods,
-            target=self._with_indices(target),
+            target=self._to_target(target),
             evidence=evidence,
             augmentation=augmentation,
             smoothing=smoothing,
             memory_budget=memory_budget,
             progress=progress,
         )
+        notes = [reading.note for reading in readings]
         return {
-            key: PictureExplanation(**vars(explanation), pictures=arrays, regions=regions, labels=self.labels)
+            key: PictureExplanation(
+                **vars(explanation), **self._describe(readings), notes=notes, activation=self.activation
+            )
             for key, explanation in explanations.items()
         }
 
@@ -170,15 +186,27 @@ class Classifier:
         chosen = find_attribution(method)
         if layer is not None and not chosen.has_layer:
             raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave layer= away.")
-        arrays = _read_all(pictures)
+        readings = self._read_all(pictures)
         layers = [self.layer if layer is None else layer] if chosen.has_layer else []
-        attribution = chosen.function(self.model, self.batch(arrays), *layers, target=self._with_indices(target))
-        regions = [self.region(*array.shape[:2]) for array in arrays]
-        return PictureAttribution(**vars(attribution), pictures=arrays, regions=regions, labels=self.labels)
+        images = self.batch([reading.values for reading in readings])
+        attribution = chosen.function(self.model, images, *layers, target=self._to_target(target))
+        return PictureAttribution(**vars(attribution), **self._describe(readings))
 
     def find_class(self, wanted: str) -> int:
         """The index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown one."""
-        return find_class(self.labels, wanted)
+        return find_class(self.labels, wanted, self.classes)
+
+    def label(self, index: int) -> str | None:
+        """A class's label, None where nobody knows it."""
+        return None if self.labels is None else self.labels[index]
+
+    def _to_target(self, target: Any) -> Any:
+        """The target with indices in place of labels, and with the model's own activation where it has none."""
+        target = self._with_indices(target)
+        if callable(target):
+            return target
+        target = to_class_target(target)
+        return replace(target, activation=self.activation) if target.activation == "auto" else target
 
     def _with_indices(self, target: Any) -> Any:
         if isinstance(target, str):
@@ -190,13 +218,25 @@ class Classifier:
             return replace(target, classes=classes, against=against)
         return target
 
+    def _read_all(self, pictures: Picture | Sequence[Picture]) -> list[Reading]:
+        if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim == 3):
+            pictures = [pictures]
+        if not isinstance(pictures, (Sequence, np.ndarray)):
+            raise ImageError(
+                f"The pictures are {shorten(pictures)}, expected a path, an RGB array, or a sequence of them."
+            )
+        readings = [to_reading(picture, self.reader) for picture in pictures]
+        if not readings:
+            raise ImageError("There are no pictures: expected one path or RGB array, or a sequence of them.")
+        return readings
 
-def _read_all(pictures: Picture | Sequence[Picture]) -> list[Pixels]:
-    if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim == 3):
-        pictures = [pictures]
-    if not isinstance(pictures, (Sequence, np.ndarray)):
-        raise ImageError(f"The pictures are {shorten(pictures)}, expected a path, an RGB array, or a sequence of them.")
-    arrays = [check_pixels(picture) if isinstance(picture, np.ndarray) else read_image(picture) for picture in pictures]
-    if not arrays:
-        raise ImageError("There are no pictures: expected one path or RGB array, or a sequence of them.")
-    return arrays
+    def _describe(self, readings: Sequence[Reading]) -> dict[str, Any]:
+        """What results remember of the pictures."""
+        pictures = [reading.picture for reading in readings]
+        regions = [self.region(*picture.shape[:2]) for picture in pictures]
+        return {"pictures": pictures, "regions": regions, "labels": self.labels}
+
+
+def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
+    """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
+    return probabilities(ClassTarget(activation=activation).find_logits(output, images), activation)

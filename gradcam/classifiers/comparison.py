@@ -59,7 +59,7 @@ def _title(explanation: PictureExplanation, i: int, k: int) -> str:
         name = f"score {k}"
     else:
         index = int(explanation.classes[i, k])
-        name = f"{explanation.labels[index]} ({index})"
+        name = f"class {index}" if explanation.labels is None else f"{explanation.labels[index]} ({index})"
     kind = "" if explanation.evidence == "positive" else f", {explanation.evidence} evidence"
     return f"{name} at {explanation.layer} ({grid}){kind}"
 

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from gradcam.errors import TargetError, join_names, nearest
 
 
-def find_class(labels: Sequence[str], wanted: str) -> int:
+def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
     """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called "7".
 
+    `count`: of classes, for a model whose classes have no names.
     Raises `TargetError` for an unknown or ambiguous name, and lists the nearest.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
-        return _check_index(int(wanted), len(labels))
+        return _check_index(int(wanted), len(labels or ()) or count or 0)
+    if labels is None:
+        raise TargetError(
+            f"No class is called '{wanted}': nobody named this model's classes. Give an index, or labels."
+        )
     name = _simplify(wanted.removeprefix("name:"))
     found = [index for index, label in enumerate(labels) if _simplify(label) == name]
     if len(found) == 1:

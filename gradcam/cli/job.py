@@ -117,15 +117,12 @@ class Job:
         ]
 
     def _predict(self, output: Any) -> list[Prediction]:
-        from gradcam.scores import probabilities
-        from gradcam.targets import find_logits
-
-        values = probabilities(find_logits(output, 1))[0]
+        values = self.classifier.probabilities(output, 1)[0]
         if not values.isfinite().all():
             raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
         top = values.topk(min(LISTED, len(values)))
         pairs = zip(top.indices.tolist(), top.values.tolist())
-        return [Prediction(index, self.classifier.labels[index], probability) for index, probability in pairs]
+        return [Prediction(index, self.classifier.label(index), probability) for index, probability in pairs]
 
     def _drawing(self, found: PictureExplanation | PictureAttribution, k: int) -> Drawing:
         """The k-th class's."""
@@ -153,7 +150,7 @@ class Job:
     def _entry(self, drawing: Drawing, path: Path) -> Explained:
         return Explained(
             index=drawing.index,
-            label=self.classifier.labels[drawing.index],
+            label=self.classifier.label(drawing.index),
             score=drawing.score,
             layer=drawing.layer,
             method=drawing.method,

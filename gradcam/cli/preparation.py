@@ -42,7 +42,7 @@ def prepare(settings: options.Settings, images: Sequence[Path], *, one_picture_e
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
-    _check_classes(settings, classes, against, len(classifier.labels))
+    _check_classes(settings, classes, against, classifier.classes)
     places = sum(len(layers) if options.has_layer(name) else 1 for name in _once_each(settings.methods))
     each = 1 if one_picture_each else places * max(len(classes), settings.top_k)
     destination = options.find_destination(settings.output, images, len(images) * each)

@@ -51,7 +51,7 @@ def _name(job: Job, image: Path, drawing: Drawing, *, several_classes: bool) -> 
         image.stem,
         drawing.method,
         index=drawing.index if several_classes else None,
-        label=job.classifier.labels[drawing.index] if several_classes else None,
+        label=job.classifier.label(drawing.index) if several_classes else None,
         layer=drawing.layer if at_layer else None,
         evidence=drawing.evidence if is_map and drawing.evidence != "positive" else None,
     )

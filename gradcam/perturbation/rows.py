@@ -12,14 +12,15 @@ from gradcam.errors import TargetError
 from gradcam.nested import map_tensors, tensors
 from gradcam.recording import Recorded
 from gradcam.sites import at_least_float32
-from gradcam.targets import ClassTarget, compute_scores, find_logits
+from gradcam.targets import ClassTarget, compute_scores
 
 
 def score_rows(recorded: Recorded, output: Any, count: int, positions: range) -> Tensor:
     """The scores (v,N,K) of the variants at these positions, of so many that are in the output."""
     scored, images = recorded.scored, recorded.batch.images
     if isinstance(scored.target, ClassTarget):
-        logits = find_logits(output, count * images).unflatten(0, (count, images))[positions.start : positions.stop]
+        logits = scored.target.find_logits(output, count * images).unflatten(0, (count, images))
+        logits = logits[positions.start : positions.stop]
         target = scored.target.repeat(len(positions))
         return target.compute(logits.flatten(0, 1)).unflatten(0, (len(positions), images))
     parts = []
@@ -36,7 +37,7 @@ def reproduces_plain(recorded: Recorded, output: Any, count: int) -> bool:
     if recorded.scored.logits is not None:
         plain = [recorded.scored.logits.detach()]
         try:
-            found = [find_logits(output, count * images)]
+            found = [recorded.scored.target.find_logits(output, count * images)]
         except TargetError:
             return False
     else:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradcam.classifiers.embedded.network import EfficientNetLite0
-from gradcam.classifiers.preprocessing import CentreCrop
+from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.errors import ModelError, join_names
 
 HERE = resources.files(__name__)
@@ -30,8 +30,9 @@ def load(weights: str | os.PathLike[str] | None = None) -> dict[str, Any]:
             _load_weights(model, path)
     return {
         "model": model,
-        "preprocess": CentreCrop(size=224, crop=0.875, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        "preprocess": Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
         "labels": (HERE / LABELS).read_text(encoding="utf-8").splitlines(),
+        "classes": 1000,
         "layer": "layer4",
     }
 
