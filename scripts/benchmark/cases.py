@@ -40,6 +40,7 @@ class Case:
     layer: str
     images: Tensor
     classes: list[list[int]]
+    to_grid: Callable[[Tensor], Tensor] | None = None
 
     @property
     def columns(self) -> list[list[int]]:
@@ -55,11 +56,23 @@ def build_lite0() -> nn.Module:
 
 @dataclass(frozen=True)
 class Network:
-    """`layer`: the usual one; `last`: the last with a grid, where that is another."""
+    """`layer`: the usual one; `last`: the last with a grid, where that is another.
+
+    `to_grid`: the layer's output as (N,C,h,w), for contenders that have to be told; None where it is that already.
+    """
 
     build: Callable[[], nn.Module]
     layer: str
     last: str | None = None
+    to_grid: Callable[[Tensor], Tensor] | None = None
+
+
+def drop_class_token(tokens: Tensor) -> Tensor:
+    return tokens[:, 1:].unflatten(1, (14, 14)).movedim(-1, 1)
+
+
+def to_channels_first(grid: Tensor) -> Tensor:
+    return grid.movedim(-1, 1)
 
 
 NETWORKS = {
@@ -70,13 +83,29 @@ NETWORKS = {
 }
 
 
+TRANSFORMERS = {
+    "ViT-B/16": Network(torchvision.models.vit_b_16, "encoder.layers.encoder_layer_11.ln_1", to_grid=drop_class_token),
+    "Swin-T": Network(torchvision.models.swin_t, "features.7", to_grid=to_channels_first),
+}
+
+
 def build_model(network: str, device: str) -> nn.Module:
     """The network in evaluation mode; its parameters require gradients, as a user gets them."""
     torch.manual_seed(SEED)
-    return NETWORKS[network].build().eval().to(device)
+    model = (NETWORKS | TRANSFORMERS)[network].build().eval().to(device)
+    head = next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear))
+    nn.init.normal_(head.weight, std=0.02)  # a head of zeros, as ViT's begins, would have no gradient to pass on
+    return model
 
 
-def make_case(model: nn.Module, layer: str, batch: int, classes: int, device: str) -> Case:
+def make_case(
+    model: nn.Module,
+    layer: str,
+    batch: int,
+    classes: int,
+    device: str,
+    to_grid: Callable[[Tensor], Tensor] | None = None,
+) -> Case:
     images = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(SEED)).to(device)
     chosen = [random.Random(SEED + image).sample(range(CLASSES), classes) for image in range(batch)]
-    return Case(model, layer, images, chosen)
+    return Case(model, layer, images, chosen, to_grid)

@@ -63,7 +63,8 @@ def attach_pytorch_grad_cam(case: Case) -> Iterator[Call]:
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     targets = [[ClassifierOutputTarget(index) for index in column] for column in case.columns]
-    with GradCAM(model=case.model, target_layers=[case.model.get_submodule(case.layer)]) as cam:
+    layers = [case.model.get_submodule(case.layer)]
+    with GradCAM(model=case.model, target_layers=layers, reshape_transform=case.to_grid) as cam:
         yield lambda: [cam(input_tensor=case.images, targets=column) for column in targets]
 
 

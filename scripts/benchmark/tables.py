@@ -40,10 +40,10 @@ def format_spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def format_ratios(seconds: dict[str, list[float]]) -> list[str]:
-    """A cell for each contender: milliseconds of the bare pass, multiples of it for the others, round by round."""
+def format_ratios(seconds: dict[str, list[float]], among: Sequence[str] = tuple(CONTENDERS)) -> list[str]:
+    """A cell for each of these contenders: milliseconds of the bare pass, multiples of it for the others, round by round."""
     cells = [f"{1000 * float(np.median(seconds[BARE])):.0f} ms"]
-    for name in list(CONTENDERS)[1:]:
+    for name in among[1:]:
         ratios = [own / bare for own, bare in zip(seconds.get(name, []), seconds[BARE])]
         cells.append(format_spread(ratios) if ratios else "not measured")
     return cells
