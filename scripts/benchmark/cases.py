@@ -104,6 +104,7 @@ def make_case(
     batch: int,
     classes: int,
     device: str,
+    *,
     to_grid: Callable[[Tensor], Tensor] | None = None,
 ) -> Case:
     images = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(SEED)).to(device)

@@ -38,7 +38,14 @@ def compare_transformers(settings: Settings) -> Iterator[Table]:
     cases = [(name, network.layer) for name, network in TRANSFORMERS.items()]
     for device in settings.devices:
         yield tabulate_times(
-            cases, 1, device, settings, note, key="transformers", title="Grad-CAM on transformers, one class", among=among
+            cases,
+            1,
+            device,
+            settings,
+            note,
+            key="transformers",
+            title="Grad-CAM on transformers, one class",
+            among=among,
         )
 
 
@@ -61,7 +68,7 @@ def tabulate_times(
         for batch, rounds in settings.rounds.items():
             report_progress(title, device, network, layer, f"batch {batch}")
             to_grid = (NETWORKS | TRANSFORMERS)[network].to_grid
-            case = make_case(model, layer, batch, classes, device, to_grid)
+            case = make_case(model, layer, batch, classes, device, to_grid=to_grid)
             seconds = time_rounds(settings.present, case, rounds)
             rows.append([f"{network}, {layer}", str(batch), *format_ratios(seconds, among)])
             what = {"device": device, "network": network, "layer": layer, "batch": batch, "classes": classes}
