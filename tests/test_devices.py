@@ -1,0 +1,71 @@
+"""Where things are computed: the choice of a device, and models that lie on several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.devices import find_device
+from gradcam.errors import ModelError
+from tests.helpers import TINY, tiny_model
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine that claims to have these kinds of devices."""
+
+    def claim(*kinds: str) -> None:
+        empty = torch.empty
+
+        def try_empty(*size: int, device: torch.device) -> Tensor:
+            if device.type != "cpu" and device.type not in kinds:
+                raise RuntimeError("not there. More words.")
+            return empty(*size)
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in kinds)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in kinds)
+        monkeypatch.setattr(torch, "empty", try_empty)
+
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("kinds", "chosen"), [(("cuda", "mps"), "cuda"), (("mps",), "mps"), (("cuda",), "cuda"), ((), "cpu")]
+)
+def test_auto_is_cuda_then_mps_then_the_cpu(machine: Any, kinds: tuple[str, ...], chosen: str) -> None:
+    machine(*kinds)
+    assert find_device("auto") == torch.device(chosen)
+
+
+def test_a_device_that_is_not_there_is_named_in_one_line(machine: Any) -> None:
+    machine("mps")
+    with pytest.raises(
+        ModelError, match=r"^There is no device 'cuda:1' here \(not there\): choose auto, cpu, cuda, cuda:N or mps\.$"
+    ):
+        find_device("cuda:1")
+
+
+class Spread(nn.Module):
+    """The first layers on one device, the others on another."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        whole = tiny_model().eval()
+        self.first, self.second = whole[:3].to(first), whole[3:].to(second)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.second(self.first(images).to(next(self.second.parameters()).device))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("layer", ["first.2", "second.4"])
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "scorecam"])
+def test_a_model_on_two_devices_is_explained_where_it_lies(layer: str, method: str) -> None:
+    plain = gradcam.explain(Spread("cpu", "cpu"), TINY, layer, method=method, target=2, evidence="signed")
+    found = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2, evidence="signed")
+    assert found.maps.device == found.scores.device == TINY.device
+    torch.testing.assert_close(found.maps, plain.maps, rtol=1e-2, atol=1e-3 * plain.maps.abs().max().item())
