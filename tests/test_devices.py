@@ -65,7 +65,7 @@ class Spread(nn.Module):
 @pytest.mark.parametrize("layer", ["first.2", "second.4"])
 @pytest.mark.parametrize("method", ["gradcam", "ablationcam", "scorecam"])
 def test_a_model_on_two_devices_is_explained_where_it_lies(layer: str, method: str) -> None:
-    plain = gradcam.explain(Spread("cpu", "cpu"), TINY, layer, method=method, target=2, evidence="signed")
-    found = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2, evidence="signed")
+    plain = gradcam.explain(Spread("cpu", "cpu"), TINY, layer, method=method, target=2)
+    found = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2)
     assert found.maps.device == found.scores.device == TINY.device
     torch.testing.assert_close(found.maps, plain.maps, rtol=1e-2, atol=1e-3 * plain.maps.abs().max().item())
