@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 import gradcam
 from gradcam.cli import cli
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+RECIPE = re.compile(r"<!-- recipe (\w+) -->\n```python\n(.*?)```", re.S)
+YOUR_MODEL = re.compile(r"<!-- your model -->\n```bash\n(.*?)```", re.S)
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", YOUR_MODEL.sub("", RECIPE.sub("", README)), re.S)
 
 
 @pytest.fixture
@@ -63,6 +66,126 @@ def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (folder / "panda.jpg").exists()
     assert len(list((folder / "explained").iterdir())) == 6
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the commands for one's own models name, with random weights."""
+    import timm
+    from safetensors.torch import save_file
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    hub = folder / "hub/checkpoints"
+    hub.mkdir(parents=True)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(hub.parent))
+    url = torchvision.models.ResNet18_Weights.DEFAULT.url
+    torch.save(torchvision.models.resnet18().state_dict(), hub / url.rpartition("/")[2])
+    save_file(timm.create_model("resnet18").state_dict(), folder / "timm.safetensors")
+    names = {0: "nothing", 1: "coffee", 2: "tea"}
+    config = ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, id2label=names)
+    ViTForImageClassification(config).save_pretrained(folder / "my-vit")
+    ViTImageProcessor().save_pretrained(folder / "my-vit")
+    chest = torchvision.models.densenet121(num_classes=14).state_dict()
+    torch.save({"state_dict": {f"module.{name}": it for name, it in chest.items()}, "epoch": 3}, folder / "chest.ckpt")
+    (folder / "findings.txt").write_text("\n".join(f"finding {number}" for number in range(14)))
+    (folder / "train.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), "
+        "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))\n"
+    )
+    network: dict[str, Any] = {}
+    exec((folder / "train.py").read_text(), network)
+    torch.save(network["build"]().state_dict(), folder / "last.pth")
+    deep = np.random.default_rng(0).integers(100, 4000, (80, 100), dtype=np.uint16)
+    Image.fromarray(deep).save(folder / "scan.png")
+    return folder
+
+
+def test_the_commands_for_models_of_ones_own_run(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = YOUR_MODEL.search(README)
+    assert commands is not None
+    lines = commands.group(1).splitlines()
+    assert len(lines) == 8
+    for line in lines:
+        arguments = shlex.split(line, comments=True)[1:]
+        assert cli.main(arguments, standalone_mode=False) == 0, line
+    overlays = {path.name for path in models.glob("*-*.png")}
+    assert {"photo-gradcam.png", "photo-rollout.png", "photo-legrad.png", "scan-gradcam.png"} <= overlays
+    assert len([name for name in overlays if "finding" in name]) == 3
+    assert "shown from" in capsys.readouterr().out
+
+
+class TestRecipes:
+    """Each recipe runs as printed, and shows what it says."""
+
+    def run(self, name: str, code: str = "") -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        recipes = dict(RECIPE.findall(README))
+        assert len(recipes) == 5
+        exec(compile(recipes[name] + code, f"README.md, {name}", "exec"), names)
+        return names
+
+    def test_timm(self, models: Path) -> None:
+        names = self.run("timm")
+        assert names["explanation"].layer == "blocks.11.norm1"
+        assert names["classifier"].label(967) == "espresso"
+        assert names["classifier"].layer == "layer4"
+
+    def test_hugging_face(self, models: Path) -> None:
+        names = self.run("hf")
+        classifier = names["classifier"]
+        assert list(classifier.labels) == ["nothing", "coffee", "tea"]
+        by_hand = classifier.explain("photo.jpg", target=1)
+        torch.testing.assert_close(names["explanation"].maps, by_hand.maps, rtol=1e-4, atol=1e-7)
+
+    def test_16_bits(self, models: Path) -> None:
+        names = self.run("deep")
+        assert names["explanation"].classes.tolist() == [[1]]
+        (note,) = names["explanation"].notes
+        assert "65535" in note
+        written = gradcam.read_image("scan-fracture.png")
+        assert written.shape == (80, 100, 3)
+
+    def test_tensorboard(self, models: Path) -> None:
+        names = self.run("tensorboard")
+        assert names["model"].training
+        assert all(parameter.grad is None for parameter in names["model"].parameters())
+        pictures = logged("runs")["gradcam"]
+        assert [step for step, _ in pictures] == [0, 1]
+        assert np.array_equal(pictures[1][1], names["overlay"])
+
+    @pytest.mark.filterwarnings("ignore")  # Lightning's own advice
+    def test_lightning(self, models: Path) -> None:
+        pictures = [np.full((64, 64, 3), level, np.uint8) for level in (40, 200)]
+        images = torch.randn(2, 3, 64, 64)
+        names = self.run("lightning")
+        callback = names["LogOverlays"](pictures, images, "network.layer4")
+        lightning, module = names["lightning"], names["Classifier"]()
+        data = torch.utils.data.DataLoader([(torch.randn(3, 64, 64), number % 2) for number in range(8)], batch_size=4)
+        logger = lightning.pytorch.loggers.TensorBoardLogger(models)
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=logger, callbacks=[callback], enable_progress_bar=False,
+            enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1,
+        )  # fmt: skip
+        trainer.fit(module, data, data)
+        found = logged(logger.log_dir)
+        assert [step for step, _ in found["gradcam/0"]] == [step for step, _ in found["gradcam/1"]] == [0, 1]
+        module.eval()  # validation comes last in an epoch: the weights are those of the last picture
+        heatmaps = gradcam.explain(module, images, "network.layer4").heatmaps
+        last = found["gradcam/1"][1][1].astype(int)
+        assert abs(last - gradcam.overlay(pictures[1], heatmaps[1, 0])).max() <= 1
+
+
+def logged(folder: str | Path) -> dict[str, list[tuple[int, Any]]]:
+    """The pictures that TensorBoard would show, by tag: the step and the pixels of each."""
+    import io
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(each.step, np.array(Image.open(io.BytesIO(each.encoded_image_string)))) for each in events.Images(tag)]
+        for tag in events.Tags()["images"]
+    }
 
 
 def test_the_first_screen_shows_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
