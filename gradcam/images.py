@@ -45,7 +45,8 @@ def read_values(path: str | os.PathLike[str]) -> NDArray[Any]:
     path = to_path(path)
     with blaming(path):
         check_file(path)
-        with Image.open(path, formats=_formats()) as image:
+        # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
+        with open(path, "rb") as file, Image.open(file, formats=_formats()) as image:
             deep = _find_deep_colours(image)
             turn = 1 if image.format == "TIFF" or not deep else image.getexif().get(ORIENTATION, 1)
             image.load()

@@ -24,7 +24,7 @@ def check_values(values: Any) -> NDArray[Any]:
             odd = values.size - np.count_nonzero(np.isfinite(values.astype(np.float32)))
         if odd:
             raise ImageError(
-                f"The picture is {_describe(values)}, of which {odd} values are NaN or infinite: expected finite ones."
+                f"The picture is {_describe(values)}, of which {odd} value(s) are NaN or infinite: expected finite ones."
             )
     return values
 

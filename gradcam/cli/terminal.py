@@ -38,7 +38,7 @@ def format_result(result: Result) -> str:
     parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
     lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(result)]
     if record.note is not None:
-        lines.append(f"  {_printable(record.note)}.")
+        lines.append(f"  {_printable(record.note[:1].upper() + record.note[1:])}.")
     lines.append("")
     return "\n".join(lines)
 
