@@ -59,20 +59,16 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
         luminance = (values.astype(np.int64) @ np.array(LUMINANCE) + 32768) >> 16
         return luminance.astype(values.dtype)
     takes = "one channel" if channels == 1 else f"{channels} channels"
+    forms = {1: "an RGB array of 8 or 16 bits, or one channel (H,W)", 3: "an RGB array, one channel (H,W), or (H,W,3)"}
     raise ImageError(
         f"The picture is {_describe(values)}, with {found} channel(s), and the network takes {takes}: "
-        f"expected an RGB array, or {_list_forms(channels)}."
+        f"expected {forms.get(channels, f'an array (H,W,{channels})')}."
     )
 
 
 def scale(values: NDArray[Any]) -> NDArray[np.float32]:
     """Values as float32: those of uint8 and uint16 as shares of their full range, in [0,1], others as they are."""
     return values.astype(np.float32) / np.float32(FULL.get(values.dtype.name, 1))
-
-
-def _list_forms(channels: int) -> str:
-    same = "" if channels == 1 else f" or (H,W,{channels})"
-    return f"one channel (H,W){same}" if channels in (1, 3) else f"(H,W,{channels})"
 
 
 def _describe(values: Any) -> str:
