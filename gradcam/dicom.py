@@ -28,6 +28,8 @@ def is_dicom(path: str | os.PathLike[str]) -> bool:
     if path.suffix.lower() in SUFFIXES:
         return True
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with open(path, "rb") as file:
             return file.read(132)[128:] == MAGIC
     except OSError:  # whoever reads it says why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import os
 import struct
 import warnings
 from collections.abc import Callable
@@ -311,6 +312,12 @@ def test_what_is_not_there_is_known_by_its_suffix(tmp_path: Path) -> None:
     assert is_dicom(tmp_path / "missing.dcm")
     assert not is_dicom(tmp_path / "missing")
     assert not is_dicom(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refuse(tmp_path / "pipe", "is not a file")
 
 
 def test_the_reader_takes_a_file_without_a_suffix(write: Write, tmp_path: Path) -> None:
