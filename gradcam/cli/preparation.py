@@ -29,7 +29,8 @@ def prepare(settings: options.Settings, images: Sequence[Path], *, one_picture_e
     from gradcam.methods import find_methods, smooth
     from gradcam.targets import ClassTarget
 
-    warnings.filterwarnings("ignore", module="PIL")  # about metadata that nobody asked for
+    for reader in ("PIL", "pydicom"):
+        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
     find_colormap(settings.colormap)
     attributions = [name for name in settings.methods if name in ATTRIBUTIONS]
     methods = [name for name in settings.methods if name not in ATTRIBUTIONS]
