@@ -66,7 +66,7 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
 
     Each block is half of its attention and half of the identity, its rows divided by their sums.
     """
-    values = row.expand(len(attentions[0]), 1, -1)
+    values = row.to(attentions[0]).expand(len(attentions[0]), 1, -1)
     for attention in reversed(attentions):
         half = attention / 2 + torch.eye(len(row)).to(attention) / 2
         values = values @ (half / half.sum(-1, keepdim=True))
@@ -75,7 +75,7 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
 
 def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
     """A row (T,) times what blocks (...,T,T) add to the identity, the product of I + block for each, less I: (...,T)."""
-    start = row.expand(*weighted[0].shape[:-2], 1, -1)
+    start = row.to(weighted[0]).expand(*weighted[0].shape[:-2], 1, -1)
     added = torch.zeros_like(start)  # apart from the start, beside which it may be too small for float32
     for block in reversed(weighted):
         added = added + (start @ block + added @ block)
