@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradcam.attention.census import Census
 from gradcam.augmentation import Views, check_augmentation, make_views
 from gradcam.effort import Effort, Progress, check_effort
 from gradcam.errors import BlindLayerError, LayerError, shorten
@@ -32,7 +34,7 @@ class Explanation:
     `heatmaps`: float32 (N,K,H,W) in [0,1], at the input's size, each divided by its own maximum; a blank map stays
     zero. Signed ones are in [-1,1].
     `classes`: int64 (N,K), None where the target was a function. `scores`: float32 (N,K), what was explained.
-    `output`: the model's own, detached. `layer`: its dotted name, or "input". `method`: its name.
+    `output`: the model's own, detached. `layer`: its dotted name, or "input", or "attention". `method`: its name.
     Volumes have (d,h,w) and (D,H,W) in place of (h,w) and (H,W). Tensors are on the images' device.
     """
 
@@ -127,8 +129,9 @@ def compare(
     """Explain at several layers with several methods, all from one forward and one backward pass.
 
     Shapley-CAM takes two more backward passes for each class and layer, and methods that run the model again do so for
-    each layer. Gives a dict from (layer name, method name). A method whose maps are of no layer, RISE, is in it once, as
-    ("input", method name), and alone needs no layers. Arguments and errors are as in `explain`.
+    each layer. Gives a dict from (layer name, method name). Methods whose maps are of no layer are in it once, RISE as
+    ("input", "rise"), those that follow attention as ("attention", method name), and alone need no layers. Arguments and
+    errors are as in `explain`.
     """
     wish = _Wish(
         methods=smooth(find_methods(methods), smoothing),
@@ -172,6 +175,10 @@ class _Wish:
     def runs_again(self) -> bool:
         return not all(method.needs for method in self.methods)
 
+    @property
+    def follows_attention(self) -> bool:
+        return any(method.place == "attention" for method in self.methods)
+
 
 def _compare(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish
@@ -179,16 +186,16 @@ def _compare(
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers) if wish.needs_layers or layers else {}
     views = make_views(batch, wish.augmentation)
-    effort = Effort(views.batch, wish.memory_budget, wish.progress)
+    effort, census = Effort(views.batch, wish.memory_budget, wish.progress), Census()
     with recorded_pass(
         model,
         views.batch.copy() if wish.runs_again else views.batch,
         chosen,
         views.target(wish.target),
         differentiable=wish.differentiable,
-        around=effort.measured(chosen) if wish.runs_again else None,
+        around=_watched(model, chosen, wish, effort, census),
     ) as recorded:
-        maps = compute_maps(recorded, wish.methods, effort)
+        maps = compute_maps(recorded, wish.methods, effort, census)
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
         return {
@@ -203,6 +210,19 @@ def _compare(
             )
             for (layer, method), each in maps.items()
         }
+
+
+@contextlib.contextmanager
+def _watched(
+    model: nn.Module, chosen: dict[str, nn.Module], wish: _Wish, effort: Effort, census: Census
+) -> Iterator[None]:
+    """Around the plain pass: what methods that run the model again have to know of it."""
+    with contextlib.ExitStack() as stack:
+        if wish.runs_again:
+            stack.enter_context(effort.measured(chosen))
+        if wish.follows_attention:
+            stack.enter_context(census.taken(model))
+        yield
 
 
 def _to_explanation(

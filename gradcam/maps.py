@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradcam.attention.census import Census
 from gradcam.effort import Effort
 from gradcam.errors import TargetError
 from gradcam.gradients import curvatures, jacobian
@@ -17,7 +18,6 @@ from gradcam.scores import FINER_SHARE, difference, find_nearest
 from gradcam.sites import Site, blind_layer, check_range, find_site
 from gradcam.targets import RepeatedTarget, Scored
 
-INPUT = "input"  # in a layer's place, for maps that are of none
 Values = dict[tuple[str, str], list[Tensor]]  # by layer and method, pieces (N,k,...) along the classes
 
 
@@ -29,18 +29,24 @@ class Maps:
     scores: Tensor
 
 
-def compute_maps(recorded: Recorded, methods: Sequence[Method], effort: Effort) -> dict[tuple[str, str], Maps]:
-    """Maps by layer and method, the methods in their order; those on the input have the layer `INPUT`."""
+def compute_maps(
+    recorded: Recorded, methods: Sequence[Method], effort: Effort, census: Census
+) -> dict[tuple[str, str], Maps]:
+    """Maps by layer and method, the methods in their order; those of no layer have their `place` for one.
+
+    `census`: of the attentions in the recorded pass, for methods that follow them.
+    """
     sites = [find_site(layer, recorded) for layer in recorded.activations]
     scores = _scores_by_kind(recorded, methods)
     values: Values = {(site.layer, it.name): [] for site in sites for it in methods if it.place == "layer"}
-    values |= {(INPUT, it.name): [] for it in methods if it.place == "input"}
+    values |= {(it.place, it.name): [] for it in methods if it.place != "layer"}
     for method in methods:
         if method.needs == ("activations",):
             _use_activations(sites, method, recorded.scored.values.shape[1], values)
     _use_gradients(recorded, sites, [it for it in methods if it.needs == ("activations", "gradients")], scores, values)
     _use_curvatures(recorded, sites, [it for it in methods if "curvatures" in it.needs], values)
-    _run_again(recorded, sites, [it for it in methods if not it.needs], values, effort)
+    _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)
+    _look_beside_layers(recorded, methods, values, effort, census)
     check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
     maps = {key: torch.cat(parts, dim=1) for key, parts in values.items()}
     for (layer, name), tensor in maps.items():
@@ -110,11 +116,18 @@ def _run_again(
     recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: Values, effort: Effort
 ) -> None:
     for method in methods:
-        if method.place == "input":
-            values[INPUT, method.name].append(method.compute(recorded, effort).float())
-            continue
         for site in sites:
             values[site.layer, method.name].append(method.compute(recorded, site, effort).float())
+
+
+def _look_beside_layers(
+    recorded: Recorded, methods: Sequence[Method], values: Values, effort: Effort, census: Census
+) -> None:
+    for method in methods:
+        if method.place == "input":
+            values["input", method.name].append(method.compute(recorded, effort).float())
+        elif method.place == "attention":
+            values["attention", method.name].append(method.compute(recorded, census, effort).float())
 
 
 def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:

@@ -19,11 +19,13 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "drawing": 3, "layers": 3, "target_layer": 3, "targets": 3, "quantised": 2, "inputs": 2, "isolation": 3,
     "recording": 4, "panels": 4,
     "sites": 5, "effort": 5, "augmentation": 5,
-    "perturbation": 6, "maps": 6,
-    "explanation": 7,
-    "fusion": 8, "attributions": 8,
-    "classifiers": 9,
-    "cli": 10,
+    "perturbation": 6,
+    "attention": 7,
+    "maps": 8,
+    "explanation": 9,
+    "fusion": 10, "attributions": 10,
+    "classifiers": 11,
+    "cli": 12,
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def _write_overlays(job: Job, image: Path, results: Results) -> list[Path]:
 
 def _name(job: Job, image: Path, drawing: Drawing, *, several_classes: bool) -> str:
     """The overlay's name; the class and the layer are in it where there are several."""
-    at_layer = len(job.layers) > 1 and drawing.layer != "input"
+    at_layer = len(job.layers) > 1 and options.has_layer(drawing.method)
     is_map = drawing.method in job.methods
     return overlay_name(
         image.stem,

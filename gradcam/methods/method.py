@@ -29,7 +29,8 @@ class Method:
     second derivatives times the activations) (N,K,C,...), on a grid of any rank, float32 or float64. It gives maps
     (N,K,...), or (N,...) if it takes activations only and is of no class. A method that needs none of them runs the
     model again: its function takes what was recorded, the layer's site and the effort, and gives maps (N,K,...).
-    `place`: where its maps lie, at a "layer", or on the "input"; the function of the latter takes no site.
+    `place`: where its maps lie, at a "layer", on the "input", or in all blocks' "attention"; a function on the input takes
+    no site, one of attention takes the census of it instead.
     `is_signed`: whether its negative values are evidence against the class. `score`: a key of `scores.METHOD_SCORES`, if it
     explains another number than the one that was asked for. `options`: what can be changed with `using`, and to what it
     is set.
@@ -43,7 +44,7 @@ class Method:
     needs: tuple[Needs, ...] = field(repr=False)
     is_signed: bool = field(default=False, repr=False)
     score: str | None = field(default=None, repr=False)
-    place: Literal["layer", "input"] = field(default="layer", repr=False)
+    place: Literal["layer", "input", "attention"] = field(default="layer", repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)

@@ -209,3 +209,24 @@ SMOOTHGRADCAM_PP = Paper(
     2019,
     is_article=True,
 )
+ROLLOUT = Paper(
+    "abnar2020rollout",
+    "Abnar, Samira and Zuidema, Willem",
+    "Quantifying Attention Flow in Transformers",
+    "ACL",
+    2020,
+)
+GRADIENT_ROLLOUT = Paper(
+    "chefer2021generic",
+    "Chefer, Hila and Gur, Shir and Wolf, Lior",
+    "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers",
+    "ICCV",
+    2021,
+)
+LEGRAD = Paper(
+    "bousselham2025legrad",
+    "Bousselham, Walid and Boggust, Angie and Chaybouti, Sofian and Strobelt, Hendrik and Kuehne, Hilde",
+    "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity",
+    "ICCV",
+    2025,
+)

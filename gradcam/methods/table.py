@@ -203,5 +203,32 @@ METHODS: dict[str, Method] = {
             place="input",
             options={"masks": 4000, "cells": 7, "probability": 0.5, "seed": 0},
         ),
+        Method(
+            name="rollout",
+            summary="attention of all a transformer's blocks, multiplied; of no layer and no class",
+            source=papers.ROLLOUT,
+            cost="1 + 1",
+            home="attention.rollout:rollout",
+            needs=(),
+            place="attention",
+        ),
+        Method(
+            name="gradient-rollout",
+            summary="attention of all a transformer's blocks times its gradient, accumulated; of no layer",
+            source=papers.GRADIENT_ROLLOUT,
+            cost="1 + 1, and all blocks backwards for each class",
+            home="attention.rollout:gradient_rollout",
+            needs=(),
+            place="attention",
+        ),
+        Method(
+            name="legrad",
+            summary="gradient at the attention of each of a transformer's blocks, of its own output's score; of no layer",
+            source=papers.LEGRAD,
+            cost="1 + 1, and all blocks backwards for each class",
+            home="attention.legrad:legrad",
+            needs=(),
+            place="attention",
+        ),
     )
 }

@@ -54,12 +54,12 @@ def score_layer(recorded: Recorded, site: Site, variants: Variants, effort: Effo
 
     def run_tail(rows: Tensor, count: int) -> Any:
         with _handed_on(module, rows.movedim(0, axis), site.recorded.shape):
-            return _run(recorded, effort, 1)
+            return run_again(recorded, effort, 1)
 
     def run_all(rows: Tensor, count: int) -> Any:
         rows = rows.movedim(0, axis)
         with _handed_on(module, rows, rows.shape):
-            return _run(recorded, effort, count)
+            return run_again(recorded, effort, count)
 
     tail = effort.meter.peak(site.layer)
     ways = [
@@ -73,10 +73,10 @@ def score_input(recorded: Recorded, variants: Variants, effort: Effort) -> Varia
     """Scores of variants of the pictures; `variants.base` is `effort.batch.pictures`. Raises as `score_layer` does."""
 
     def run(rows: Tensor, count: int) -> Any:
-        return _run(recorded, effort, count, rows)
+        return run_again(recorded, effort, count, rows)
 
     def run_channels_last(rows: Tensor, count: int) -> Any:
-        return _run(recorded, effort, count, rows.contiguous(memory_format=torch.channels_last))
+        return run_again(recorded, effort, count, rows.contiguous(memory_format=torch.channels_last))
 
     needed = _measure(recorded, effort)
     ways = [_Way(run, lambda: 3 * variants.bytes_each + needed)]
@@ -160,11 +160,11 @@ def _measure(recorded: Recorded, effort: Effort) -> int:
     meter = Meter()
     with meter:
         meter.mark("all of it")
-        _run(recorded, effort, 1)
+        run_again(recorded, effort, 1)
     return meter.peak("all of it")
 
 
-def _run(recorded: Recorded, effort: Effort, count: int, pictures: Tensor | None = None) -> Any:
+def run_again(recorded: Recorded, effort: Effort, count: int, pictures: Tensor | None = None) -> Any:
     """The model's output for so many copies of the batch, with other pictures if they are given."""
     images = effort.batch.images
 

@@ -1,0 +1,1 @@
+"""Methods that follow a transformer's attention from the score back to the picture."""

@@ -1,0 +1,78 @@
+"""The attention of a transformer's blocks, kept while the model runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.attention.blocks import Blocks, is_over_picture
+from gradcam.attention.interception import Interception
+from gradcam.errors import ModelError
+from gradcam.grad_mode import recording_off
+from gradcam.hooks import Hooks
+from gradcam.recording import Recorded, has_float16
+
+Keep = Callable[[Tensor], Tensor]
+
+
+def plain(probabilities: Tensor) -> Tensor:
+    """Nothing is recorded."""
+    return probabilities
+
+
+def differentiable(probabilities: Tensor) -> Tensor:
+    """Recorded from here on: the first block's become a leaf that requires gradients, and later ones depend on it."""
+    if not probabilities.requires_grad:
+        probabilities = probabilities.detach().requires_grad_()
+    torch.set_grad_enabled(True)
+    return probabilities
+
+
+@contextlib.contextmanager
+def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[list[Tensor]]:
+    """Around one run of the model: a list that gets the attention (N,heads,T,T) of each block, as `keep` gives it.
+
+    It takes N heads T T numbers for each block, 1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for
+    autograd takes as much as a step of training.
+    """
+    batch, found = recorded.batch, list[Tensor]()
+    inside: list[nn.Module] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inside[:] = [module]
+
+    def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        inside.clear()
+
+    def meet(shape: tuple[int, ...]) -> Keep | None:
+        is_wanted = inside and shape[-1] == blocks.tokens and is_over_picture(shape, batch)
+        return take if is_wanted else None
+
+    def take(probabilities: Tensor) -> Tensor:
+        by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
+        found.append(keep(by_head))
+        return found[-1].view_as(probabilities)
+
+    with recording_off(), Hooks() as hooks, Interception(meet):
+        for module in blocks.modules.values():
+            hooks.before_forward(module, enter)
+            hooks.after_forward(module, leave)
+        yield found
+
+
+def require_all(attentions: list[Tensor], blocks: Blocks) -> None:
+    """Raises `ModelError` where there is not one attention for each block."""
+    if len(attentions) != len(blocks.modules):
+        raise ModelError(
+            f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions when they ran again, expected "
+            "one each: it does not do the same each time. Choose a method that looks at a layer, such as 'gradcam'."
+        )
+
+
+def passes_float16(recorded: Recorded) -> bool:
+    """Whether gradients at the attention may pass through float16."""
+    return recorded.autocast == torch.float16 or has_float16(recorded.output, recorded.modules)
