@@ -379,6 +379,7 @@ def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Phot
         "model": "efficientnet_lite0",
         "predictions": [],
         "explained": [],
+        "note": None,
     }
     assert (done["status"], len(done["explained"])) == ("ok", 1)
     assert outcome.err == "missing.jpg: does not exist\n"
@@ -495,7 +496,8 @@ def test_json_is_one_record_per_picture_and_nothing_else(run: Command, small: Ph
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.count("\n") == 2
     for path, record in zip(paths, records(outcome)):
-        assert list(record) == ["schema", "image", "status", "error", "model", "predictions", "explained"]
+        keys = ["schema", "image", "status", "error", "model", "predictions", "explained", "note"]
+        assert list(record) == keys
         assert (record["schema"], record["image"], record["status"], record["error"]) == (1, str(path), "ok", None)
         assert [list(entry) for entry in record["predictions"]] == [["index", "label", "probability"]] * 5
         keys = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]

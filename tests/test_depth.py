@@ -72,6 +72,9 @@ def test_channels_that_are_not_shown_do_not_count() -> None:
     picture, note = show(values)
     np.testing.assert_array_equal(picture, grey(0, 255))
     assert note == "shown are channels 1 to 3 of 4; shown from 0 to 100 of 65535"
+    picture, note = show(np.array([[[0, 0, 0, 6e4], [1, 1, 1, 0]]], np.float32))
+    np.testing.assert_array_equal(picture, grey(0, 255))
+    assert note == "shown are channels 1 to 3 of 4"
 
 
 def test_values_are_not_changed() -> None:
