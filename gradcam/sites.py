@@ -70,7 +70,7 @@ def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] |
             "layer outside the part that folds the batch."
         )
     if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
-        return f"for images of {size}, and where their grid is in it is not certain: {_options(shape, batch)}"
+        return f"for images of {size}, in which it is not certain where their grid lies: {_options(shape, batch)}"
     return f"for images of {size}, in which there is no spatial grid: choose a layer before pooling and flattening."
 
 
@@ -81,8 +81,8 @@ def _options(shape: tuple[int, ...], batch: Batch) -> str:
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
-    grids = " or ".join(f"reshape={grid}" for grid in _likely_grids(tokens, batch.size))
-    such = f", such as {grids}" if grids else ""
+    grid = _likely_grid(tokens, batch.size)
+    such = f", such as reshape={grid}" if grid else ""
     cells = ", ".join("dhw"[-len(batch.size) :])
     return (
         f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (at most {MOST_NAMED_PREFIX} may come before the "
@@ -90,12 +90,11 @@ def _options(shape: tuple[int, ...], batch: Batch) -> str:
     )
 
 
-def _likely_grids(tokens: int, size: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Grids of so many tokens, rather than of fewer, that have the picture's aspect, more or less."""
+def _likely_grid(tokens: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The largest grid of so many tokens, or of a few less, that has the picture's aspect, more or less."""
     shortest = min(size)
     grids = {tuple(round(cells * length / shortest) for length in size) for cells in range(1, math.isqrt(tokens) + 1)}
-    found = sorted(candidates(tokens, grids), key=lambda layout: layout.prefix)
-    return [layout.grid for layout in found[:2]]
+    return min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

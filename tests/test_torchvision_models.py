@@ -26,7 +26,7 @@ LAYERS: dict[str, str] = {
     "efficientnet": "features",
     "googlenet": "inception5b",
     "inception_v3": "Mixed_7c",
-    "maxvit": "blocks",
+    "maxvit": "blocks.3",
     "mnasnet": "layers",
     "mobilenet": "features",
     "regnet": "trunk_output",
@@ -40,8 +40,8 @@ LAYERS: dict[str, str] = {
     "vit_h": "encoder.layers.encoder_layer_31.ln_1",
     "wide_resnet": "layer4",
 }
-# Larger than 64 where less leaves a grid of one cell, or where the windows fit one size only.
-SIZES = {"alexnet": 96, "inception_v3": 128, "maxvit_t": 224, "vit_h_14": 56}
+# Other than 64 where that leaves a grid of one cell, where windows or patches do not fit it, or for time's sake.
+SIZES = {"alexnet": 96, "inception_v3": 128, "maxvit_t": 224, "vit_h_14": 28, "vit_l_16": 32}
 MOST_IN_FLOAT64 = 100_000_000  # parameters; the slow reference of larger models is in float32
 
 NOISE = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
