@@ -50,7 +50,7 @@ def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Resh
     batch = recorded.batch
     if callable(reshape):
         return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
-    module, patches = recorded.layers[layer], patch_sizes(recorded.modules)
+    module, patches = recorded.layers[layer], patch_sizes(recorded.modules) if activations.ndim == 3 else ()
     layout = find_layout(activations.shape, batch.size, module, batch.images, patches=patches, reshape=reshape)
     if layout is None:
         raise LayerError(f"Layer '{layer}' gives {tuple(activations.shape)} {_why_not(activations, batch, reshape)}")
