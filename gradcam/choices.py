@@ -7,6 +7,9 @@ from __future__ import annotations
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
 
+# How a layer's output may lie: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
+LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
+
 # How logits become probabilities: together (softmax), each for itself (sigmoid), or not at all, since they are
 # probabilities. "auto" is softmax, or sigmoid for a single logit.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none")

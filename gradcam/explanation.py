@@ -22,6 +22,7 @@ from gradcam.maps import Maps, compute_maps
 from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
 from gradcam.recording import find_layers_with_grid, recorded_pass, to_batch
+from gradcam.reshaping import Reshape, to_reshape
 from gradcam.sites import find_grid
 
 
@@ -67,6 +68,7 @@ def explain(
     evidence: str = "positive",
     augmentation: str = "none",
     smoothing: str = "none",
+    reshape: Any = None,
     memory_budget: int | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
@@ -85,6 +87,9 @@ def explain(
     `augmentation`: "flip" adds the mirrored images to the batch, "flip-scale" also both of them times 0.9 and times 1.1;
     maps are the mean over all of these views, which are explained for the classes of the images themselves.
     `smoothing`: "eigen" takes the first principal component of the weighted channels in place of their sum.
+    `reshape`: how the layer's output lies on the picture, where that is not certain: the grid (h, w) or (d, h, w) that the
+    last of its tokens form; "channels first", "channels last", "tokens" (N,T,D) or "tokens first" (T,N,D); or a function
+    from the layer's tensor to (N,C,h,w), or (N,C,d,h,w), which may pick values and move them, and compute nothing.
     `memory_budget`: bytes that a method which runs the model again may take for that, in tensors alive at once, beside what
     is there after the plain pass; None for 256 MB, or one variant of the images if that is more. `progress`: for the same
     methods, called in this thread with the passes done and the number of all, of one layer and method after another; what
@@ -103,6 +108,7 @@ def explain(
         target=target,
         evidence=evidence,
         augmentation=augmentation,
+        reshape=to_reshape(reshape),
         memory_budget=memory_budget,
         progress=progress,
     )
@@ -123,6 +129,7 @@ def compare(
     evidence: str = "positive",
     augmentation: str = "none",
     smoothing: str = "none",
+    reshape: Any = None,
     memory_budget: int | None = None,
     progress: Progress | None = None,
 ) -> dict[tuple[str, str], Explanation]:
@@ -138,6 +145,7 @@ def compare(
         target=target,
         evidence=evidence,
         augmentation=augmentation,
+        reshape=to_reshape(reshape),
         memory_budget=memory_budget,
         progress=progress,
     )
@@ -152,6 +160,7 @@ class _Wish:
     target: Any
     evidence: str
     augmentation: str
+    reshape: Reshape
     memory_budget: int | None
     progress: Progress | None
 
@@ -195,7 +204,7 @@ def _compare(
         differentiable=wish.differentiable,
         around=_watched(model, chosen, wish, effort, census),
     ) as recorded:
-        maps = compute_maps(recorded, wish.methods, effort, census)
+        maps = compute_maps(recorded, wish.methods, effort, census, wish.reshape)
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
         return {
@@ -244,11 +253,13 @@ def _to_explanation(
 
 def _compare_last_layer(model: nn.Module, images: Any, wish: _Wish) -> dict[tuple[str, str], Explanation]:
     """Explain at the last layer that has a grid and, on it, a gradient."""
-    last, *others = find_layers_with_grid(unwrap(model), to_batch(_copy(images)))
+    if callable(wish.reshape):
+        raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
+    last, *others = find_layers_with_grid(unwrap(model), to_batch(_copy(images)), wish.reshape)
     try:
         return _compare(model, _copy(images), [last], wish)
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-        layer = _find_last_with_gradient(model, _copy(images), others, wish.target) if others else None
+        layer = _find_last_with_gradient(model, _copy(images), others, wish) if others else None
         if layer is None:
             raise LayerError(
                 "The gradient is exactly zero at every layer that has a grid: nothing there can change the score "
@@ -262,15 +273,17 @@ def _copy(images: Any) -> Any:
     return map_tensors(images, torch.Tensor.clone)
 
 
-def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], target: Any) -> str | None:
+def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], wish: _Wish) -> str | None:
     model, batch = unwrap(model), to_batch(images)
-    with recorded_pass(model, batch, _find_layers(model, names), target) as recorded:
+    with recorded_pass(model, batch, _find_layers(model, names), wish.target) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
         for name, gradient in zip(names, gradients):
-            if gradient is not None and find_grid(name, gradient[0], recorded).to_grid(gradient[0]).any():
-                return name
+            if gradient is not None:
+                layout = find_grid(name, gradient[0], recorded, wish.reshape)
+                if layout.to_grid(gradient[0]).any():
+                    return name
     return None
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
 from gradcam.hooks import Hooks
-from gradcam.nested import first_floating
-from gradcam.tokens import find_layout
+from gradcam.nested import tensors
+from gradcam.tokens import find_layout, patch_sizes
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
@@ -82,33 +82,46 @@ def _without_wrappers(name: str) -> str:
 
 
 def layers_with_grid(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], images: int, size: Sequence[int]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    images: int,
+    size: Sequence[int],
+    *,
+    reshape: str | tuple[int, ...] | None = None,
 ) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
 
-    Where a block and its last part give the same output, the block comes first. Left out are adaptive pooling, whose grid
-    is a coarser copy of the one before it, and the parts of attention modules, whose values are not yet mixed.
+    Where a block and its last part give the same output, the block comes first. Those that give several tensors come
+    behind all that give one. Left out is what `_may_be_shown` leaves out, and what gives its input back as it came.
     """
     names = {module: name for name, module in _modules_outside_attention(model) if name}
+    decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
+    patches = patch_sizes(model.modules())
     runs: dict[str, int] = {}
-    finished: list[str] = []
+    finished: dict[bool, list[str]] = {False: [], True: []}  # by whether they give several tensors
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]
         runs[name] = runs.get(name, 0) + 1
-        tensor: Tensor | None = first_floating(output)
-        if tensor is not None and len(tensor.shape) > 2 and find_layout(tensor.shape, size, module, images):
-            finished.append(name)
+        found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+        if not found or _gives_back(module, args, found[0]) or not _may_be_shown(name, module):
+            return
+        shape = found[0].shape
+        is_query = len(shape) == 3 and name.startswith(decoders)  # of a decoder, whose rows are no places
+        if not is_query and find_layout(shape, size, module, images, patches=patches, reshape=reshape):
+            finished[len(found) > 1].append(name)
 
     with torch.no_grad(), Hooks() as hooks:
         for module in names:
-            if not _is_adaptive_pooling(module) and not isinstance(module, torch.jit.ScriptModule):
+            if not isinstance(module, torch.jit.ScriptModule):
                 hooks.after_forward(module, look)
         model(*args, **kwargs)
-    return [name for name in reversed(finished) if runs[name] == 1]
+    return [name for several in (False, True) for name in reversed(finished[several]) if runs[name] == 1]
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Those with their names; inside attention values are not yet mixed, or lie in windows."""
     yield name, module
     if not name or not _is_attention(module):
         for child_name, child in module.named_children():
@@ -117,11 +130,18 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
 
 def _is_attention(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
-    return any(word in name for word in ("attention", "attn", "mhsa"))
+    return "block" not in name and any(word in name for word in ("attention", "attn", "mhsa"))
 
 
-def _is_adaptive_pooling(module: nn.Module) -> bool:
-    return type(module).__name__.startswith("Adaptive")
+def _may_be_shown(name: str, module: nn.Module) -> bool:
+    """No adaptive pooling, whose grid is a coarser copy of the one before it, and no auxiliary head beside the score."""
+    is_auxiliary = any(part.startswith("aux") for part in name.split("."))
+    return not (is_auxiliary or type(module).__name__.startswith("Adaptive"))
+
+
+def _gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
+    """Whether a module did nothing, as Identity and Dropout in evaluation mode do; an operation in place did something."""
+    return any(tensor is given for given in args) and not getattr(module, "inplace", False)
 
 
 def norm_before_last_attention(model: nn.Module) -> str | None:

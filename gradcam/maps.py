@@ -14,6 +14,7 @@ from gradcam.errors import TargetError
 from gradcam.gradients import curvatures, jacobian
 from gradcam.methods import Method
 from gradcam.recording import Recorded
+from gradcam.reshaping import Reshape
 from gradcam.scores import FINER_SHARE, difference, find_nearest
 from gradcam.sites import Site, blind_layer, check_range, find_site
 from gradcam.targets import RepeatedTarget, Scored
@@ -30,13 +31,13 @@ class Maps:
 
 
 def compute_maps(
-    recorded: Recorded, methods: Sequence[Method], effort: Effort, census: Census
+    recorded: Recorded, methods: Sequence[Method], effort: Effort, census: Census, reshape: Reshape = None
 ) -> dict[tuple[str, str], Maps]:
     """Maps by layer and method, the methods in their order; those of no layer have their `place` for one.
 
     `census`: of the attentions in the recorded pass, for methods that follow them.
     """
-    sites = [find_site(layer, recorded) for layer in recorded.activations]
+    sites = [find_site(layer, recorded, reshape) for layer in recorded.activations]
     scores = _scores_by_kind(recorded, methods)
     values: Values = {(site.layer, it.name): [] for site in sites for it in methods if it.place == "layer"}
     values |= {(it.place, it.name): [] for it in methods if it.place != "layer"}

@@ -222,29 +222,29 @@ def caller_keeps(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
-def find_layers_with_grid(model: nn.Module, batch: Batch) -> list[str]:
+def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first."""
-    names = _find_with_one_image(model, batch) or _find_with(model, batch.args, batch.kwargs, batch.images, batch.size)
+    names = _find_with_one_image(model, batch, reshape) or _find_with(model, batch, reshape)
     if not names:
         raise LayerError(
-            f"No layer of {type(model).__name__} that runs just once has a spatial grid: name the layer to explain."
+            f"No layer of {type(model).__name__} that runs just once has a spatial grid"
+            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain."
         )
     return names
 
 
-def _find_with_one_image(model: nn.Module, batch: Batch) -> list[str]:
+def _find_with_one_image(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
     """Looked for with the first image alone, which is enough; none if the model takes only its own batch size."""
     if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
         return []
+    image = batch.args[0][:1]
     try:
-        return _find_with(model, (batch.args[0][:1],), batch.kwargs, 1, batch.size)
+        return _find_with(model, replace(batch, args=(image,), pictures=image, images=1), reshape)
     except Exception:  # whatever a model raises, the pass of the whole batch raises again if it is not the batch's size
         return []
 
 
-def _find_with(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], images: int, size: tuple[int, ...]
-) -> list[str]:
+def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
     with undisturbed(model):
-        args, kwargs = map_tensors((args, kwargs), caller_keeps)
-        return layers_with_grid(model, args, kwargs, images, size)
+        args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
+        return layers_with_grid(model, args, kwargs, batch.images, batch.size, reshape=reshape)

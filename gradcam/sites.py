@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from gradcam.errors import BlindLayerError, LayerError, ModelError
 from gradcam.gradients import no_dependence
 from gradcam.layers import norm_before_last_attention
-from gradcam.recording import Recorded
-from gradcam.tokens import Layout, find_layout
+from gradcam.recording import Batch, Recorded
+from gradcam.reshaping import Picked, Reshape, pick
+from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_layout, patch_sizes
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Site:
 
     layer: str
     recorded: Tensor
-    layout: Layout
+    layout: Layout | Picked
     grid: Tensor
 
     def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, bool]:
@@ -31,35 +32,69 @@ class Site:
         """
         if derivatives is None:
             raise no_dependence([self.layer])
-        axis = self.layout.image_axis
-        on_grid = self.layout.to_grid(derivatives.movedim(0, axis).flatten(axis, axis + 1))
+        on_grid = self.layout.stack_to_grid(derivatives)
         is_zero = check_range(on_grid, f"The {what} at layer '{self.layer}' are") == (0, 0)
-        return at_least_float32(on_grid).unflatten(0, (len(derivatives), -1)).transpose(0, 1), is_zero
+        return at_least_float32(on_grid).transpose(0, 1), is_zero
 
 
-def find_site(layer: str, recorded: Recorded) -> Site:
+def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
     """A recorded layer's site. Raises `LayerError` where there is no grid, `ModelError` for NaN and infinity."""
     tensor = recorded.activations[layer]
-    layout = find_grid(layer, tensor, recorded)
+    layout = find_grid(layer, tensor, recorded, reshape)
     check_range(tensor.detach(), f"The activations of layer '{layer}' are")
     return Site(layer, tensor, layout, at_least_float32(layout.to_grid(tensor.detach())))
 
 
-def find_grid(layer: str, activations: Tensor, recorded: Recorded) -> Layout:
-    """How a layer's activations lie on the picture. Raises `LayerError` where they do not."""
+def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
+    """How a layer's activations lie on the picture. Raises `LayerError` where they do not, or nobody can tell."""
     batch = recorded.batch
-    layout = find_layout(activations.shape, batch.size, recorded.layers[layer], batch.images)
-    if layout is None and activations.shape[:1] != (batch.images,):
-        raise LayerError(
-            f"Layer '{layer}' gives {tuple(activations.shape)} for {batch.images} image(s): its rows are not the images, "
-            "so that no map can be assigned to one. Choose a layer outside the part that folds the batch."
-        )
+    if callable(reshape):
+        return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
+    module, patches = recorded.layers[layer], patch_sizes(recorded.modules) if activations.ndim == 3 else ()
+    layout = find_layout(activations.shape, batch.size, module, batch.images, patches=patches, reshape=reshape)
     if layout is None:
-        raise LayerError(
-            f"Layer '{layer}' gives {tuple(activations.shape)} for images of {' x '.join(map(str, batch.size))}, in which "
-            "there is no spatial grid: choose a layer before pooling and flattening."
-        )
+        raise LayerError(f"Layer '{layer}' gives {tuple(activations.shape)} {_why_not(activations, batch, reshape)}")
     return layout
+
+
+def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
+    """What is the matter with activations that have no layout, and what to do."""
+    size, shape = " x ".join(map(str, batch.size)), tuple(activations.shape)
+    if reshape is not None:
+        return (
+            f"for {batch.images} image(s) of {size}, which reshape={reshape!r} does not fit: {_options(shape, batch)}"
+        )
+    if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
+        return (
+            f"for {batch.images} image(s): its rows are not the images, so that no map can be assigned to one. Choose a "
+            "layer outside the part that folds the batch."
+        )
+    if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
+        return f"for images of {size}, in which it is not certain where their grid lies: {_options(shape, batch)}"
+    return f"for images of {size}, in which there is no spatial grid: choose a layer before pooling and flattening."
+
+
+def _options(shape: tuple[int, ...], batch: Batch) -> str:
+    """What may be passed for `reshape`, word for word."""
+    dimensions = ", ".join(["N", "C", *"dhw"[-len(batch.size) :]])
+    function = f"a function from this tensor to ({dimensions})"
+    if len(shape) != 3:
+        return f"pass reshape='channels first' or 'channels last', or {function}."
+    tokens = shape[1] if shape[0] == batch.images else shape[0]
+    grid = _likely_grid(tokens, batch.size)
+    such = f", such as reshape={grid}" if grid else ""
+    cells = ", ".join("dhw"[-len(batch.size) :])
+    return (
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (at most {MOST_NAMED_PREFIX} may come before the "
+        f"grid), or {function}."
+    )
+
+
+def _likely_grid(tokens: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The largest grid of so many tokens, or of a few less, that has the picture's aspect, more or less."""
+    shortest = min(size)
+    grids = {tuple(round(cells * length / shortest) for length in size) for cells in range(1, math.isqrt(tokens) + 1)}
+    return min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

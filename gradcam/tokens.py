@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.pooling import _AvgPoolNd, _MaxPoolNd
 
-CHANNELS_FIRST = (_ConvNd, _BatchNorm, nn.GroupNorm)
+CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, _AvgPoolNd, _MaxPoolNd)
 MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
+MOST_NAMED_PREFIX = 16  # where the grid is given, so that nothing but it has to be guessed
+
+Change = Callable[[Tensor], object]  # of a tensor, in place
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Layout:
     """How a layer's output lies on the picture: where its grid is, and how many tokens come before it."""
 
     grid: tuple[int, ...]
-    kind: str  # "channels first", "channels last", "tokens" (N,T,D) or "tokens first" (T,N,D)
+    kind: str  # one of `choices.LAYOUTS`: "tokens" are (N,T,D), "tokens first" (T,N,D)
     prefix: int = 0
 
     @property
@@ -32,11 +39,32 @@ class Layout:
         return 1 if self.kind == "channels first" else -1
 
     def to_grid(self, tensor: Tensor) -> Tensor:
-        """Activations, or gradients with them, as (N,C,*grid); a view where possible."""
-        return self.rows_to_grid(tensor.movedim(self.image_axis, 0))
+        """Activations, or a gradient with respect to them, as (N,C,*grid); a view where possible."""
+        return self._rows_to_grid(self.to_rows(tensor))
 
-    def rows_to_grid(self, rows: Tensor) -> Tensor:
-        """The same for a tensor in which the images come first."""
+    def stack_to_grid(self, stack: Tensor) -> Tensor:
+        """The same for k of them at once, (k,...) to (k,N,C,*grid)."""
+        axis = self.image_axis
+        images = stack.movedim(0, axis).flatten(axis, axis + 1)
+        return self.to_grid(images).unflatten(0, (len(stack), -1))
+
+    def to_rows(self, tensor: Tensor) -> Tensor:
+        """A layer's output with the images first."""
+        return tensor.movedim(self.image_axis, 0)
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """The way back, of as many images as there are."""
+        return rows.movedim(0, self.image_axis)
+
+    def change_grid(self, rows: Tensor, change: Change) -> None:
+        """Change what lies on the grid, as (n,C,*grid), in rows (n,...)."""
+        change(self._rows_to_grid(rows))
+
+    def change_channels(self, rows: Tensor, change: Change) -> None:
+        """Change the channels, as (n,C,...), in rows (n,...): those of the tokens before the grid, too."""
+        change(rows.movedim(self.channel_axis, 1))
+
+    def _rows_to_grid(self, rows: Tensor) -> Tensor:
         if self.kind == "channels first":
             return rows
         if self.kind != "channels last":
@@ -45,31 +73,71 @@ class Layout:
 
 
 def find_layout(
-    shape: Sequence[int], size: Sequence[int], module: nn.Module | None = None, images: int | None = None
+    shape: Sequence[int],
+    size: Sequence[int],
+    module: nn.Module | None = None,
+    images: int | None = None,
+    *,
+    patches: Sequence[Sequence[int]] = (),
+    reshape: str | tuple[int, ...] | None = None,
 ) -> Layout | None:
-    """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None without a grid.
+    """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
 
     `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
+    `patches`: what `patch_sizes` says of the model, for tokens. `reshape`: one of `choices.LAYOUTS`, or the grid that the
+    last of the tokens form; what it does not say is worked out.
 
-    Channels first is assumed, unless only channels last has the picture's aspect and the module is not known to work on
-    channels first. Tokens (N,T,D) form a grid if exactly one stride that divides the picture leaves at most
-    `MOST_PREFIX_TOKENS` of them over. They may come first, (T,N,D), where (N,T,D) cannot be meant.
+    Channels first is assumed, unless only channels last has the picture's aspect or the module works on channels last.
+    Tokens (N,T,D) form a grid if there is but one that `_token_layout` finds. They may come first, (T,N,D), where
+    (N,T,D) cannot be meant.
     """
-    if len(shape) == 3 and len(size) == 2:
-        found = _token_layout(shape[1], size) if images in (None, shape[0]) else None
-        if found is None and images == shape[1]:
-            found = _token_layout(shape[0], size)
-            return found and replace(found, kind="tokens first")
-        return found
-    if images not in (None, shape[0]):
+    if isinstance(reshape, tuple):
+        return _given_layout(shape, size, images, reshape)
+    if len(shape) == 3:
+        return _row_layout(shape, size, module, images=images, patches=patches, kind=reshape)
+    if len(shape) != len(size) + 2 or images not in (None, shape[0]) or (reshape or "").startswith("tokens"):
         return None
-    if len(shape) == len(size) + 2:
-        first, last = tuple(shape[2:]), tuple(shape[1:-1])
-        may_be_last = not isinstance(module, CHANNELS_FIRST)
-        if may_be_last and _has_aspect(last, size) and not _has_aspect(first, size):
-            return Layout(last, "channels last")
-        return Layout(first, "channels first") if max(first) > 1 else None
+    first, last = tuple(shape[2:]), tuple(shape[1:-1])
+    kind = reshape or _kind_of_map(shape, size, module)
+    grid = last if kind == "channels last" else first
+    return Layout(grid, kind) if kind and max(grid) > 1 else None
+
+
+def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
+    fits_first, fits_last = _has_aspect(shape[2:], size), _has_aspect(shape[1:-1], size)
+    axis = None if module is None else _channel_axis(module, shape)
+    if axis == -1:  # windows of a partition lie in the place of rows, and have no aspect
+        return "channels last" if fits_last else None
+    if axis is None and fits_last and not fits_first:
+        return "channels last"
+    if axis is None and fits_first == fits_last and module is not None and _has_channels_last(module, shape):
+        return None
+    return "channels first"
+
+
+def _channel_axis(module: nn.Module, shape: Sequence[int]) -> int | None:
+    """Where the channels of a module's output are, 1 or -1, if its kind tells."""
+    if isinstance(module, CHANNELS_FIRST):
+        return 1
+    features = _features(module)
+    if features is None or features not in (shape[1], shape[-1]):
+        return None
+    if features == shape[1] == shape[-1]:  # of LayerNorm there are kinds that work on channels first
+        return -1 if type(module) in (nn.LayerNorm, nn.Linear) else None
+    return -1 if features == shape[-1] else 1
+
+
+def _features(module: nn.Module) -> int | None:
+    """How many features a module of the kinds that usually have them last gives."""
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1:
+        return module.normalized_shape[0]
     return None
+
+
+def _has_channels_last(module: nn.Module, shape: Sequence[int]) -> bool:
+    return any(_channel_axis(part, shape) == -1 for part in module.modules())
 
 
 def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
@@ -78,13 +146,82 @@ def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
     return max(low for low, _ in strides) < min(high for _, high in strides)
 
 
-def _token_layout(tokens: int, size: Sequence[int]) -> Layout | None:
-    height, width = size
-    candidates = []
-    for stride in range(1, min(height, width) + 1):
-        if height % stride == 0 and width % stride == 0:
-            grid = (height // stride, width // stride)
-            prefix = tokens - grid[0] * grid[1]
-            if 0 <= prefix <= MOST_PREFIX_TOKENS and max(grid) > 1:
-                candidates.append(Layout(grid, "tokens", prefix))
-    return candidates[0] if len(candidates) == 1 else None
+def _given_layout(
+    shape: Sequence[int], size: Sequence[int], images: int | None, grid: tuple[int, ...]
+) -> Layout | None:
+    if len(shape) != 3 or len(grid) != len(size):
+        return None
+    for axis, kind in ((1, "tokens"), (0, "tokens first")):
+        prefix = shape[axis] - math.prod(grid)
+        if images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
+            return Layout(grid, kind, prefix)
+    return None
+
+
+def _row_layout(
+    shape: Sequence[int],
+    size: Sequence[int],
+    module: nn.Module | None,
+    *,
+    images: int | None,
+    patches: Sequence[Sequence[int]],
+    kind: str | None,
+) -> Layout | None:
+    """Of three axes: tokens, unless the middle one is that of channels."""
+    if kind in ("channels first", "channels last"):
+        return None
+    found = None
+    if kind != "tokens first" and images in (None, shape[0]):
+        found = _token_layout(shape[1], size, patches)
+        if found is not None and kind is None and _may_be_flattened(found, shape, size, module):
+            return None
+    if found is None and images == shape[1] and kind != "tokens":
+        found = _token_layout(shape[0], size, patches)
+        return found and replace(found, kind="tokens first")
+    return found
+
+
+def _may_be_flattened(found: Layout, shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> bool:
+    """Whether it may as well be a map (N,C,h,w) whose cells were put in a row."""
+    axis = None if module is None else _channel_axis(module, shape)
+    if axis is not None or module is None or _has_channels_last(module, shape):
+        return axis == 1
+    return found.prefix == 0 and any(math.prod(grid) == shape[2] for grid in _grids(tuple(size)))
+
+
+def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Sequence[int]] = ()) -> Layout | None:
+    """The one grid that leaves at most `MOST_PREFIX_TOKENS` over: of the model's patches, or else of some that divide."""
+    for grids in (_cut(tuple(size), patches), _grids(tuple(size))):
+        found = candidates(tokens, grids)
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:
+    """The layouts of so many tokens on one of these grids, each once."""
+    prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
+    return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]
+
+
+def _cut(size: tuple[int, ...], patches: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """The grids of these patches, of which the last may be cut off or padded."""
+    for patch in patches:
+        if len(patch) == len(size):
+            yield tuple(length // side for length, side in zip(size, patch))
+            yield tuple(-(-length // side) for length, side in zip(size, patch))
+
+
+@functools.lru_cache(maxsize=64)
+def _grids(size: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The grids of square patches that divide the picture; in a volume the first axis may have a stride of its own."""
+    *depths, height, width = size
+    common = math.gcd(height, width)
+    strides = [stride for stride in range(1, common + 1) if common % stride == 0]
+    own = [[cells for cells in range(1, depth + 1) if depth % cells == 0] for depth in depths]
+    return tuple((*first, height // stride, width // stride) for stride in strides for first in product(*own))
+
+
+def patch_sizes(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
+    """The patches into which a model's convolutions cut a picture, edge to edge."""
+    return [module.stride for module in modules if isinstance(module, _ConvNd) and module.stride == module.kernel_size]

@@ -855,6 +855,36 @@ def test_a_name_that_is_no_text_is_kept(run: Command, small: Photo, folder: Path
     assert sorted(os.listdir(os.fsencode(folder))) == [b"caf\xe9-gradcam.png", b"caf\xe9.png"]
 
 
+@pytest.mark.parametrize("layout", ["channels-first", "channels first"])
+def test_a_layout_can_be_named(run: Command, folder: Path, small: Photo, layout: str) -> None:
+    assert run(small("coffee.jpg"), "-o", "plain").status == 0
+    assert run(small("coffee.jpg"), "-o", "named", "--reshape", layout, "--method", "gradcam").status == 0
+    np.testing.assert_array_equal(
+        pixels(folder / "plain" / "coffee-gradcam.png"), pixels(folder / "named" / "coffee-gradcam.png")
+    )
+
+
+def test_a_reshape_that_does_not_fit_is_one_line(run: Command, small: Photo) -> None:
+    for method in ("gradcam", "guided-gradcam"):
+        outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", method)
+        assert outcome.status == 1
+        assert outcome.err.count("\n") == 1
+        assert "which reshape=(7, 7) does not fit: pass reshape='channels first'" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["7", "7x", "0x7", "7x7x7x7", "7 x 7", "channels", "-7x7"])
+def test_a_reshape_is_a_grid_or_a_layout(run: Command, small: Photo, text: str) -> None:
+    outcome = run(small("coffee.jpg"), f"--reshape={text}")
+    assert outcome.status == 2
+    assert "neither a grid, such as 14x14, nor one of 'channels first'" in " ".join(outcome.err.split())
+
+
+def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", "input-gradients")
+    assert outcome.status == 2
+    assert "--reshape is for maps at layers" in outcome.err
+
+
 def default_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have had it ignored for what runs in the background
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import captum.attr
 import numpy as np
@@ -1007,3 +1007,155 @@ def test_a_model_that_changes_its_images_in_place_leaves_no_graph_on_the_callers
     assert images.grad_fn is None
     assert not images.requires_grad
     assert explanation.maps.any()
+
+
+def with_output(change: Callable[[Tensor], Any]) -> nn.Module:
+    """A model whose logits come in something else."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_model()
+
+        def forward(self, images: Tensor) -> Any:
+            return change(self.body(images))
+
+    return Model().eval()
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Tensor
+    count: int = 3
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    others: Tensor
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda logits: (logits, logits[:, :2].sum(1)),
+        lambda logits: [logits],
+        lambda logits: {"logits": logits, "loss": None},
+        lambda logits: {"out": {"logits": logits}},
+        Answer,
+        lambda logits: Pair(logits, logits.flip(1)),
+        lambda logits: transformers_output(logits),
+    ],
+    ids=["tuple", "list", "dict", "nested dict", "dataclass", "named tuple", "ModelOutput"],
+)
+def test_logits_in_any_container(change: Callable[[Tensor], Any]) -> None:
+    model = with_output(change)
+    expected = slow_maps(tiny_model().eval(), TINY, "3", [1, 4, 1])
+    found = gradcam.explain(model, TINY, "body.3", target=[1, 4, 1])
+    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-4, atol=1e-7)
+    assert type(found.output) is type(model(TINY))
+    assert not any(tensor.requires_grad for tensor in nested.tensors(found.output))
+    again = gradcam.explain(model, TINY, target=1)
+    assert again.layer == "body.4"
+
+
+def transformers_output(logits: Tensor) -> Any:
+    from transformers.modeling_outputs import ImageClassifierOutput
+
+    return ImageClassifierOutput(logits=logits, hidden_states=(logits.exp(),))
+
+
+def test_several_inputs_of_any_kind_beside_the_pictures() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_model()
+
+        def forward(self, ages: Tensor, images: Tensor, *, extra: dict[str, Tensor]) -> Tensor:
+            return self.body(images * extra["mask"]) * ages[:, None] + extra["shift"]
+
+    model = Several().eval()
+    ages, mask = torch.tensor([1.0, 2.0, 3.0]), (torch.rand(3, 1, 12, 16) > 0.3).float()
+    extra = {"mask": mask, "shift": torch.randn(5)}
+    arguments = {"ages": ages, "images": TINY, "extra": extra}
+    found = gradcam.explain(model, arguments, "body.3", target=2)
+    expected = slow_maps(tiny_model().eval(), TINY * mask, "3", [2, 2, 2]) * ages[:, None, None, None]
+    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-4, atol=1e-7)
+    assert gradcam.explain(model, arguments).layer == "body.4"
+
+
+class VolumeTransformer(nn.Module):
+    """Patches of a volume, a class token before them."""
+
+    def __init__(self, patch: tuple[int, int, int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv3d(1, 8, patch, stride=patch)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        self.last = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, volumes: Tensor) -> Tensor:
+        patches = self.stem(volumes).flatten(2).mT
+        tokens = torch.cat([self.token.expand(len(volumes), -1, -1), patches], 1)
+        return self.head(self.last(self.block(tokens))[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "grid"), [((8, 8, 8), (4, 4, 4), (2, 2, 2)), ((8, 24, 36), (2, 12, 12), (4, 2, 3))]
+)
+def test_tokens_of_a_volume(size: tuple[int, ...], patch: tuple[int, int, int], grid: tuple[int, ...]) -> None:
+    model = VolumeTransformer(patch).double().eval()
+    volumes = torch.randn(2, 1, *size, dtype=torch.float64)
+    found = gradcam.explain(model, volumes, target=1)
+    assert found.layer == "last.norm1"
+    assert found.heatmaps.shape == (2, 1, *size)
+    pair = oracles.reference(model, volumes, ["last.norm1"], lambda output: output[:, 1].sum())["last.norm1"]
+    for image, single in enumerate(found.maps[:, 0]):
+        first = [tensor[image, 1:].T.unflatten(1, grid) for tensor in pair]
+        torch.testing.assert_close(single.double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
+
+
+def test_a_volume_network_of_torchvision() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.video.r3d_18(weights=None, num_classes=5).eval()
+    clips = torch.randn(1, 3, 8, 32, 48)
+    found = gradcam.explain(model, clips, target=1, evidence="signed")
+    assert found.layer == "layer4"
+    activations, gradients = oracles.reference(model, clips, ["layer4"], lambda output: output[:, 1].sum())["layer4"]
+    expected = (gradients.mean((2, 3, 4), keepdim=True) * activations).sum(1, keepdim=True)
+    assert expected.shape[2:] == (1, 2, 3)
+    torch.testing.assert_close(found.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 128)])
+def test_auxiliary_heads_of_a_model_in_training_mode(name: str, size: int) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"num_classes": 5, "init_weights": False, "aux_logits": True, "transform_input": True}
+    model = torchvision.models.get_model(name, weights=None, **options).train()
+    images = torch.randn(2, 3, size, size)
+    before = traces(model)
+    found = gradcam.explain(model, images, target=1, evidence="signed")
+    assert_same(before, traces(model))
+    assert found.layer == {"googlenet": "inception5b", "inception_v3": "Mixed_7c"}[name]
+    pair = oracles.reference(model.eval(), images, [found.layer], lambda output: output[:, 1].sum())[found.layer]
+    expected = (pair[1].mean((2, 3), keepdim=True) * pair[0]).sum(1, keepdim=True)
+    torch.testing.assert_close(found.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_a_model_of_a_fixed_batch_is_looked_through_with_that() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_model()
+            self.sizes: list[int] = []
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.sizes.append(len(images))
+            return self.body[5:](self.body[:5](images).view(3, 6, 6, 8))
+
+    model = Fixed().eval()
+    found = gradcam.explain(model, TINY, target=1)
+    assert found.layer == "body.4"
+    assert model.sizes == [1, 3, 3]
+    torch.testing.assert_close(found.maps, gradcam.explain(model.body, TINY, "4", target=1).maps)

@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch import nn
 
-from gradcam.tokens import Layout, find_layout
+from gradcam.tokens import Layout, find_layout, patch_sizes
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,127 @@ def test_tokens_may_come_before_images(shape: tuple[int, ...], images: int, expe
     tokens = torch.arange(7 * 2 * 3).reshape(7, 2, 3)
     grid = Layout((2, 3), "tokens first", 1).to_grid(tokens)
     assert torch.equal(grid, Layout((2, 3), "tokens", 1).to_grid(tokens.transpose(0, 1)))
+
+
+class Permuted(nn.Module):
+    """A block, whose parts may work on another layout than it gives."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+
+class NormOverChannelsFirst(nn.LayerNorm):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "expected"),
+    [
+        ((2, 96, 96, 96), nn.LayerNorm(96), "channels last"),
+        ((2, 96, 96, 96), nn.Linear(384, 96), "channels last"),
+        ((2, 96, 96, 96), nn.Conv2d(3, 96, 1), "channels first"),
+        ((2, 96, 96, 96), nn.MaxPool2d(2), "channels first"),
+        ((2, 96, 96, 96), nn.InstanceNorm2d(96), "channels first"),
+        ((2, 96, 96, 96), nn.ReLU(), "channels first"),
+        ((2, 96, 96, 96), nn.Sequential(nn.Conv2d(3, 96, 1), nn.BatchNorm2d(96)), "channels first"),
+        ((2, 96, 96, 96), Permuted(nn.LayerNorm(96)), None),  # it may give either
+        ((2, 96, 96, 96), Permuted(nn.Conv2d(3, 96, 1), nn.Linear(384, 96)), None),
+        ((2, 96, 96, 96), NormOverChannelsFirst(96), "channels first"),
+        ((2, 24, 24, 192), Permuted(nn.LayerNorm(192)), "channels last"),
+        ((2, 192, 24, 24), Permuted(nn.LayerNorm(192)), "channels first"),
+        ((2, 48, 24, 24), NormOverChannelsFirst(48), "channels first"),
+        ((2, 24, 20, 24), NormOverChannelsFirst(24), "channels first"),
+        ((2, 16, 49, 64), nn.Linear(8, 64), None),  # windows in rows
+        ((2, 16, 49, 64), nn.Sequential(nn.LayerNorm(64), nn.Dropout()), None),
+        ((2, 16, 20, 5), nn.Sequential(nn.Conv2d(3, 16, 1)), "channels first"),
+    ],
+)
+def test_the_kind_of_module_tells_where_the_shape_does_not(
+    shape: tuple[int, ...], module: nn.Module, expected: str | None
+) -> None:
+    found = find_layout(shape, (384, 384), module)
+    assert (found and found.kind) == expected
+    if found is not None:
+        assert found.grid == (shape[1:3] if expected == "channels last" else shape[2:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "is_certain"),
+    [
+        ((2, 64, 16), nn.Flatten(2), False),  # 64 tokens on 8 x 8, or 64 channels on 4 x 4
+        ((2, 64, 16), nn.Sequential(nn.Conv2d(3, 64, 1), nn.Flatten(2)), False),
+        ((2, 64, 16), nn.LayerNorm(16), True),
+        ((2, 64, 16), nn.Sequential(nn.Linear(4, 16), nn.Dropout()), True),
+        ((2, 64, 64), nn.LayerNorm(64), True),
+        ((2, 64, 20), nn.Dropout(), True),
+        ((2, 65, 16), nn.Dropout(), True),  # one more than a square is no number of channels
+        ((2, 64, 16), nn.Conv1d(8, 64, 1), False),
+        ((2, 64, 16), nn.BatchNorm1d(64), False),
+        ((2, 16, 64), nn.Flatten(2), False),
+    ],
+)
+def test_a_flattened_map_is_not_taken_for_tokens(
+    shape: tuple[int, ...], module: nn.Module, *, is_certain: bool
+) -> None:
+    found = find_layout(shape, (64, 64), module)
+    if is_certain:
+        assert found == Layout((8, 8), "tokens", shape[1] - 64)
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "patches", "expected"),
+    [
+        (10, (6, 6), [(2, 2)], Layout((3, 3), "tokens", 1)),
+        (65, (64, 64), [(4, 16)], Layout((16, 4), "tokens", 1)),  # not 8 x 8
+        (197, (230, 230), [(16, 16)], Layout((14, 14), "tokens", 1)),
+        (226, (230, 230), [(16, 16)], Layout((15, 15), "tokens", 1)),  # padded
+        (197, (230, 230), [], None),
+        (49, (224, 224), [(16, 16), (2, 2)], Layout((7, 7), "tokens")),  # behind two mergers
+        (1568, (16, 224, 224), [(2, 16, 16)], Layout((8, 14, 14), "tokens")),
+        (1568, (16, 224, 224), [], None),  # or 2 x 28 x 28
+        (217, (96, 96, 96), [(16, 16, 16)], Layout((6, 6, 6), "tokens", 1)),
+        (217, (96, 96, 96), [(16, 16)], None),  # or 24 x 3 x 3
+        (46, (5, 6, 6), [], Layout((5, 3, 3), "tokens", 1)),
+    ],
+)
+def test_the_models_patches_tell_where_arithmetic_does_not(
+    tokens: int, size: tuple[int, ...], patches: list[tuple[int, ...]], expected: Layout | None
+) -> None:
+    assert find_layout((2, tokens, 30), size, patches=patches) == expected
+
+
+def test_patches_are_what_convolutions_cut_edge_to_edge() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.Conv2d(3, 8, 3, 2), nn.Conv3d(1, 8, (2, 4, 4), (2, 4, 4)))
+    assert patch_sizes(model.modules()) == [(16, 16), (2, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "reshape", "expected"),
+    [
+        ((2, 197, 768), (230, 230), (14, 14), Layout((14, 14), "tokens", 1)),
+        ((197, 2, 768), (230, 230), (14, 14), Layout((14, 14), "tokens first", 1)),
+        ((2, 197, 768), (224, 224), (13, 14), Layout((13, 14), "tokens", 15)),
+        ((2, 197, 768), (224, 224), (13, 13), None),
+        ((2, 197, 768), (224, 224), (15, 14), None),
+        ((2, 433, 16), (4, 99, 99), (3, 12, 12), Layout((3, 12, 12), "tokens", 1)),
+        ((2, 433, 16), (4, 99, 99), (12, 36), None),
+        ((2, 14, 14, 16), (224, 224), (14, 14), None),
+        ((3, 197, 768), (224, 224), (14, 14), None),
+        ((2, 96, 96, 96), (384, 384), "channels last", Layout((96, 96), "channels last")),
+        ((2, 96, 96, 96), (384, 384), "channels first", Layout((96, 96), "channels first")),
+        ((2, 7, 9, 5), (384, 384), "channels last", Layout((7, 9), "channels last")),
+        ((2, 7, 9, 5), (384, 384), "channels first", Layout((9, 5), "channels first")),
+        ((2, 7, 9, 5), (384, 384), "tokens", None),
+        ((2, 64, 16), (64, 64), "tokens", Layout((8, 8), "tokens")),
+        ((64, 2, 16), (64, 64), "tokens", None),
+        ((64, 2, 16), (64, 64), "tokens first", Layout((8, 8), "tokens first")),
+        ((2, 64, 16), (64, 64), "channels first", None),
+    ],
+)
+def test_what_somebody_says_of_a_layer(
+    shape: tuple[int, ...], size: tuple[int, ...], reshape: str | tuple[int, ...], expected: Layout | None
+) -> None:
+    assert find_layout(shape, size, nn.Flatten(), images=2, reshape=reshape) == expected

@@ -61,7 +61,7 @@ class AttributionMethod:
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """Called with a model and images, and `target=`; a layer comes third where there is one. Loads torch."""
+        """Called with a model and images, `target=`, and where there is a layer `layer=` and `reshape=`. Loads torch."""
         function: Callable[..., Attribution] = __getattr__(self.function_name)
         return function
 

@@ -36,15 +36,16 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
 
 
 def guided_gradcam(
-    model: nn.Module, images: Any, layer: str | nn.Module | None = None, *, target: Any = None
+    model: nn.Module, images: Any, layer: str | nn.Module | None = None, *, target: Any = None, reshape: Any = None
 ) -> Attribution:
     """Guided backpropagation, times the Grad-CAM heatmap in [0,1] at the picture's size: fine, and of the class.
 
-    Selvaraju et al. 2017, section 3.2. `layer`: as in `gradcam.explain`, whose heatmap it is; `images`, `target`: as there.
+    Selvaraju et al. 2017, section 3.2. `layer`, `reshape`: as in `gradcam.explain`, whose heatmap it is; `images`,
+    `target`: as there.
     Raises as `gradcam.explain` and `guided_backpropagation` do.
     """
     fine = guided_backpropagation(model, images, target=target)
     copies = map_tensors(images, torch.Tensor.clone)  # the model may change its input in place
-    coarse = explain(model, copies, layer, target=with_classes(target, fine.classes))
+    coarse = explain(model, copies, layer, target=with_classes(target, fine.classes), reshape=reshape)
     values = fine.values * coarse.heatmaps[:, :, None]
     return replace(fine, values=values, method="guided-gradcam", layer=coarse.layer)

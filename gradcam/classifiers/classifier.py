@@ -112,6 +112,7 @@ class Classifier:
         evidence: str = "positive",
         augmentation: str = "none",
         smoothing: str = "none",
+        reshape: Any = None,
         memory_budget: int | None = None,
         progress: Progress | None = None,
     ) -> PictureExplanation:
@@ -132,6 +133,7 @@ class Classifier:
             evidence=evidence,
             augmentation=augmentation,
             smoothing=smoothing,
+            reshape=reshape,
             memory_budget=memory_budget,
             progress=progress,
         )
@@ -147,6 +149,7 @@ class Classifier:
         evidence: str = "positive",
         augmentation: str = "none",
         smoothing: str = "none",
+        reshape: Any = None,
         memory_budget: int | None = None,
         progress: Progress | None = None,
     ) -> dict[tuple[str, str], PictureExplanation]:
@@ -161,6 +164,7 @@ class Classifier:
             evidence=evidence,
             augmentation=augmentation,
             smoothing=smoothing,
+            reshape=reshape,
             memory_budget=memory_budget,
             progress=progress,
         )
@@ -176,20 +180,22 @@ class Classifier:
         *,
         layer: str | nn.Module | None = None,
         target: Any = None,
+        reshape: Any = None,
     ) -> PictureAttribution:
         """How much each pixel that the network saw matters: signed values, drawn by `.picture(i, k)`.
 
-        `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, with that method's defaults. `layer`: for guided-gradcam, as
-        in `explain`. `pictures`, `target`: as in `explain`. Raises as that method's function and `gradcam.read_image` do,
-        and `LayerError` for a layer where the method takes none.
+        `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, with that method's defaults. `layer`, `reshape`: for
+        guided-gradcam, as in `explain`. `pictures`, `target`: as in `explain`. Raises as that method's function and
+        `gradcam.read_image` do, and `LayerError` for a layer, or a reshape, where the method takes none.
         """
         chosen = find_attribution(method)
-        if layer is not None and not chosen.has_layer:
-            raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave layer= away.")
+        for name, value in {"layer": layer, "reshape": reshape}.items():
+            if value is not None and not chosen.has_layer:
+                raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave {name}= away.")
         readings = self._read_all(pictures)
-        layers = [self.layer if layer is None else layer] if chosen.has_layer else []
+        place = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
         images = self.batch([reading.values for reading in readings])
-        attribution = chosen.function(self.model, images, *layers, target=self._to_target(target))
+        attribution = chosen.function(self.model, images, target=self._to_target(target), **place)
         return PictureAttribution(**vars(attribution), **self._describe(readings))
 
     def find_class(self, wanted: str) -> int:

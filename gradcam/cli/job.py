@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from gradcam.attributions import ATTRIBUTIONS
 from gradcam.cli import options
 from gradcam.cli.terminal import Result, format_result
 from gradcam.errors import GradcamError
@@ -106,14 +105,18 @@ class Job:
                 evidence=self.settings.evidence,
                 augmentation=self.settings.augmentation,
                 smoothing=self.settings.smoothing,
+                reshape=self.settings.reshape,
                 progress=progress,
             )
 
     def _attribute(self, image: Path) -> list[PictureAttribution]:
+        reshape = self.settings.reshape
         return [
-            self.classifier.attribute(image, method, layer=layer, target=self.target)
+            self.classifier.attribute(
+                image, method, layer=layer, target=self.target, reshape=None if layer is None else reshape
+            )
             for method in self.attributions
-            for layer in (self.layers if ATTRIBUTIONS[method].has_layer else [None])
+            for layer in (self.layers if options.has_layer(method) else [None])
         ]
 
     def _predict(self, output: Any) -> list[Prediction]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
-from gradcam.choices import AUGMENTATIONS, EVIDENCE, SMOOTHINGS
+from gradcam.choices import AUGMENTATIONS, EVIDENCE, LAYOUTS, SMOOTHINGS
 from gradcam.devices import PRECISIONS
 from gradcam.errors import GradcamError, join_names, nearest
 from gradcam.methods import METHODS, Method, find_method
@@ -29,6 +30,7 @@ class Settings:
     model: str | None
     weights: Path | None
     layers: tuple[str, ...]
+    reshape: str | tuple[int, ...] | None
     methods: tuple[str, ...]
     classes: tuple[str, ...]
     top_k: int
@@ -44,6 +46,16 @@ class Settings:
     colormap: str
 
 
+def _find_reshape(context: click.Context, parameter: click.Parameter, text: str | None) -> str | tuple[int, ...] | None:
+    if text is None or text.replace("-", " ") in LAYOUTS:
+        return text
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
+        raise click.BadParameter(
+            f"{text!r} is neither a grid, such as 14x14, nor one of {join_names(LAYOUTS)}.", context, parameter
+        )
+    return tuple(map(int, text.split("x")))
+
+
 _MODEL = (
     click.option("-m", "--model", metavar="NAME", help="The model; without it, the one that comes with gradcam."),
     click.option(
@@ -54,6 +66,12 @@ _MODEL = (
     ),
     click.option(
         "-l", "--layer", "layers", metavar="NAME", multiple=True, help="Layer to look at, by dotted name; repeatable."
+    ),
+    click.option(
+        "--reshape",
+        metavar="GRID|LAYOUT",
+        callback=_find_reshape,
+        help=f"How the layer's output lies on the picture: its tokens' grid, such as 14x14, or {', '.join(LAYOUTS)}.",
     ),
     click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute."),
     click.option(
@@ -237,12 +255,13 @@ def has_layer(method: str) -> bool:
 
 def _check_for_attributions(found: Settings) -> None:
     """Options that maps have must not be left unheeded where there are none."""
+    no_layer = not any(name not in ATTRIBUTIONS or ATTRIBUTIONS[name].has_layer for name in found.methods)
     unheeded = {
         "--evidence": found.evidence != "positive",
         "--augmentation": found.augmentation != "none",
         "--smoothing": found.smoothing != "none",
-        "--layer": bool(found.layers)
-        and not any(name not in ATTRIBUTIONS or ATTRIBUTIONS[name].has_layer for name in found.methods),
+        "--layer": bool(found.layers) and no_layer,
+        "--reshape": found.reshape is not None and no_layer,
     }
     attributions = [name for name in found.methods if name in ATTRIBUTIONS]
     for option, is_given in unheeded.items():

@@ -18,19 +18,20 @@ def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = 
 
     Maps (N,K,...), before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) / y. Divided
     by |y| here, since a negative score would turn every weight round, and by nothing where y is 0. A channel is zero
-    everywhere: on a transformer's class token and its like, too. A weight has the sign of what the channel contributes:
-    where activations may be negative, as before a ReLU, that is not the sign of its gradient. Choose a layer behind one.
+    everywhere: on a transformer's class token and its like, too, where no function for `reshape` leaves them out.
+    A weight has the sign of what the channel contributes: where activations may be negative, as before a ReLU, that is not
+    the sign of its gradient. Choose a layer behind one.
     Raises `LayerError` where no channel changes the score, `GradcamError` as `score_layer` does.
     """
-    output = layer_output(site)
-    axis = site.layout.channel_axis
 
     def ablate(copies: Tensor, numbers: range) -> None:
-        variants = copies.unflatten(0, (len(numbers), -1))
-        channels = variants.movedim(axis if axis < 0 else axis + 1, 1)
-        channels[range(len(numbers)), numbers] = 0
+        def switch_off(channels: Tensor) -> None:
+            variants = channels.unflatten(0, (len(numbers), -1)).transpose(1, 2)
+            variants[range(len(numbers)), numbers] = 0
 
-    found = score_layer(recorded, site, Variants(output, output.shape[axis], ablate), effort)
+        site.layout.change_channels(copies, switch_off)
+
+    found = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), effort)
     require_effect(found, site, recorded)
     lost = found.plain - found.values
     weights = torch.where(found.plain == 0, lost, lost / found.plain.abs())  # (C,N,K)
@@ -52,8 +53,8 @@ def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Tensor:
     places = lengths.numel()
 
     def look_through_window(copies: Tensor, numbers: range) -> None:
-        grid = site.layout.rows_to_grid(copies).unflatten(0, (len(numbers), -1))
-        grid.mul_(_windows(numbers, lengths).to(grid)[:, None, None])
+        windows = _windows(numbers, lengths).to(copies)[:, None, None]
+        site.layout.change_grid(copies, lambda grid: grid.unflatten(0, (len(numbers), -1)).mul_(windows))
 
     found = score_layer(recorded, site, Variants(output, places + 1, look_through_window), effort)
     require_effect(found, site, recorded)

@@ -50,14 +50,14 @@ def score_layer(recorded: Recorded, site: Site, variants: Variants, effort: Effo
 
     Raises `GradcamError` where not even one fits into the memory budget.
     """
-    axis, module = site.layout.image_axis, recorded.layers[site.layer]
+    layout, module = site.layout, recorded.layers[site.layer]
 
     def run_tail(rows: Tensor, count: int) -> Any:
-        with _handed_on(module, rows.movedim(0, axis), site.recorded.shape):
+        with _handed_on(module, layout.from_rows(rows), site.recorded.shape):
             return run_again(recorded, effort, 1)
 
     def run_all(rows: Tensor, count: int) -> Any:
-        rows = rows.movedim(0, axis)
+        rows = layout.from_rows(rows)
         with _handed_on(module, rows, rows.shape):
             return run_again(recorded, effort, count)
 
@@ -88,7 +88,7 @@ def score_input(recorded: Recorded, variants: Variants, effort: Effort) -> Varia
 
 def layer_output(site: Site) -> Tensor:
     """A layer's output as it was recorded, but images first."""
-    return site.recorded.detach().movedim(site.layout.image_axis, 0)
+    return site.layout.to_rows(site.recorded.detach())
 
 
 def require_effect(found: VariantScores, site: Site, recorded: Recorded) -> None:

@@ -1,0 +1,165 @@
+"""Architectures of timm and transformers, small and with random weights: the automatic layer, its layout, and the map."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+
+FIRST, LAST = "channels first", "channels last"  # otherwise the number of tokens before the grid
+
+TIMM: list[tuple[str, dict[str, Any], tuple[int, int], str, str | int]] = [
+    ("vit_tiny_patch16_224", {"depth": 2}, (64, 96), "blocks.1.norm1", 1),
+    ("deit_tiny_distilled_patch16_224", {"depth": 2}, (64, 64), "blocks.1.norm1", 2),
+    ("vit_small_patch14_reg4_dinov2", {"depth": 2}, (70, 42), "blocks.1.norm1", 5),
+    ("vit_base_patch16_clip_224", {"depth": 1, "embed_dim": 192, "num_heads": 3}, (64, 64), "blocks.0.norm1", 1),
+    ("vit_base_patch16_rope_reg1_gap_256", {"depth": 1}, (64, 64), "blocks.0", 1),
+    ("beit_base_patch16_224", {"depth": 1}, (64, 64), "blocks.0", 1),
+    ("eva02_tiny_patch14_224", {"depth": 2}, (70, 56), "blocks.1", 1),
+    ("swin_tiny_patch4_window7_224", {}, (64, 96), "norm", LAST),
+    ("swinv2_tiny_window8_256", {}, (64, 64), "norm", LAST),
+    ("maxvit_rmlp_pico_rw_256", {}, (64, 64), "norm", FIRST),
+    ("convnext_atto", {}, (64, 96), "stages", FIRST),
+    ("convnextv2_atto", {}, (64, 64), "stages", FIRST),
+    ("efficientnet_b0", {}, (64, 64), "bn2", FIRST),
+    ("regnety_002", {}, (64, 64), "s4", FIRST),
+    ("inception_v3", {}, (128, 107), "Mixed_7c", FIRST),
+    ("pvt_v2_b0", {}, (64, 96), "stages", FIRST),
+    ("mobilevit_xxs", {}, (64, 64), "final_conv", FIRST),
+    ("levit_128s", {}, (224, 224), "stages", 0),
+    ("cait_xxs24_224", {"depth": 2}, (64, 64), "blocks_token_only.1.norm1", 1),
+    ("coat_lite_tiny", {}, (64, 64), "serial_blocks4.1.norm1", 1),
+    ("coat_tiny", {}, (64, 64), "parallel_blocks.5.norm14", 1),
+    ("volo_d1_224", {}, (64, 64), "norm", 1),  # not its auxiliary head, through which the patches reach the score
+    ("xcit_nano_12_p16_224", {}, (64, 64), "cls_attn_blocks.1.norm1", 1),
+    ("poolformer_s12", {}, (64, 64), "stages", FIRST),
+    ("hiera_tiny_224", {}, (64, 64), "blocks.11", 0),
+    ("efficientformer_l1", {}, (224, 224), "norm", 0),
+    ("mixer_s32_224", {}, (64, 64), "norm", 0),
+]
+SIZED = ("vit", "deit", "beit", "eva", "swin", "maxvit", "cait", "coat", "volo", "xcit", "hiera", "mixer")
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DEEP = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
+WINDOWS = {"patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2]}
+PATCHES = {"image_size": (32, 48), "patch_size": 8}
+HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | int]] = [
+    ("ViT", "", {**SMALL, **PATCHES}, (32, 48), "vit.layers.1.layernorm_before", 1),
+    ("DeiT", "", {**SMALL, **PATCHES}, (32, 48), "deit.layers.1.layernorm_before", 2),
+    ("Beit", "", {**SMALL, **PATCHES}, (32, 48), "beit.layers.1", 1),
+    ("Dinov2", "", {**SMALL, "image_size": 32, "patch_size": 8}, (32, 48), "dinov2.layernorm", 1),
+    (
+        "Dinov2WithRegisters",
+        "",
+        {**SMALL, "image_size": 32, "patch_size": 8},
+        (32, 48),
+        "dinov2_with_registers.layernorm",
+        5,
+    ),
+    ("CLIP", "vision_config", {**SMALL, "image_size": 32, "patch_size": 8}, (32, 32), "vision_model.encoder", 1),
+    ("Swin", "", {**WINDOWS, "image_size": 32, "window_size": 4}, (32, 48), "swin.layernorm", 0),
+    ("Swinv2", "", {**WINDOWS, "image_size": 32, "window_size": 4}, (32, 48), "swinv2.layernorm", 0),
+    ("ConvNextV2", "", DEEP, (64, 96), "convnextv2.encoder", FIRST),
+    ("PvtV2", "", {**DEEP, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4}, (64, 96), "pvt_v2", FIRST),
+    (
+        "Pvt",
+        "",
+        {**DEEP, "image_size": 128, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4},
+        (128, 128),
+        "pvt.encoder.block.3.0.layer_norm_1",
+        1,
+    ),
+    (
+        "Levit",
+        "",
+        {"hidden_sizes": [16] * 3, "num_attention_heads": [2] * 3, "depths": [1] * 3, "key_dim": [4] * 3},
+        (224, 224),
+        "levit.encoder",
+        0,
+    ),
+    ("PoolFormer", "", DEEP, (64, 64), "norm", FIRST),
+    (
+        "MobileViT",
+        "",
+        {"image_size": 64, "hidden_sizes": [16] * 3, "neck_hidden_sizes": [8, 8, 8, 16, 16, 16, 32]},
+        (64, 64),
+        "mobilevit.conv_1x1_exp",
+        FIRST,
+    ),
+]
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """In evaluation mode, with weights none of which is zero, nor so small that nothing comes through a narrow network."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=(2 / parameter[0].numel()) ** 0.5)
+        elif name.endswith("weight"):  # of a norm
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.eval()
+
+
+def slow_map(model: nn.Module, images: Tensor, layer: str, layout: str | int, grid: tuple[int, ...]) -> Tensor:
+    """Grad-CAM of class 3 without its ReLU, by autograd through all of a copy in float64."""
+    model, images = copy.deepcopy(model).double(), images.double().requires_grad_()
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: object, output: Any) -> Any:
+        tensor = output if isinstance(output, Tensor) else output[0]
+        tensor.retain_grad()
+        kept.append(tensor)
+        return tensor.clone() if isinstance(output, Tensor) else output
+
+    for module in model.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    model.get_submodule(layer).register_forward_hook(keep)
+    output = model(images)
+    (output if isinstance(output, Tensor) else output.logits)[:, 3].sum().backward()
+    (activations,) = kept
+    assert activations.grad is not None
+    values, weights = activations.detach(), activations.grad
+    if isinstance(layout, int):
+        assert values.shape[1] == layout + grid[0] * grid[1]
+        values, weights = (it[:, layout:].reshape(len(it), *grid, -1) for it in (values, weights))
+    if layout != FIRST:
+        values, weights = (it.permute(0, 3, 1, 2) for it in (values, weights))
+    return torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)[:, None]
+
+
+def check(model: nn.Module, size: tuple[int, int], layer: str, layout: str | int) -> None:
+    images = torch.randn(2, 3, *size)
+    found = gradcam.explain(model, images, target=3, evidence="signed")
+    assert found.layer == layer
+    grid = tuple(found.maps.shape[2:])
+    assert max(grid) > 1
+    assert grid[0] * size[1] == pytest.approx(grid[1] * size[0], rel=0.25)
+    expected = slow_map(model, images, layer, layout, grid)
+    for image, single in zip(found.maps.double(), expected):
+        assert single.amax() - single.amin() > 1e-3 * single.abs().amax()
+        torch.testing.assert_close(image, single, rtol=1e-3, atol=1e-3 * single.abs().max().item())
+
+
+@pytest.mark.parametrize(("name", "options", "size", "layer", "layout"), TIMM, ids=[it[0] for it in TIMM])
+def test_timm(name: str, options: dict[str, Any], size: tuple[int, int], layer: str, layout: str | int) -> None:
+    timm = pytest.importorskip("timm")
+    sized = {"img_size": size} if name.startswith(SIZED) else {}
+    check(randomised(timm.create_model(name, num_classes=7, **sized, **options)), size, layer, layout)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "options", "size", "layer", "layout"), HUGGING_FACE, ids=[it[0] for it in HUGGING_FACE]
+)
+def test_transformers(  # noqa: PLR0917
+    name: str, part: str, options: dict[str, Any], size: tuple[int, int], layer: str, layout: str | int
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    make: Callable[..., Any] = getattr(transformers, f"{name}Config")
+    config = make(num_labels=7, **({part: options} if part else options))
+    check(randomised(getattr(transformers, f"{name}ForImageClassification")(config)), size, layer, layout)

@@ -1,0 +1,134 @@
+"""Every classification model of torchvision, with random weights: its automatic layer, and the map there."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import gradcam
+
+pytestmark = pytest.mark.slow
+
+NAMES = torchvision.models.list_models(module=torchvision.models)
+
+# The automatic layer by the beginning of the model's name, and what its output has to be turned into by hand.
+LAYERS: dict[str, str] = {
+    "alexnet": "features",
+    "convnext": "features",
+    "densenet": "features",
+    "efficientnet": "features",
+    "googlenet": "inception5b",
+    "inception_v3": "Mixed_7c",
+    "maxvit": "blocks.3",
+    "mnasnet": "layers",
+    "mobilenet": "features",
+    "regnet": "trunk_output",
+    "resne": "layer4",
+    "shufflenet": "conv5",
+    "squeezenet": "classifier.2",  # behind the last convolution, which gives a channel for each class
+    "swin": "permute",  # of the last norm's output, to channels first
+    "vgg": "features",
+    "vit_b": "encoder.layers.encoder_layer_11.ln_1",
+    "vit_l": "encoder.layers.encoder_layer_23.ln_1",
+    "vit_h": "encoder.layers.encoder_layer_31.ln_1",
+    "wide_resnet": "layer4",
+}
+# Other than 64 where that leaves a grid of one cell, where windows or patches do not fit it, or for time's sake.
+SIZES = {"alexnet": 96, "inception_v3": 128, "maxvit_t": 224, "vit_h_14": 28, "vit_l_16": 32}
+MOST_IN_FLOAT64 = 100_000_000  # parameters; the slow reference of larger models is in float32
+
+NOISE = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+
+
+def fill(tensor: Tensor, *_: object, **__: object) -> Tensor:
+    """Random numbers of a usual size, many times faster than one by one: five thousand million parameters take a while."""
+    fan_in = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else 2500
+    with torch.no_grad():
+        flat = tensor.view(-1)
+        whole = len(flat) // len(NOISE) * len(NOISE)
+        flat[:whole].view(-1, len(NOISE)).copy_(NOISE)
+        flat[whole:].copy_(NOISE[: len(flat) - whole])
+        return flat.mul_(fan_in**-0.5).view_as(tensor)
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], nn.Module]:
+    for name in ("kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_", "xavier_uniform_"):
+        monkeypatch.setattr(nn.init, name, fill)
+
+    def build(name: str) -> nn.Module:
+        options: dict[str, Any] = {"num_classes": 7}
+        if name.startswith("vit"):
+            options["image_size"] = size_for(name)
+        if name in ("googlenet", "inception_v3"):
+            options["init_weights"] = True
+        model = torchvision.models.get_model(name, weights=None, **options)
+        for parameter in model.parameters():
+            if parameter.ndim > 1 and not parameter.any():  # heads and class tokens that start at zero
+                fill(parameter)
+        return model
+
+    return build
+
+
+def size_for(name: str) -> int:
+    return SIZES.get(name, 64)
+
+
+def slow_map(model: nn.Module, images: Tensor, layer: str, target: int) -> tuple[Tensor, Tensor]:
+    """Grad-CAM without its ReLU, and the output, from autograd through all of a copy of the model."""
+    if sum(parameter.numel() for parameter in model.parameters()) < MOST_IN_FLOAT64:
+        model, images = copy.deepcopy(model).double(), images.double()
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        output.retain_grad()
+        kept.append(output)
+        return output.clone()
+
+    for module in model.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    model.requires_grad_(False)
+    model.get_submodule(layer).register_forward_hook(keep)
+    output = model(images.requires_grad_())
+    output[:, target].sum().backward()
+    (activations,) = kept
+    assert activations.grad is not None
+    weights, values = activations.grad, activations.detach()
+    if values.ndim == 3:  # a class token, and then the patches, row by row
+        side = math.isqrt(values.shape[1] - 1)
+        values, weights = (it[:, 1:].reshape(len(it), side, side, -1).permute(0, 3, 1, 2) for it in (values, weights))
+    found = torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)
+    return found[:, None], output.detach()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_map_at_the_automatic_layer(name: str, build: Callable[[str], nn.Module]) -> None:
+    model = build(name).eval()
+    images = torch.randn(2, 3, size_for(name), size_for(name))
+    with torch.no_grad():
+        plain = model(images)
+    explanation = gradcam.explain(model, images, target=3, evidence="signed")
+    family = max((it for it in LAYERS if name.startswith(it)), key=len)
+    assert explanation.layer == LAYERS[family]
+    expected, output = slow_map(model, images, explanation.layer, 3)
+    torch.testing.assert_close(output.float(), plain, rtol=1e-3, atol=1e-4 * plain.abs().max().item())
+    assert explanation.maps.isfinite().all()
+    for image, single in zip(explanation.maps[:, 0], expected[:, 0]):
+        assert image.numel() > 1
+        assert image.amax() - image.amin() > 1e-3 * image.abs().amax()
+        torch.testing.assert_close(image.double(), single.double(), rtol=1e-3, atol=1e-3 * single.abs().max().item())
+
+
+def test_every_model_has_its_layer_here() -> None:
+    assert len(NAMES) >= 80
+    assert [name for name in NAMES if not name.startswith(tuple(LAYERS))] == []
+    assert [name for name in SIZES if name not in NAMES] == []
