@@ -16,7 +16,7 @@ from torch import Tensor
 from gradcam.classifiers.pickles import FACTORY, explain_refusal
 from gradcam.classifiers.signatures import PEEK, describe_stranger, is_safetensors
 from gradcam.classifiers.state_dicts import StateDict, find_state_dicts
-from gradcam.errors import ModelError, join_names
+from gradcam.errors import ModelError, join_names, shorten
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if what:
         raise ModelError(f"{path}: {what}.")
     try:
-        content = _read_safetensors(path) if is_safetensors(head) else _read_torch(path)
+        if is_safetensors(head):
+            return Checkpoint(path, _read_safetensors(path))
+        content = _read_torch(path)
     except pickle.UnpicklingError:
         raise explain_refusal(path) from None
     except MemoryError:
@@ -49,6 +51,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except Exception as error:
         # Readers raise RuntimeError, EOFError, IndexError, struct.error and more on broken files.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if "magic number" in reason:  # a pickle that begins otherwise than those of torch.save
+            raise explain_refusal(path) from None
         raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
     return _choose(path, content)
 
@@ -68,9 +72,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> Any:
-    with warnings.catch_warnings():
+    with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
         warnings.simplefilter("ignore")  # of storages as they were saved years ago
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _choose(path: Path, content: object) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,9 @@ def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
     if head is None:
         return None
     name = f"{head}.weight"
-    found = _fit(checkpoint, model)[0].get(name)
-    return len(found) if found is not None and found.shape[1:] == model.state_dict()[name].shape[1:] else None
+    expected = model.state_dict()
+    found = _fit(checkpoint, model, expected)[0].get(name)
+    return len(found) if found is not None and found.shape[1:] == expected[name].shape[1:] else None
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
@@ -39,8 +41,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     the meta device gets storage of its own. Nothing is loaded unless all of it fits.
     Raises `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
     """
-    tensors, notes = _fit(checkpoint, model)
     expected = model.state_dict()
+    tensors, notes = _fit(checkpoint, model, expected)
     difference = compare(tensors, expected)
     if difference.matters:
         raise ModelError(f"{checkpoint.path}: {difference.describe(model)}")
@@ -51,34 +53,38 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
         name for name, wanted in expected.items() if wanted.is_meta and name not in state
     ]  # as compare() allows
     state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
-    _assign(model, state, checkpoint)
+    _assign(model, state, expected, checkpoint.path)
     return [*checkpoint.notes, *notes, *difference.notes()]
 
 
-def _fit(checkpoint: Checkpoint, model: nn.Module) -> tuple[Tensors, Sequence[str]]:
+def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> tuple[Tensors, Sequence[str]]:
+    if checkpoint.tensors.keys() == expected.keys():
+        return checkpoint.tensors, ()
     try:
-        tensors, notes = fit_names(checkpoint.tensors, model.state_dict())
+        tensors, notes = fit_names(checkpoint.tensors, expected)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from None
-    tensors, more = rename_head(tensors, model)
+    tensors, more = rename_head(tensors, expected, find_head(model))
     return tensors, [*notes, *more]
 
 
-def _assign(model: nn.Module, state: OrderedDict[str, Tensor], checkpoint: Checkpoint) -> None:
-    expected = model.state_dict()
+def _assign(model: nn.Module, state: OrderedDict[str, Tensor], expected: Tensors, path: Path) -> None:
     # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
     state._metadata = expected._metadata  # type: ignore[attr-defined]
     on_meta = any(tensor.is_meta for tensor in expected.values())
     try:
         model.load_state_dict(state, strict=False, assign=on_meta)
     except RuntimeError as error:
-        raise ModelError(f"{checkpoint.path}: {' '.join(str(error).split())}") from error
+        raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
 
 
 def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
     """A network with one weight that is not a number answers nothing else: said here, where the file is known."""
-    wrong = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.sum().isfinite()]
-    wrong = [name for name in wrong if not tensors[name].isfinite().all()]
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
+    if sums and torch.stack(sums).isfinite().all():  # quick, and right where no sum overflows
+        return
+    wrong = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
     if wrong:
         raise ModelError(
             f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "

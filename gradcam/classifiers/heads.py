@@ -27,15 +27,13 @@ def find_head(model: nn.Module) -> str | None:
     return last[0]
 
 
-def rename_head(tensors: Tensors, model: nn.Module) -> tuple[Tensors, Sequence[str]]:
+def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | None) -> tuple[Tensors, Sequence[str]]:
     """The tensors with the head under the model's name, where it is certain which they are; with notes.
 
     A `Sequential` around the last layer puts a number into its name: `classifier.0.weight` for `classifier.weight`, as
     CheXNet's linear layer and sigmoid. It is followed if it has the very parameters that the head would
     have, of as many features, and nothing else lies there.
     """
-    head = find_head(model)
-    expected = model.state_dict()
     owner = _find_owner(tensors, expected, head) if head else None
     if not owner:
         return tensors, ()
