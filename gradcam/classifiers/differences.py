@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -70,8 +70,11 @@ class Difference:
         return "The file is of another size or version of this architecture."
 
 
-def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
-    """The difference between a checkpoint's tensors, under the model's names, and the model's state dict."""
+def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
+    """The difference between a checkpoint's tensors, under the model's names, and the model's state dict.
+
+    `outside`: names that need not be the model's, if it has everything: parts of something else, as a loss or a teacher.
+    """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
     shapes = {
@@ -81,6 +84,8 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Di
     }
     idle = [name for name in [*missing, *shapes] if _is_kept(name, expected[name])]
     idle += [name for name in unexpected if _is_passed_over(name, expected)]
+    if set(missing) <= set(idle) and set(shapes) <= set(idle):
+        idle += [name for name in unexpected if name in outside and name not in idle]
     return Difference(
         missing=[name for name in missing if name not in idle],
         unexpected=[name for name in unexpected if name not in idle],
