@@ -40,9 +40,7 @@ class Difference:
         names = [name for name in self.of_no_account if name.rpartition(".")[2] != COUNTER]
         if not names:
             return ()
-        return [
-            f"{len(names)} tensors that only training needs, or that are worked out, were passed over: {_list(names)}."
-        ]
+        return [f"{len(names)} tensor(s) that need not fit were passed over, the first '{names[0]}'."]
 
     def describe(self, model: nn.Module) -> str:
         """Three counted lists and the likely cause, a line each."""
