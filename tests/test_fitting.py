@@ -372,7 +372,7 @@ def test_a_head_that_may_be_another_thing_is_not_followed(inner: str) -> None:
 def test_another_number_of_classes_is_told() -> None:
     message = refuse(Small(1000), checkpoint_of(trained(14)))
     assert message.splitlines() == [
-        "does not fit Small; 7 of the model's tensors do.",
+        "does not fit Small; 7 of the model's 9 tensors do.",
         "  missing: 0",
         "  unexpected: 0",
         "  wrong shape: 2 ('fc.weight' has (14, 4), expected (1000, 4); 'fc.bias' has (14,), expected (1000,))",
@@ -537,6 +537,21 @@ def test_weights_of_another_kind_are_refused(dtype: torch.dtype) -> None:
     state = trained().state_dict()
     state["fc.weight"] = state["fc.weight"].to(dtype)
     assert refuse(Small(), checkpoint_of(state)) == f"'fc.weight' is {dtype}, expected torch.float32."
+
+
+def test_the_extra_state_of_modules_is_left_alone() -> None:
+    class Stateful(Small):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            raise AssertionError
+
+    source, model = Stateful(), Stateful()
+    source.load_state_dict(trained().state_dict(), strict=False)
+    state = {name: value for name, value in source.state_dict().items() if isinstance(value, Tensor)}
+    assert list(load_weights(model, checkpoint_of(state))) == []
+    assert torch.equal(answer(model), answer(trained()))
 
 
 def test_a_lazy_model_is_refused() -> None:

@@ -29,6 +29,7 @@ class Difference:
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     of_no_account: Sequence[str]
     matching: int
+    total: int
 
     @property
     def matters(self) -> bool:
@@ -46,7 +47,7 @@ class Difference:
         """Three counted lists and the likely cause, a line each."""
         shapes = [f"'{name}' has {has}, expected {wants}" for name, (has, wants) in self.shapes.items()]
         lines = [
-            f"does not fit {type(model).__name__}; {self.matching} of the model's tensors do.",
+            f"does not fit {type(model).__name__}; {self.matching} of the model's {self.total} tensors do.",
             f"  missing: {len(self.missing)}{_after_colon(_list(self.missing))}",
             f"  unexpected: {len(self.unexpected)}{_after_colon(_list(self.unexpected))}",
             f"  wrong shape: {len(self.shapes)}{_after_colon('; '.join(shapes[:MOST_NAMES]))}",
@@ -90,6 +91,7 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
         shapes={name: pair for name, pair in shapes.items() if name not in idle},
         of_no_account=idle,
         matching=len(expected) - len(missing) - len(shapes),
+        total=len(expected),
     )
 
 

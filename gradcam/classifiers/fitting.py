@@ -51,9 +51,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     _check_kinds(checkpoint, {name: fitted.tensors[name] for name in fitting}, expected)
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
     _check_finite(checkpoint, state)
-    counters = [
-        name for name, wanted in expected.items() if wanted.is_meta and name not in state
-    ]  # as compare() allows
+    # compare() allows nothing but counters to be missing where the model has no values of its own.
+    counters = [name for name, wanted in expected.items() if wanted.is_meta and name not in state]
     state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
     _assign(model, state, expected, checkpoint.path)
     return [*checkpoint.notes, *fitted.notes, *difference.notes()]
@@ -63,7 +62,10 @@ def _expect(model: nn.Module) -> Tensors:
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ModelError(f"The model's '{lazy[0]}' has no shape yet: let its factory run it on a picture once.")
-    return model.state_dict()
+    expected = model.state_dict()
+    for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
+        del expected[name]
+    return expected
 
 
 def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:

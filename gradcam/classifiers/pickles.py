@@ -20,8 +20,8 @@ PARTS_OF_TENSORS = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
 # Modules with which no training describes itself: a file that names one is not to be opened by anybody.
 DANGEROUS = re.compile(
-    r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|code|pdb|timeit|_posixsubprocess"
-    r"|multiprocessing|commands|asyncio|platform)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
+    r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
+    r"|multiprocessing|asyncio)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
 )
 MOST_NAMES = 4
 FACTORY = "A factory (--model file.py:function) may load it in its own way."
