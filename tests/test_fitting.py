@@ -224,6 +224,12 @@ def test_a_prefix_that_the_model_has_itself_stays() -> None:
     assert torch.equal(answer(model.module), answer(trained()))
 
 
+def test_names_that_are_the_models_already_come_before_those_under_a_prefix() -> None:
+    state = trained().state_dict()
+    state |= {f"model.{name}": tensor + 1 for name, tensor in state.items()}
+    assert "unexpected: 9 ('model.features.0.weight', " in refuse(Small(), checkpoint_of(state))
+
+
 def test_a_few_names_that_look_alike_are_no_prefix() -> None:
     """Of another architecture, `layer.fc.weight` ends as the model's `fc.weight`: its names are told as they are."""
     state = {f"layer{i}.conv.weight": torch.ones(1) for i in range(9)} | {"layer9.fc.weight": torch.ones(5, 4)}
@@ -344,7 +350,7 @@ def test_old_spellings_that_are_the_models_own_stay() -> None:
             self.block = Own()
 
     source, model = Model(), Model()
-    load_weights(model, checkpoint_of(source))
+    load_weights(model, checkpoint_of(source, lambda name: f"module.{name}"))
     assert torch.equal(model.block.mlp["linear_1"].weight, source.block.mlp["linear_1"].weight)
 
 
