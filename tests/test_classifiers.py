@@ -282,10 +282,15 @@ def add(weights: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "name"), [(change_shape, "head.3.bias"), (leave_out, "head.3.bias"), (add, "head.9.bias")]
+    ("change", "line"),
+    [
+        (change_shape, "wrong shape: 1 ('head.3.bias' has (10,), expected (1000,))"),
+        (leave_out, "missing: 1 ('head.3.bias')"),
+        (add, "unexpected: 1 ('head.9.bias')"),
+    ],
 )
 def test_weights_of_another_network_are_refused(
-    classifier: gradcam.Classifier, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], name: str
+    classifier: gradcam.Classifier, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], line: str
 ) -> None:
     weights = {name: tensor.contiguous() for name, tensor in classifier.model.state_dict().items()}
     change(weights)
@@ -293,34 +298,38 @@ def test_weights_of_another_network_are_refused(
     safetensors.torch.save_file(weights, path)
     with pytest.raises(ModelError) as caught:
         gradcam.load_classifier(weights=path, device="cpu")
-    assert str(caught.value) == (
-        f"{path}: does not fit EfficientNetLite0 with 1000 classes; 1 tensors are missing, unexpected or of another shape, "
-        f"the first '{name}'"
-    )
+    assert str(caught.value).startswith(f"{path}: does not fit EfficientNetLite0")
+    assert line in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "data", [b"these are no weights\n" * 100, b"", b"\x80\x02}q\x00."], ids=["text", "empty", "pickle"]
+    ("data", "message"),
+    [
+        (b"these are no weights\n" * 100, "is text"),
+        (b"", "is empty"),
+        (b"\x80\x02}q\x00.", "is a pickle that torch.save did not write, or damaged"),
+    ],
+    ids=["text", "empty", "pickle"],
 )
-def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "text.safetensors"
     path.write_bytes(data)
-    with pytest.raises(ModelError, match="cannot be read as safetensors") as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         gradcam.load_classifier(weights=path, device="cpu")
-    assert str(path) in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_cut_off_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.safetensors"
     path.write_bytes((embedded.HERE / embedded.WEIGHTS).read_bytes()[:-1000])
-    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+    with pytest.raises(ModelError, match="is damaged or cut off"):
         gradcam.load_classifier(weights=path, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["missing.safetensors", "."])
 def test_weights_that_are_no_file_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelError, match="cannot be read as safetensors") as caught:
+    with pytest.raises(ModelError, match="cannot be opened") as caught:
         gradcam.load_classifier(weights=tmp_path / name, device="cpu")
     assert str(tmp_path) in str(caught.value)
 

@@ -319,7 +319,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--alpha", "nan"], "'--alpha': nan is not a number from 0 to 1"),
         (["--top-k", "0"], "'--top-k': 0 is not in the range"),
         (["--weights", "missing.safetensors"], "'missing.safetensors' does not exist"),
-        (["--weights", "{picture}"], "cannot be read as safetensors"),
+        (["--weights", "{picture}"], "expected a checkpoint of safetensors or torch.save"),
         (["-o", "out.gif"], r"out\.gif: pictures are written as \.bmp, "),
         (["--nonsense"], "No such option"),
     ],

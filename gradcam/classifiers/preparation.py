@@ -8,6 +8,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradcam.devices import find_device, find_precision
+from gradcam.errors import ModelError
+
+
+def place(model: nn.Module, device: str, precision: str) -> nn.Module:
+    """The model itself, prepared for a device and a precision by their names; one that is spread is left where it lies.
+
+    Raises `ModelError` for an unknown device or precision, and where the model cannot be moved.
+    """
+    dtype = find_precision(precision)
+    if is_spread(model):
+        if device != "auto" or dtype != torch.float32:
+            raise ModelError(
+                "The model lies on several devices already, and is explained where it lies and as precisely as it is: leave "
+                "the device at 'auto' and the precision at 'fp32'."
+            )
+        return freeze(model)
+    chosen = find_device(device)
+    try:
+        return prepare(model, chosen, dtype)
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # of memory, of quantised weights, of meta tensors
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"The model cannot be moved to {chosen} in {precision}: {reason}") from error
+
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`.

@@ -1,0 +1,102 @@
+"""Checkpoints of any trainer, read without running what is in them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradcam.classifiers.pickles import FACTORY, explain_refusal
+from gradcam.classifiers.signatures import PEEK, describe_stranger, is_safetensors
+from gradcam.classifiers.state_dicts import StateDict, find_state_dicts
+from gradcam.errors import ModelError, join_names, shorten
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A file's weights by name, as they lie in it, on the processor. `notes`: what a person should know of the choice."""
+
+    path: Path
+    tensors: dict[str, Tensor] = field(repr=False)
+    notes: Sequence[str] = ()
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The weights in a file of safetensors or of torch.save, whatever its suffix; epochs, optimizers and such are left.
+
+    Pickles are read with `weights_only=True`, always: nothing in a file is executed. Where several sets of weights lie
+    in one file, averages (EMA) come first, and a note says which was taken.
+    Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
+    """
+    path = Path(path)
+    head = _peek(path)
+    what = describe_stranger(head, path)
+    if what:
+        raise ModelError(f"{path}: {what}.")
+    try:
+        if is_safetensors(head):
+            return Checkpoint(path, _read_safetensors(path))
+        content = _read_torch(path)
+    except pickle.UnpicklingError:
+        raise explain_refusal(path) from None
+    except MemoryError:
+        raise ModelError(f"{path}: does not fit into memory") from None
+    except Exception as error:
+        # Readers raise RuntimeError, EOFError, IndexError, struct.error and more on broken files.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if "magic number" in reason:  # a pickle that begins otherwise than those of torch.save
+            raise explain_refusal(path) from None
+        raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
+    return _choose(path, content)
+
+
+def _peek(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(PEEK)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def _read_torch(path: Path) -> Any:
+    with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
+        warnings.simplefilter("ignore")  # of storages as they were saved years ago
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _choose(path: Path, content: object) -> Checkpoint:
+    found = find_state_dicts(content, lambda value: isinstance(value, Tensor))
+    if not found:
+        what = (
+            f"a dictionary of {join_names(map(str, list(content)[:5]))}" if isinstance(content, dict) else type(content)
+        )
+        raise ModelError(f"{path}: holds no weights by name, but {what}. {FACTORY}")
+    chosen, *others = found
+    if others and not chosen.is_known:
+        names = join_names(_name(each) for each in found)
+        raise ModelError(f"{path}: holds several sets of weights, {names}, and none that is the usual one. {FACTORY}")
+    tensors = {name: value.detach() for name, value in chosen.values.items() if isinstance(value, Tensor)}
+    return Checkpoint(path, tensors, _notes(chosen, others))
+
+
+def _notes(chosen: StateDict, others: Sequence[StateDict]) -> Sequence[str]:
+    if not others:
+        return ()
+    return (f"Of several sets of weights, '{_name(chosen)}' was taken and {join_names(map(_name, others))} left.",)
+
+
+def _name(found: StateDict) -> str:
+    return ".".join(found.keys)

@@ -1,0 +1,76 @@
+"""Files that are no checkpoints, told by their first bytes, with what to do about each."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+PEEK = 512
+EXPORTED = "which PyTorch does not load: save the state dict of the PyTorch model that it was made from"
+# (offset, bytes, what the file is)
+SIGNATURES = (
+    (
+        0,
+        b"version https://git-lfs",
+        "is a git-LFS pointer, not the file itself: fetch that with 'git lfs pull', or download it",
+    ),
+    (0, b"\x89HDF\r\n\x1a\n", f"is an HDF5 file, as Keras writes, {EXPORTED}"),
+    (0, b"\x93NUMPY", "is a NumPy array, expected a checkpoint"),
+    (0, b"GGUF", "is a GGUF file, which PyTorch does not load"),
+    (4, b"TFL3", f"is a TensorFlow Lite model, {EXPORTED}"),
+    (0, b"\x1f\x8b", "is compressed with gzip: unpack it first"),
+    (0, b"7z\xbc\xaf", "is a 7z archive: unpack it first"),
+    (
+        257,
+        b"ustar",
+        "is a tar archive, as torch.save wrote before 2017 or as people pack files: unpack it, or save it anew",
+    ),
+    (0, b"<!DOCTYPE", "is a web page, not what was to be downloaded from it"),
+    (0, b"<!doctype", "is a web page, not what was to be downloaded from it"),
+    (0, b"<html", "is a web page, not what was to be downloaded from it"),
+)
+
+
+def is_safetensors(head: bytes) -> bool:
+    """Whether the file begins as those of safetensors do: with eight bytes of length, not a large one, and JSON."""
+    return head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32
+
+
+def is_pickle(head: bytes) -> bool:
+    """Whether the file begins as a pickle does, of protocol 2 or later: torch.save's format before zip files."""
+    return head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
+def describe_stranger(head: bytes, path: Path) -> str | None:
+    """What a file is, and what to do, if it is certainly no checkpoint; None for what may be one."""
+    for offset, signature, what in SIGNATURES:
+        if head[offset : offset + len(signature)] == signature:
+            return what
+    if path.suffix.lower() == ".onnx" or (head[:1] == b"\x08" and b"pytorch" in head[:40]):
+        return f"is an ONNX model, {EXPORTED}"
+    if path.suffix.lower() in (".pb", ".tflite", ".mlmodel", ".engine", ".keras"):
+        return f"is a model of another framework ({path.suffix}), {EXPORTED}"
+    if head[:2] == b"PK":
+        return _describe_zip(path)
+    return None if is_safetensors(head) or is_pickle(head) else _describe_bytes(head)
+
+
+def _describe_zip(path: Path) -> str | None:
+    if not zipfile.is_zipfile(path):
+        return "is damaged or cut off: it begins as torch.save's files do, and its end is missing"
+    with zipfile.ZipFile(path) as archive:
+        names = [name.partition("/")[2] for name in archive.namelist()]
+    if "constants.pkl" in names:
+        return (
+            "is a TorchScript archive (torch.jit.save), whose layers cannot be looked into. Save the weights in it with "
+            "torch.save(torch.jit.load(path).state_dict(), 'weights.pth'), which needs trust in where it comes from"
+        )
+    return None if "data.pkl" in names else "is a zip file that torch.save did not write: unpack it first"
+
+
+def _describe_bytes(head: bytes) -> str:
+    if not head.strip(b"\0"):
+        return "is empty" if not head else "holds nothing but zeros where a checkpoint begins: it is damaged"
+    is_text = all(byte in b"\t\n\r\x1b" or byte >= 32 for byte in head[:64])
+    return f"is {'text' if is_text else 'of no known format'}, expected a checkpoint of safetensors or torch.save"
