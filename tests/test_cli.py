@@ -309,7 +309,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--score", "contrast", "--against", "kaola"], "nearest: 'koala'"),
         (["--evidence", "signed", "--method", "layercam"], "layercam shows positive evidence only"),
         (["--evidence", "both"], "'--evidence': 'both' is not one of"),
-        (["-m", "efficientnet"], "Nearest: 'efficientnet_lite0'"),
+        (["-m", "efficientnet_lite"], "Nearest: 'efficientnet_lite0'"),
         (["--device", "gpu"], "choose auto, cpu, cuda, cuda:N or mps"),
         (["--device", "cuda:99"], "There is no device 'cuda:99' here"),
         (["--precision", "fp64"], "'--precision': 'fp64' is not one of"),

@@ -69,4 +69,3 @@ def load_classifier(
         precision=precision,
     )
     return load(name, options)
-

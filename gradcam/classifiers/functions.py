@@ -66,7 +66,7 @@ def _import_module(name: str) -> ModuleType:
                 raise  # it is there, and imports another one that is not
             raise ModelError(
                 f"There is no module {shorten(name)}: Python looked in the folders of sys.path"
-                f"{' and here' if os.getcwd() in sys.path else ''}. A file is named {FORMS.split(' or ')[0]}."
+                f"{' and here' if os.getcwd() in sys.path else ''}. A file is named FILE.py:FUNCTION."
             ) from error
         except ValueError as error:  # an empty part between dots
             raise ModelError(f"There is no module {shorten(name)}: expected {FORMS}.") from error

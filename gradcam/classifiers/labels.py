@@ -72,12 +72,14 @@ def check_labels(labels: Any) -> list[str]:
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):
-        raise ModelError(f"The labels are {shorten(labels)}, expected names, or the path of a file with one on each line.")
+        raise ModelError(
+            f"The labels are {shorten(labels)}, expected names, or the path of a file with one on each line."
+        )
     return list(labels)
 
 
 def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
-    """Labels for so many classes; one name for a single logit is what it speaks for. Raises `ModelError` for another number."""
+    """Labels for so many classes; one for a single logit is what it speaks for. Raises `ModelError` for another number."""
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
     if len(labels) != classes:

@@ -17,7 +17,6 @@ from gradcam.classifiers.classifier import Classifier
 from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.labels import check_labels, fit_labels
 from gradcam.classifiers.preparation import place
-from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.probing import Findings, find_automatic_layer, make_noise, probe
 from gradcam.classifiers.providers import load_parts
 from gradcam.classifiers.providers.parts import Parts
@@ -136,8 +135,8 @@ def _choose_activation(asked: str, known: str | None, findings: Findings) -> tup
         return "sigmoid", ()
     if known is not None:
         return known, ()
-    hint = " Its output lies between 0 and 1: if that are probabilities already, say none." if findings.in_unit_interval else ""
+    hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
     return "softmax", (
-        "Assumed that its probabilities are the softmax of its output: where each class stands for itself, say --activation "
+        "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
         f'sigmoid (activation="sigmoid" in Python).{hint}',
     )

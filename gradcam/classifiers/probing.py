@@ -1,4 +1,4 @@
-"""One look at a model with a picture of noise: does it take such pictures, how many classes has it, which layer to explain."""
+"""One look at a model with a picture of noise: does it take such pictures, how many classes has it, which layer is best."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # What the last operation of a model says of its output, by the name that autograd has for it.
 LAST = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
 # Operations that leave values as they are.
-RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Flatten", "Select", "Slice")
+RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def find_automatic_layer(model: nn.Module, images: Tensor) -> str:
 
 
 def _run(model: nn.Module, images: Tensor) -> Any:
-    """The output, with its graph if it can be had. Raises `ModelError` with the model's words where it takes no such picture."""
+    """The output, with its graph if that can be had. Raises `ModelError`, with its words, where it takes no such picture."""
     try:
         with undisturbed(unwrap(model)), torch.enable_grad():
             return model(images.detach().requires_grad_().clone())

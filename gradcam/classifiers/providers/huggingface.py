@@ -18,7 +18,7 @@ from gradcam.classifiers.providers.image_processors import make_preprocess
 from gradcam.classifiers.providers.network import WITHOUT, hub_address, reason_unreachable
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
-from gradcam.errors import ModelError, join_names, shorten
+from gradcam.errors import ModelError, join_names
 
 PROCESSOR = "preprocessor_config.json"
 # How transformers itself tells probabilities from logits.
@@ -26,7 +26,7 @@ ACTIVATIONS = {"multi_label_classification": "sigmoid", "single_label_classifica
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`google/vit-base-patch16-224`, or a folder that `save_pretrained` made; with a checkpoint in place of its weights or not.
+    """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or not.
 
     Code that comes with a model is never run. Raises `ModelError` for a missing transformers, for what is no image
     classifier, for weights that leave the head random, and where nothing is here nor to be fetched.
@@ -38,6 +38,7 @@ def load(name: str, weights: Path | None) -> Parts:
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = _find_preprocess(transformers, name, is_local, config)
         notes: Sequence[str] = ()
+        classes: int | None
         if weights is None:
             model, classes = _load_own(transformers, name, is_local), len(labels)
         else:
@@ -113,9 +114,9 @@ def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) 
         if not Path(name).is_dir() or (Path(name) / PROCESSOR).exists():
             raise
         side = getattr(config, "image_size", None)
-        sizes = {"size": (side, side), "resize": round(side / 0.875)} if isinstance(side, int) else {}
+        assumed = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
         note = f"{name} has no {PROCESSOR}: save its image processor beside it, with save_pretrained()."
-        return Parts(nn.Identity(), replace(ASSUMED, **sizes), is_assumed=True, notes=[note])
+        return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
     return Parts(nn.Identity(), preprocess, plain=preprocess.plain, notes=notes)
 
 

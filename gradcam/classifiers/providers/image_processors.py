@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class ProcessorPreprocess:
     otherwise the whole picture is taken to be seen.
     """
 
-    processor: Any
+    processor: Any = field(repr=False)
     plain: Preprocessing | None
     is_known: bool = True
 
@@ -48,10 +49,10 @@ class ProcessorPreprocess:
 def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
     """A processor as preprocessing, and a note where it does something that is not understood."""
     name = type(processor).__name__
-    try:
+    first: Preprocessing | None = None
+    second: Preprocessing | None = None
+    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
         first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
-    except (AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError):
-        first = second = None
     found = ProcessorPreprocess(processor, None, is_known=False)
     picture = _make_picture()
     try:

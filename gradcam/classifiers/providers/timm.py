@@ -34,15 +34,17 @@ def load(name: str, weights: Path | None) -> Parts:
     """
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
+    classes: int | None
     if weights is not None:
         build = partial(_build, timm, name)
         model, classes, notes = build_for(read_checkpoint(weights), build, imagenet.CLASSES)
         preprocess = _find_preprocessing(timm, model)
         return _name_classes(Parts(model, preprocess, labels=_names(model), classes=classes, notes=notes))
     model = _build(timm, name, **_find_weights(timm, name))
-    if not model.num_classes:
+    classes = int(getattr(model, "num_classes", 0))
+    if not classes:
         raise ModelError(f"timm's {name} has no classifier: take another, or give --weights with one.")
-    parts = Parts(model, _find_preprocessing(timm, model), labels=_names(model), classes=model.num_classes)
+    parts = Parts(model, _find_preprocessing(timm, model), labels=_names(model), classes=classes)
     return _name_classes(parts) if name.startswith("local-dir:") else _name_own_classes(timm, parts)
 
 

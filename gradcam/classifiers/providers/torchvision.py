@@ -114,7 +114,9 @@ def _read_own(enum: Any) -> Checkpoint:
     try:
         return _modernise(read_checkpoint(path))
     except ModelError as error:
-        raise ModelError(f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}") from error
+        raise ModelError(
+            f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
+        ) from error
 
 
 def _build(name: str, enum: Any, classes: int) -> nn.Module:
@@ -139,7 +141,9 @@ def _categories(enum: Any) -> list[str]:
     """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
     names = enum.meta.get("categories")
     if names is None:
-        raise ModelError(f"The weights {enum} are of no classifier, since their last layers are left empty: take others.")
+        raise ModelError(
+            f"The weights {enum} are of no classifier, since their last layers are left empty: take others."
+        )
     return list(names)
 
 
