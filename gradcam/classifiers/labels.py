@@ -83,8 +83,8 @@ def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
     if len(labels) != classes:
-        hint = " (one label, or two: against and for)" if logits == 1 else ""
-        raise ModelError(f"There are {len(labels)} labels, and the model has {classes} classes{hint}.")
+        what = f"{classes} classes" if logits > 1 else "a single logit: expected one label, or two, against and for"
+        raise ModelError(f"There are {len(labels)} labels, and the model has {what}.")
     return list(labels)
 
 

@@ -35,8 +35,8 @@ class Provider:
         return parts
 
 
-# The first whose pattern fits the whole name. A file or a dotted module is a factory; a name before a colon may be one of
-# torchvision's, with its weights, which torchvision's provider can tell.
+# The first whose pattern fits the whole name. A file or a dotted module is a factory's; a plain word before a colon may be a
+# model of torchvision with its weights, or a module with its function, which torchvision's provider tells apart.
 PROVIDERS = (
     Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
     Provider("timm:NAME", "a model of timm, or a folder that timm saved", r"timm:(.*)", "timm"),

@@ -57,12 +57,14 @@ def load(name: str, weights: Path | None) -> Parts:
 def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
     """The name for transformers, and whether all is here already. Raises `ModelError` where it is not, nor to be fetched."""
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder}: has no config.json, expected a folder that save_pretrained() made.")
         return str(folder), True
     if not name or name.startswith((".", "/", "~", "\\")) or name.count("/") > 1:
-        raise ModelError(f"hf:{name}: there is no such folder, and a model of the hub is called OWNER/NAME.")
+        raise ModelError(
+            f"hf:{name} names nothing: there is no such folder, and a model of the hub is called OWNER/NAME."
+        )
     try:
         transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):

@@ -50,7 +50,11 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def _find_source(timm: Any, name: str) -> str:
     """The name as timm takes it. Raises `ModelError` for one that it does not know."""
-    if name.startswith("local-dir:") or (os.sep in name and not name.startswith(SOURCES)) or Path(name).is_dir():
+    if (
+        name.startswith("local-dir:")
+        or (os.sep in name and not name.startswith(SOURCES))
+        or (name and Path(name).is_dir())
+    ):
         return _find_folder(name.removeprefix("local-dir:"))
     if name.startswith(SOURCES):
         return _find_cached_folder(name)

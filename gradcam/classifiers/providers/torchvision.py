@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import nn
 
 from gradcam.classifiers.checkpoints import Checkpoint, read_checkpoint
 from gradcam.classifiers.preprocessing import Preprocessing
-from gradcam.classifiers.providers import DEFAULT, PROVIDERS, imagenet
+from gradcam.classifiers.providers import DEFAULT, PROVIDERS, factory, imagenet
 from gradcam.classifiers.providers.network import fetch
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
@@ -30,10 +31,12 @@ def load(name: str, weights: Path | None) -> Parts:
 
     Raises `ModelError` for an unknown name, and where the weights are neither here nor to be fetched.
     """
-    name, _, wanted = name.partition(":")
-    check_name(name, f"{name}:{wanted}" if wanted else name)
+    typed, (name, _, wanted) = name, name.partition(":")
+    if wanted and name not in list_names() and _is_module(name):
+        return factory.load(typed, weights)
+    check_name(name, typed)
     enum = find_weights(name, wanted)
-    build, preprocess = partial(_build, name, enum), _to_preprocessing(enum.transforms())
+    build, preprocess = partial(_build, name, enum), to_preprocessing(enum.transforms())
     if weights is None:
         labels = _categories(enum)
         model, _, _ = build_for(_read_own(enum), build, len(labels))
@@ -66,14 +69,13 @@ def check_name(name: str, typed: str) -> None:
     known = list_names()
     if name in known:
         return
-    hint = _guess_meaning(typed)
     offers = nearest(name, [DEFAULT, *known])
-    if offers:
-        hint = f"Nearest: {join_names(offers)}.{hint}"
-    forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
-    raise ModelError(
-        f"There is no model {shorten(typed)}. {hint or f'`gradcam models` lists those with a name; others are {forms}.'}"
-    )
+    hints = [f"Nearest: {join_names(offers)}."] if offers else []
+    hints += _guess_meaning(typed)
+    if not hints:
+        forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
+        hints = [f"`gradcam models` lists those with a name; others are {forms}."]
+    raise ModelError(f"There is no model {shorten(typed)}. {' '.join(hints)}")
 
 
 def find_weights(name: str, wanted: str) -> Any:
@@ -91,18 +93,26 @@ def find_weights(name: str, wanted: str) -> Any:
     return found
 
 
-def _guess_meaning(typed: str) -> str:
-    """What somebody who typed this may have meant, as a sentence; empty where nothing comes to mind."""
+def _guess_meaning(typed: str) -> list[str]:
+    """What somebody who typed this may have meant, as a sentence, if anything comes to mind."""
     path = Path(typed)
     if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".safetensors", ".bin"):
-        return f" A checkpoint needs its architecture: --model NAME --weights {typed}."
-    if path.is_dir():
-        return f" A folder is named hf:{typed} where transformers saved it, timm:{typed} where timm did."
+        return [f"A checkpoint needs its architecture: --model NAME --weights {typed}."]
+    if typed and path.is_dir():
+        return [f"A folder is named hf:{typed} where transformers saved it, timm:{typed} where timm did."]
     if "/" in typed:
-        return f" Hugging Face's models are named hf:{typed}."
+        return [f"Hugging Face's models are named hf:{typed}."]
     if ":" in typed:
-        return " A function of yours is named FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
-    return ""
+        return ["A function of yours is named FILE.py:FUNCTION or MODULE:FUNCTION; there is no such module here."]
+    return []
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is a module of that name, which is not imported for that."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _read_own(enum: Any) -> Checkpoint:
@@ -147,7 +157,7 @@ def _categories(enum: Any) -> list[str]:
     return list(names)
 
 
-def _to_preprocessing(transforms: Any) -> Preprocessing:
+def to_preprocessing(transforms: Any) -> Preprocessing:
     """What torchvision's own transforms do."""
     (size,), (resize,) = transforms.crop_size, transforms.resize_size
     return Preprocessing(
