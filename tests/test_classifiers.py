@@ -366,7 +366,7 @@ def test_a_map_that_is_not_there(classifier: gradcam.Classifier) -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("efficientnet_lite", "'efficientnet_lite0', 'efficientnet_b7'"),
+        ("efficientnet_lite", "'efficientnet_lite0'"),
         ("EfficientNet_Lite0", "'efficientnet_lite0', 'efficientnet_b0'"),
         ("resnet51", "'resnet50', 'resnet18'"),
         ("vit_b16", "'vit_b_16', 'vit_l_16'"),

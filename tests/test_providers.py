@@ -239,7 +239,9 @@ def test_an_unknown_name_is_refused_with_what_may_have_been_meant(
 
 def test_a_checkpoint_brings_its_number_of_classes(tmp_path: Path, hub: Path, photo: Photo) -> None:
     model = randomise(models.densenet121(num_classes=14))
-    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in model.state_dict().items()}}, tmp_path / "x.pth")
+    torch.save(
+        {"state_dict": {f"module.{name}": tensor for name, tensor in model.state_dict().items()}}, tmp_path / "x.pth"
+    )
     classifier = gradcam.load_classifier(
         "densenet121", weights=tmp_path / "x.pth", activation="sigmoid", size=64, device="cpu"
     )
@@ -525,7 +527,9 @@ def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
     transformers.ViTModel(vit_config()).save_pretrained(tmp_path / "backbone")
     FAMILIES["vit"][1]().save_pretrained(tmp_path / "backbone")
     message = refusal(f"hf:{tmp_path / 'backbone'}")
-    assert "holds no trained classifier: 2 weights are missing, such as 'classifier.bias', 'classifier.weight'" in message
+    assert (
+        "holds no trained classifier: 2 weights are missing, such as 'classifier.bias', 'classifier.weight'" in message
+    )
 
 
 def test_a_checkpoint_for_hugging_faces_architecture(tmp_path: Path) -> None:
@@ -577,7 +581,9 @@ def test_what_hugging_face_cannot_give_is_refused(tmp_path: Path, name: str, par
         assert part in message
 
 
-@pytest.mark.parametrize(("name", "package", "extra"), [("timm:resnet18", "timm", "timm"), ("hf:x/y", "transformers", "hf")])
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("timm:resnet18", "timm", "timm"), ("hf:x/y", "transformers", "hf")]
+)
 def test_a_missing_extra_is_said_with_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
