@@ -1,4 +1,4 @@
-"""Models by name: each provider's against the library itself, on real photographs and from files made here, without a network."""
+"""Models by name: each provider against the library itself, on real photographs, from files made here, without a network."""
 
 from __future__ import annotations
 
