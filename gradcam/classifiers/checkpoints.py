@@ -80,15 +80,20 @@ def _read_torch(path: Path) -> Any:
 def _choose(path: Path, content: object) -> Checkpoint:
     found = find_state_dicts(content, lambda value: isinstance(value, Tensor))
     if not found:
-        what = (
-            f"a dictionary of {join_names(map(str, list(content)[:5]))}" if isinstance(content, dict) else type(content)
-        )
+        what = shorten(content)
+        if isinstance(content, dict) and content:
+            what = f"a dictionary of {join_names(map(str, list(content)[:5]))}"
         raise ModelError(f"{path}: holds no weights by name, but {what}. {FACTORY}")
     chosen, *others = found
     if others and not chosen.is_known:
         names = join_names(_name(each) for each in found)
         raise ModelError(f"{path}: holds several sets of weights, {names}, and none that is the usual one. {FACTORY}")
     tensors = {name: value.detach() for name, value in chosen.values.items() if isinstance(value, Tensor)}
+    odd = [name for name, tensor in tensors.items() if tensor.is_meta or tensor.is_quantized or tensor.is_sparse]
+    if odd:
+        raise ModelError(
+            f"{path}: '{odd[0]}' is quantised, sparse or without values, expected plain tensors. {FACTORY}"
+        )
     return Checkpoint(path, tensors, _notes(chosen, others))
 
 

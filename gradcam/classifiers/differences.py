@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class Difference:
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     of_no_account: Sequence[str]
     matching: int
+    total: int
 
     @property
     def matters(self) -> bool:
@@ -40,15 +41,13 @@ class Difference:
         names = [name for name in self.of_no_account if name.rpartition(".")[2] != COUNTER]
         if not names:
             return ()
-        return [
-            f"{len(names)} tensors that only training needs, or that are worked out, were passed over: {_list(names)}."
-        ]
+        return [f"{len(names)} tensor(s) that need not fit were passed over, the first '{names[0]}'."]
 
     def describe(self, model: nn.Module) -> str:
         """Three counted lists and the likely cause, a line each."""
         shapes = [f"'{name}' has {has}, expected {wants}" for name, (has, wants) in self.shapes.items()]
         lines = [
-            f"does not fit {type(model).__name__}; {self.matching} of the model's tensors do.",
+            f"does not fit {type(model).__name__}; {self.matching} of the model's {self.total} tensors do.",
             f"  missing: {len(self.missing)}{_after_colon(_list(self.missing))}",
             f"  unexpected: {len(self.unexpected)}{_after_colon(_list(self.unexpected))}",
             f"  wrong shape: {len(self.shapes)}{_after_colon('; '.join(shapes[:MOST_NAMES]))}",
@@ -70,8 +69,11 @@ class Difference:
         return "The file is of another size or version of this architecture."
 
 
-def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
-    """The difference between a checkpoint's tensors, under the model's names, and the model's state dict."""
+def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
+    """The difference between a checkpoint's tensors, under the model's names, and the model's state dict.
+
+    `outside`: names that need not be the model's, if it has everything: parts of something else, as a loss or a teacher.
+    """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
     shapes = {
@@ -81,12 +83,15 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Di
     }
     idle = [name for name in [*missing, *shapes] if _is_kept(name, expected[name])]
     idle += [name for name in unexpected if _is_passed_over(name, expected)]
+    if set(missing) <= set(idle) and set(shapes) <= set(idle):
+        idle += [name for name in unexpected if name in outside and name not in idle]
     return Difference(
         missing=[name for name in missing if name not in idle],
         unexpected=[name for name in unexpected if name not in idle],
         shapes={name: pair for name, pair in shapes.items() if name not in idle},
         of_no_account=idle,
         matching=len(expected) - len(missing) - len(shapes),
+        total=len(expected),
     )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gradcam.classifiers.checkpoints import Checkpoint
 from gradcam.classifiers.differences import compare
 from gradcam.classifiers.heads import find_head, rename_head
-from gradcam.classifiers.prefixes import fit_names
+from gradcam.classifiers.prefixes import Fitted, fit_names
 from gradcam.errors import ModelError
 
 Tensors = dict[str, Tensor]
@@ -24,12 +26,11 @@ def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
     The model may be on the meta device. None where its last layer is not one with a row for each class, or where the
     checkpoint has no tensor of its name with as many features.
     """
-    head = find_head(model)
+    expected, head = _expect(model), find_head(model)
     if head is None:
         return None
     name = f"{head}.weight"
-    expected = model.state_dict()
-    found = _fit(checkpoint, model, expected)[0].get(name)
+    found = _fit(checkpoint, model, expected).tensors.get(name)
     return len(found) if found is not None and found.shape[1:] == expected[name].shape[1:] else None
 
 
@@ -41,31 +42,41 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     the meta device gets storage of its own. Nothing is loaded unless all of it fits.
     Raises `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
     """
-    expected = model.state_dict()
-    tensors, notes = _fit(checkpoint, model, expected)
-    difference = compare(tensors, expected)
+    expected = _expect(model)
+    fitted = _fit(checkpoint, model, expected)
+    difference = compare(fitted.tensors, expected, fitted.outside)
     if difference.matters:
         raise ModelError(f"{checkpoint.path}: {difference.describe(model)}")
-    fitting = [name for name in expected if name in tensors and name not in difference.of_no_account]
-    state = OrderedDict((name, tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
+    fitting = [name for name in expected if name in fitted.tensors and name not in difference.of_no_account]
+    _check_kinds(checkpoint, {name: fitted.tensors[name] for name in fitting}, expected)
+    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
     _check_finite(checkpoint, state)
-    counters = [
-        name for name, wanted in expected.items() if wanted.is_meta and name not in state
-    ]  # as compare() allows
+    # compare() allows nothing but counters to be missing where the model has no values of its own.
+    counters = [name for name, wanted in expected.items() if wanted.is_meta and name not in state]
     state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
     _assign(model, state, expected, checkpoint.path)
-    return [*checkpoint.notes, *notes, *difference.notes()]
+    return [*checkpoint.notes, *fitted.notes, *difference.notes()]
 
 
-def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> tuple[Tensors, Sequence[str]]:
+def _expect(model: nn.Module) -> Tensors:
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ModelError(f"The model's '{lazy[0]}' has no shape yet: let its factory run it on a picture once.")
+    expected = model.state_dict()
+    for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
+        del expected[name]
+    return expected
+
+
+def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
     if checkpoint.tensors.keys() == expected.keys():
-        return checkpoint.tensors, ()
+        return Fitted(checkpoint.tensors)
     try:
-        tensors, notes = fit_names(checkpoint.tensors, expected)
+        fitted = fit_names(checkpoint.tensors, expected)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from None
-    tensors, more = rename_head(tensors, expected, find_head(model))
-    return tensors, [*notes, *more]
+    tensors, notes = rename_head(fitted.tensors, expected, find_head(model))
+    return replace(fitted, tensors=tensors, notes=[*fitted.notes, *notes])
 
 
 def _assign(model: nn.Module, state: OrderedDict[str, Tensor], expected: Tensors, path: Path) -> None:
@@ -76,6 +87,13 @@ def _assign(model: nn.Module, state: OrderedDict[str, Tensor], expected: Tensors
         model.load_state_dict(state, strict=False, assign=on_meta)
     except RuntimeError as error:
         raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _check_kinds(checkpoint: Checkpoint, tensors: Tensors, expected: Tensors) -> None:
+    """Integers in place of weights are quantised ones, which mean nothing without their scales."""
+    for name, tensor in tensors.items():
+        if tensor.is_complex() or tensor.is_floating_point() != expected[name].is_floating_point():
+            raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {expected[name].dtype}.")
 
 
 def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:

@@ -31,8 +31,8 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
     """The tensors with the head under the model's name, where it is certain which they are; with notes.
 
     A `Sequential` around the last layer puts a number into its name: `classifier.0.weight` for `classifier.weight`, as
-    CheXNet's linear layer and sigmoid. It is followed if it has the very parameters that the head would
-    have, of as many features, and nothing else lies there.
+    CheXNet's linear layer and sigmoid. It is followed if it has the very parameters that the head would have, and nothing
+    else lies there; their shapes are for others to check.
     """
     owner = _find_owner(tensors, expected, head) if head else None
     if not owner:
@@ -56,7 +56,5 @@ def _find_owner(tensors: Tensors, expected: Mapping[str, Tensor], head: str) -> 
     owner = owners.pop() if len(owners) == 1 else ""
     if not (owner.startswith(f"{head}.") or head.startswith(f"{owner}.")):
         return None
-    if {name.removeprefix(owner) for name in left if name.startswith(f"{owner}.")} != own:
-        return None
-    fits = tensors[f"{owner}.weight"].shape[1:] == expected[f"{head}.weight"].shape[1:]
-    return owner if fits else None
+    is_whole = {name.removeprefix(owner) for name in left if name.startswith(f"{owner}.")} == own
+    return owner if is_whole else None

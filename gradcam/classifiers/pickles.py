@@ -20,8 +20,8 @@ PARTS_OF_TENSORS = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
 # Modules with which no training describes itself: a file that names one is not to be opened by anybody.
 DANGEROUS = re.compile(
-    r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|code|pdb|timeit|_posixsubprocess"
-    r"|multiprocessing|commands|asyncio|platform)\..*|(builtins|__builtin__)\.(eval|exec|execfile|compile|open|__import__)"
+    r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
+    r"|multiprocessing|asyncio)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
 )
 MOST_NAMES = 4
 FACTORY = "A factory (--model file.py:function) may load it in its own way."
@@ -66,8 +66,9 @@ class Outline(pickle._Unpickler):
         self.names[full] = None
         return OrderedNames if full == "collections.OrderedDict" else type("NotMade", (NotMade,), {"name": full})
 
-    def persistent_load(self, pid: object) -> Any:  # a tensor's numbers
-        return None
+    def persistent_load(self, pid: Any) -> Any:
+        """Nothing for a tensor's numbers; before zip files, modules' classes came this way too, with their source."""
+        return pid[1] if isinstance(pid, tuple) and pid[:1] == ("module",) else None
 
     def get_extension(self, code: int) -> None:  # looks into a table of the process, which is not the file's to use
         raise pickle.UnpicklingError(f"extension {code}")
@@ -80,7 +81,7 @@ def explain_refusal(path: Path) -> ModelError:
     except Exception as error:  # a broken pickle raises anything
         reason = " ".join(str(error).split()) or type(error).__name__
         return ModelError(f"{path}: is damaged, or no checkpoint ({reason})")
-    foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)] or list(names)
+    foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)]
     if not foreign:
         return ModelError(f"{path}: is a pickle that torch.save did not write, or damaged")
     dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import struct
 import zipfile
 from pathlib import Path
@@ -72,5 +73,14 @@ def _describe_zip(path: Path) -> str | None:
 def _describe_bytes(head: bytes) -> str:
     if not head.strip(b"\0"):
         return "is empty" if not head else "holds nothing but zeros where a checkpoint begins: it is damaged"
-    is_text = all(byte in b"\t\n\r\x1b" or byte >= 32 for byte in head[:64])
-    return f"is {'text' if is_text else 'of no known format'}, expected a checkpoint of safetensors or torch.save"
+    return (
+        f"is {'text' if _is_text(head) else 'of no known format'}, expected a checkpoint of safetensors or torch.save"
+    )
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # of what may end within a character
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character.isspace() for character in text)

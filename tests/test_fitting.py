@@ -1,0 +1,586 @@
+"""Checkpoints into models: names brought back to the model's, classes counted, differences told, and nothing by halves."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gradcam.classifiers.checkpoints import Checkpoint, read_checkpoint
+from gradcam.classifiers.fitting import count_classes, load_weights
+from gradcam.classifiers.heads import find_head
+from gradcam.errors import ModelError
+
+Rename = Callable[[str], str]
+NAMES = torchvision.models.list_models(module=torchvision.models)
+
+
+class Small(nn.Module):
+    """Images (N,3,8,8) to logits."""
+
+    def __init__(self, classes: int = 5, width: int = 4) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU())
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.features(images).mean((2, 3)))
+
+
+class Wrapped(nn.Module):
+    """A model of which another one is a part."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.densenet121 = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.densenet121(images)
+
+
+def trained(classes: int = 5, width: int = 4, seed: int = 3) -> Small:
+    """A model whose weights and statistics are all different from those of a new one."""
+    torch.manual_seed(seed)
+    model = Small(classes, width).eval()
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor))
+    return model
+
+
+def checkpoint_of(state: nn.Module | Mapping[str, Tensor], rename: Rename = lambda name: name) -> Checkpoint:
+    state = state.state_dict() if isinstance(state, nn.Module) else state
+    return Checkpoint(Path("run.pth"), {rename(name): tensor.clone() for name, tensor in state.items()})
+
+
+def answer(model: nn.Module, size: int = 8) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1)))
+
+
+def refuse(model: nn.Module, checkpoint: Checkpoint) -> str:
+    """The message with which the checkpoint is refused; the model is as it was."""
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ModelError) as caught:
+        load_weights(model, checkpoint)
+    for name, tensor in model.state_dict().items():
+        assert tensor.is_meta or torch.equal(tensor, before[name]), name
+    assert str(caught.value).startswith("run.pth: ")
+    return str(caught.value).removeprefix("run.pth: ")
+
+
+@pytest.mark.parametrize("save", ["pth", "safetensors"])
+def test_a_loaded_model_answers_as_the_one_that_was_saved(tmp_path: Path, save: str) -> None:
+    path = tmp_path / f"run.{save}"
+    if save == "pth":
+        torch.save({"state_dict": trained().state_dict(), "epoch": 1}, path)
+    else:
+        safetensors.torch.save_file(trained().state_dict(), path)
+    model = Small()
+    assert list(load_weights(model, read_checkpoint(path))) == []
+    assert torch.equal(answer(model), answer(trained()))
+
+
+PREFIXES = [
+    "module.",
+    "model.",
+    "net.",
+    "backbone.",
+    "_forward_module.",
+    "module.model.",
+    "model.module.",
+    "ema_model.",
+]
+
+
+@pytest.mark.parametrize("prefix", [*PREFIXES, "densenet121.", "module.some.thing."])
+def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
+    checkpoint = checkpoint_of(trained(), lambda name: prefix + name)
+    model = Small()
+    assert count_classes(checkpoint, Small(1000)) == 5
+    assert list(load_weights(model, checkpoint)) == [f"'{prefix}' taken off 9 names."]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: f"_orig_mod.{name}",
+        lambda name: name.replace("features.", "features._orig_mod."),
+        lambda name: f"_orig_mod.{name.replace('features.', 'features._orig_mod.')}",
+    ],
+)
+def test_the_marks_of_compiled_models_are_taken_out(rename: Rename) -> None:
+    model = Small()
+    notes = load_weights(model, checkpoint_of(trained(), rename))
+    assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' taken out of N names."]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+@pytest.mark.parametrize("wrap", ["module._orig_mod.", "_orig_mod.module.", "model._orig_mod."])
+def test_marks_and_prefixes_together(wrap: str) -> None:
+    model = Small()
+    notes = list(load_weights(model, checkpoint_of(trained(), lambda name: wrap + name)))
+    assert notes == ["'_orig_mod.' taken out of 9 names.", f"'{wrap.replace('_orig_mod.', '')}' taken off 9 names."]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_the_wrappers_of_torch_itself() -> None:
+    for wrapped in (nn.DataParallel(trained()), torch.compile(trained()), torch.compile(nn.DataParallel(trained()))):
+        model = Small()
+        assert load_weights(model, checkpoint_of(wrapped))
+        assert torch.equal(answer(model), answer(trained()))
+
+
+def test_an_averaged_model_of_torch() -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(trained())
+    model = Small()
+    notes = list(load_weights(model, checkpoint_of(averaged)))
+    assert notes == [
+        "'module.' taken off 9 names.",
+        "1 tensor(s) that need not fit were passed over, the first 'n_averaged'.",
+    ]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_what_lies_outside_the_prefix_is_passed_over_and_said() -> None:
+    state = {f"model.{name}": tensor for name, tensor in trained().state_dict().items()}
+    state |= {"criterion.weight": torch.ones(5), "teacher.fc.weight": torch.ones(5, 4)}
+    model = Small()
+    assert list(load_weights(model, checkpoint_of(state))) == [
+        "'model.' taken off 9 names.",
+        "2 tensor(s) that need not fit were passed over, the first 'criterion.weight'.",
+    ]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_names_outside_the_prefix_may_be_the_models() -> None:
+    state = {
+        name if name.startswith("fc") else f"backbone.{name}": tensor for name, tensor in trained().state_dict().items()
+    }
+    model = Small()
+    assert list(load_weights(model, checkpoint_of(state))) == ["'backbone.' taken off 7 names."]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_where_something_is_missing_what_lies_outside_the_prefix_is_told() -> None:
+    state = {f"model.{name}": tensor for name, tensor in trained().state_dict().items()}
+    state["head.weight"] = state.pop("model.fc.weight")
+    message = refuse(Small(), checkpoint_of(state))
+    assert "missing: 1 ('fc.weight')" in message
+    assert "unexpected: 1 ('head.weight')" in message
+
+
+def test_of_two_models_under_usual_prefixes_the_average_is_taken() -> None:
+    state = {f"model.{name}": tensor + 1 for name, tensor in trained().state_dict().items()}
+    state |= {f"ema_model.module.{name}": tensor for name, tensor in trained().state_dict().items()}
+    model = Small()
+    assert load_weights(model, checkpoint_of(state))[0] == "'ema_model.module.' taken off 9 names."
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_a_usual_prefix_is_preferred_to_an_unusual_one() -> None:
+    state = {f"a_teacher.{name}": tensor + 1 for name, tensor in trained().state_dict().items()}
+    state |= {f"model.{name}": tensor for name, tensor in trained().state_dict().items()}
+    model = Small()
+    assert load_weights(model, checkpoint_of(state))[0] == "'model.' taken off 9 names."
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_two_models_that_fit_alike_are_refused() -> None:
+    state = {
+        prefix + name: tensor for prefix in ("student.", "teacher.") for name, tensor in trained().state_dict().items()
+    }
+    message = refuse(Small(), checkpoint_of(state))
+    assert message == "holds weights for several models that fit alike, 'student.', 'teacher.': keep one of them."
+
+
+def test_a_prefix_is_put_before_names_where_the_model_has_it() -> None:
+    model = Wrapped(Small())
+    checkpoint = checkpoint_of(trained())
+    assert count_classes(checkpoint, Wrapped(Small(1000))) == 5
+    assert list(load_weights(model, checkpoint)) == ["'densenet121.' put before 9 names."]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_a_prefix_that_the_model_has_itself_stays() -> None:
+    class Model(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.module = net
+
+    model = Model(Small())
+    assert list(load_weights(model, checkpoint_of(Model(trained())))) == []
+    assert torch.equal(answer(model.module), answer(trained()))
+
+
+def test_names_that_are_the_models_already_come_before_those_under_a_prefix() -> None:
+    state = trained().state_dict()
+    state |= {f"model.{name}": tensor + 1 for name, tensor in state.items()}
+    assert "unexpected: 8 ('model.features.0.weight', " in refuse(Small(), checkpoint_of(state))
+
+
+def test_a_few_names_that_look_alike_are_no_prefix() -> None:
+    """Of another architecture, `layer.fc.weight` ends as the model's `fc.weight`: its names are told as they are."""
+    state = {f"layer{i}.conv.weight": torch.ones(1) for i in range(9)} | {"layer9.fc.weight": torch.ones(5, 4)}
+    message = refuse(Small(), checkpoint_of(state))
+    assert "unexpected: 10 ('layer0.conv.weight', 'layer1.conv.weight', 'layer2.conv.weight', ...)" in message
+    assert "missing: 8 (" in message
+    assert message.endswith("These are the weights of another architecture.")
+
+
+class Weightless(TorchFunctionMode):
+    """New tensors without values are made on the meta device: models of any size are cheap, and count with real numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {**(kwargs or {}), "device": "meta"} if func is torch.empty else kwargs or {}
+        return func(*args, **kwargs)
+
+
+def build(name: str, classes: int = 1000) -> nn.Module:
+    options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with Weightless():
+        return torchvision.models.get_model(name, num_classes=classes, **options)
+
+
+HEADS = {
+    "alexnet": "classifier.6", "vgg16": "classifier.6", "densenet121": "classifier", "mobilenet_v2": "classifier.1",
+    "mobilenet_v3_small": "classifier.3", "squeezenet1_0": "classifier.1", "vit_b_16": "heads.head", "swin_t": "head",
+    "convnext_tiny": "classifier.2", "inception_v3": "fc", "googlenet": "fc", "efficientnet_b0": "classifier.1",
+    "regnet_y_400mf": "fc", "maxvit_t": "classifier.5", "mnasnet0_5": "classifier.1", "shufflenet_v2_x0_5": "fc",
+    "resnet18": "fc", "resnext50_32x4d": "fc", "wide_resnet50_2": "fc",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "head"), HEADS.items())
+def test_the_last_layer_of_each_family(name: str, head: str) -> None:
+    assert find_head(build(name)) == head
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_classes_of_every_classifier_of_torchvision_are_counted(name: str) -> None:
+    few = Checkpoint(Path("run.pth"), {f"module.{key}": tensor for key, tensor in build(name, 14).state_dict().items()})
+    assert count_classes(few, build(name)) == 14
+
+
+@pytest.mark.parametrize("name", ["densenet121", "squeezenet1_0", "mobilenet_v3_small", "swin_t", "vit_b_16"])
+def test_the_classes_of_a_few_classifiers_of_torchvision_are_counted(name: str) -> None:
+    few = Checkpoint(Path("run.pth"), dict(build(name, 14).state_dict()))
+    assert count_classes(few, build(name)) == 14
+
+
+def test_timms_heads_are_counted() -> None:
+    import timm
+
+    for name in ("vit_tiny_patch16_224", "convnext_atto", "resnetv2_50", "efficientnet_b0"):
+        with Weightless():
+            few, many = (timm.create_model(name, num_classes=classes) for classes in (14, 1000))
+        assert count_classes(Checkpoint(Path("run.pth"), dict(few.state_dict())), many) == 14
+
+
+def test_classes_are_not_guessed() -> None:
+    spatial = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(3, 5, 3))
+    normed = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    for model in (spatial, normed, nn.Sequential(nn.ReLU())):
+        assert find_head(model) is None
+        assert count_classes(checkpoint_of(model), model) is None
+    assert count_classes(checkpoint_of(trained(width=6)), Small()) is None  # as many features
+    assert count_classes(checkpoint_of({"a": torch.ones(3)}), Small()) is None
+    assert count_classes(checkpoint_of(trained(14)), Small()) == 14
+
+
+def old_densenet_name(name: str) -> str:
+    """As torchvision named DenseNet's parts until PyTorch 0.4, in the CheXNet that people still pass on."""
+    name = re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name)
+    return "module.densenet121." + name.replace("classifier.", "classifier.0.")
+
+
+def test_a_chexnet_loads_into_a_densenet_of_torchvision() -> None:
+    torch.manual_seed(0)
+    source = torchvision.models.DenseNet(4, (2, 1), 8, num_classes=14)
+    state = {key: value for key, value in source.state_dict().items() if not key.endswith("num_batches_tracked")}
+    checkpoint = checkpoint_of(state, old_densenet_name)
+    assert "module.densenet121.features.denseblock1.denselayer2.norm.1.weight" in checkpoint.tensors
+    assert count_classes(checkpoint, torchvision.models.DenseNet(4, (2, 1), 8)) == 14
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = torchvision.models.DenseNet(4, (2, 1), 8, num_classes=14)
+        assert list(load_weights(model, checkpoint)) == [
+            "30 names of an older torchvision taken as those of today.",
+            f"'module.densenet121.' taken off {len(state)} names.",
+            "'classifier.0' taken as the last layer, 'classifier'; a sigmoid behind it, as in training, is not in the file.",
+        ]
+        assert torch.equal(answer(model, 64), answer(source, 64))
+
+
+def test_a_vision_transformer_of_an_older_torchvision_loads() -> None:
+    def build() -> nn.Module:
+        return torchvision.models.VisionTransformer(16, 8, 2, 2, 8, 12, num_classes=3)
+
+    torch.manual_seed(0)
+    source, model = build(), build()
+    nn.init.normal_(source.heads.head.weight)  # type: ignore[union-attr, arg-type]
+    checkpoint = checkpoint_of(
+        source, lambda n: n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
+    )
+    assert list(load_weights(model, checkpoint)) == ["8 names of an older torchvision taken as those of today."]
+    assert torch.equal(answer(model, 16), answer(source, 16))
+
+
+def test_old_spellings_that_are_the_models_own_stay() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.ModuleDict({"linear_1": nn.Linear(3, 4)})
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Own()
+
+    source, model = Model(), Model()
+    load_weights(model, checkpoint_of(source, lambda name: f"module.{name}"))
+    assert torch.equal(model.block.mlp["linear_1"].weight, source.block.mlp["linear_1"].weight)
+
+
+@pytest.mark.parametrize("inner", ["fc.1", "fc.head.0"])
+def test_a_head_within_a_sequential_is_followed(inner: str) -> None:
+    checkpoint = checkpoint_of(trained(), lambda name: name.replace("fc.", f"{inner}."))
+    assert count_classes(checkpoint, Small(1000)) == 5
+    model = Small()
+    assert len(load_weights(model, checkpoint)) == 1
+    assert torch.equal(answer(model), answer(trained()))
+
+
+@pytest.mark.parametrize("inner", ["classifier", "fc.0"])
+def test_a_head_that_may_be_another_thing_is_not_followed(inner: str) -> None:
+    """Under another name altogether, or with more behind it, a linear layer may be something else."""
+    state = {name.replace("fc.", f"{inner}."): tensor for name, tensor in trained().state_dict().items()}
+    if inner == "fc.0":
+        state |= {"fc.2.weight": torch.ones(5, 5), "fc.2.bias": torch.ones(5)}
+    assert count_classes(checkpoint_of(state), Small(1000)) is None
+    message = refuse(Small(), checkpoint_of(state))
+    assert "missing: 2 ('fc.weight', 'fc.bias')" in message
+    assert message.endswith("The last layer, 'fc', is missing or has another form in the file.")
+
+
+def test_another_number_of_classes_is_told() -> None:
+    message = refuse(Small(1000), checkpoint_of(trained(14)))
+    assert message.splitlines() == [
+        "does not fit Small; 7 of the model's 9 tensors do.",
+        "  missing: 0",
+        "  unexpected: 0",
+        "  wrong shape: 2 ('fc.weight' has (14, 4), expected (1000, 4); 'fc.bias' has (14,), expected (1000,))",
+        "The file has another number of classes: 14, where the model has 1000.",
+    ]
+
+
+def test_another_size_of_the_architecture_is_told() -> None:
+    state = trained().state_dict()
+    state["features.0.weight"] = torch.ones(6, 3, 3, 3)
+    state["features.5.weight"] = torch.ones(6)
+    message = refuse(Small(), checkpoint_of(state))
+    assert "unexpected: 1 ('features.5.weight')" in message
+    assert "wrong shape: 1 ('features.0.weight' has (6, 3, 3, 3), expected (4, 3, 3, 3))" in message
+    assert message.endswith("The file is of another size or version of this architecture.")
+
+
+def test_a_larger_model_is_not_taken_for_a_smaller_one() -> None:
+    state = trained().state_dict() | {"features.3.weight": torch.ones(4, 4, 3, 3)}
+    assert "unexpected: 1 ('features.3.weight')" in refuse(Small(), checkpoint_of(state))
+
+
+@pytest.mark.parametrize("name", ["features.1.running_mean", "features.1.weight", "fc.bias"])
+def test_whatever_counts_must_be_there(name: str) -> None:
+    state = trained().state_dict()
+    del state[name]
+    assert f"missing: 1 ('{name}')" in refuse(Small(), checkpoint_of(state))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_counters_of_batch_norms_may_be_missing(device: str) -> None:
+    state = trained().state_dict()
+    del state["features.1.num_batches_tracked"]
+    with torch.device(device):
+        model = Small()
+    assert list(load_weights(model, checkpoint_of(state))) == []
+    assert model.features[1].num_batches_tracked.item() == 0
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_what_only_training_or_counting_needs_is_passed_over() -> None:
+    state = trained().state_dict() | {
+        "AuxLogits.fc.weight": torch.ones(5, 4), "aux1.fc2.weight": torch.ones(2), "fc.total_ops": torch.ones(1),
+        "total_params": torch.ones(1), "features.attn_mask": torch.ones(3),
+    }  # fmt: skip
+    model = Small()
+    assert list(load_weights(model, checkpoint_of(state))) == [
+        "5 tensor(s) that need not fit were passed over, the first 'AuxLogits.fc.weight'."
+    ]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_auxiliary_heads_that_the_model_has_count() -> None:
+    class Auxiliary(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aux1 = nn.Linear(2, 2)
+
+    source = Auxiliary()
+    assert "missing: 2 ('aux1.weight', 'aux1.bias')" in refuse(Auxiliary(), checkpoint_of(trained()))
+    state = source.state_dict() | {"aux1.fc.weight": torch.ones(2)}
+    assert "unexpected: 1 ('aux1.fc.weight')" in refuse(Auxiliary(), checkpoint_of(state))
+
+
+class Windowed(Small):
+    """With a buffer that is worked out, as window attention has."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.register_buffer("relative_position_index", torch.arange(size))
+
+
+@pytest.mark.parametrize("size", [None, 7])
+def test_worked_out_buffers_may_be_missing_or_of_another_size(size: int | None) -> None:
+    state = trained().state_dict()
+    if size:
+        state["relative_position_index"] = torch.zeros(size, dtype=torch.int64)
+    model = Windowed()
+    notes = load_weights(model, checkpoint_of(state))
+    assert list(notes) == ["1 tensor(s) that need not fit were passed over, the first 'relative_position_index'."]
+    assert model.relative_position_index.tolist() == [0, 1, 2]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_a_worked_out_buffer_without_values_must_be_there() -> None:
+    with torch.device("meta"):
+        model = Windowed()
+    assert "missing: 1 ('relative_position_index')" in refuse(model, checkpoint_of(trained()))
+    source = Windowed()
+    load_weights(model, checkpoint_of(source))
+    assert model.relative_position_index.tolist() == [0, 1, 2]
+
+
+def test_a_model_with_parameters_alone_on_the_meta_device_keeps_its_own_buffers() -> None:
+    with Weightless():
+        model = Windowed()
+    assert model.fc.weight.is_meta
+    load_weights(model, checkpoint_of(trained()))
+    assert model.relative_position_index.tolist() == [0, 1, 2]
+    assert torch.equal(answer(model), answer(trained()))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_are_loaded_in_the_models_precision(device: str, dtype: torch.dtype) -> None:
+    source = trained().to(dtype)
+    with torch.device(device):
+        model = Small()
+    load_weights(model, checkpoint_of(source))
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32, torch.int64}
+    assert torch.equal(answer(model), answer(source.float()))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("save", ["pth", "safetensors"])
+def test_a_loaded_model_shares_nothing_with_the_file_or_the_checkpoint(tmp_path: Path, device: str, save: str) -> None:
+    path = tmp_path / f"run.{save}"
+    state = trained().state_dict()
+    if save == "pth":
+        torch.save(state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    with torch.device(device):
+        model = Small()
+    checkpoint = read_checkpoint(path)
+    load_weights(model, checkpoint)
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    assert len(addresses) == len(state)
+    assert addresses.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in checkpoint.tensors.values())
+    with path.open("r+b") as file:  # as a training that goes on writes over it
+        file.write(b"\xff" * path.stat().st_size)
+    assert torch.equal(answer(model), answer(trained()))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_is_frozen_stays_frozen(frozen: bool, device: str) -> None:
+    with torch.device(device):
+        model = Small().requires_grad_(not frozen)
+    load_weights(model, checkpoint_of(trained()))
+    assert {parameter.requires_grad for parameter in model.parameters()} == {not frozen}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["features.0.weight", "features.1.running_var"])
+def test_weights_that_are_no_numbers_are_refused(name: str, value: float) -> None:
+    state = trained().state_dict()
+    state[name].view(-1)[-1] = value
+    assert refuse(Small(), checkpoint_of(state)).startswith(
+        f"1 of its tensors hold NaN or infinity, the first '{name}'"
+    )
+
+
+def test_large_weights_whose_sum_overflows_are_numbers() -> None:
+    state = trained().state_dict()
+    state["fc.weight"] = torch.full((5, 4), 3e38)
+    load_weights(Small(), checkpoint_of(state))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
+def test_weights_of_another_kind_are_refused(dtype: torch.dtype) -> None:
+    state = trained().state_dict()
+    state["fc.weight"] = state["fc.weight"].to(dtype)
+    assert refuse(Small(), checkpoint_of(state)) == f"'fc.weight' is {dtype}, expected torch.float32."
+
+
+def test_the_extra_state_of_modules_is_left_alone() -> None:
+    class Stateful(Small):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            raise AssertionError
+
+    source, model = Stateful(), Stateful()
+    source.load_state_dict(trained().state_dict(), strict=False)
+    state = {name: value for name, value in source.state_dict().items() if isinstance(value, Tensor)}
+    assert list(load_weights(model, checkpoint_of(state))) == []
+    assert torch.equal(answer(model), answer(trained()))
+
+
+def test_a_lazy_model_is_refused() -> None:
+    model = nn.Sequential(nn.LazyLinear(5))
+    for function in (load_weights, lambda model, checkpoint: count_classes(checkpoint, model)):
+        with pytest.raises(ModelError, match=r"^The model's '0.weight' has no shape yet"):
+            function(model, checkpoint_of(trained()))
+
+
+def test_a_scaled_mnasnet_of_today_loads_without_its_version() -> None:
+    torch.manual_seed(0)
+    source, model = (torchvision.models.mnasnet0_5(num_classes=3) for _ in range(2))
+    load_weights(model, checkpoint_of(source))
+    assert torch.equal(answer(model, 32), answer(source, 32))
+
+
+def test_inception_and_googlenet_load_without_their_auxiliary_heads() -> None:
+    for name, prefix in (("inception_v3", "AuxLogits."), ("googlenet", "aux1.")):
+        full = build(name, 3).state_dict()
+        state = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in full.items()}
+        assert any(key.startswith(prefix) for key in state)
+        with Weightless():
+            model = torchvision.models.get_model(name, num_classes=3, init_weights=False, aux_logits=False)
+        notes = load_weights(model, Checkpoint(Path("run.pth"), state))
+        assert len(notes) == 1
+        assert not any(tensor.is_meta for tensor in model.state_dict().values())
