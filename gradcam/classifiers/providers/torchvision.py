@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,6 @@ from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
 from gradcam.errors import ModelError, join_names, nearest, shorten
 
-# DenseNets' files are older than torchvision's names for what is in them: `norm.1` is `norm1` today.
-OLD_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|conv))\.([12]\..+)")
 WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures scaled in the model
 
 
@@ -41,7 +37,7 @@ def load(name: str, weights: Path | None) -> Parts:
         labels = _categories(enum)
         model, _, _ = build_for(_read_own(enum), build, len(labels))
         return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
-    model, classes, notes = build_for(_modernise(read_checkpoint(weights)), build, imagenet.CLASSES)
+    model, classes, notes = build_for(read_checkpoint(weights), build, imagenet.CLASSES)
     return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=notes))
 
 
@@ -122,7 +118,7 @@ def _read_own(enum: Any) -> Checkpoint:
         prefix = torch.hub.HASH_REGEX.search(path.name)
         fetch(enum.url, path, prefix.group(1) if prefix else None)
     try:
-        return _modernise(read_checkpoint(path))
+        return read_checkpoint(path)
     except ModelError as error:
         raise ModelError(
             f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
@@ -139,12 +135,6 @@ def _build(name: str, enum: Any, classes: int) -> nn.Module:
     if name.startswith("vit_"):
         options["image_size"] = enum.meta["min_size"][0]
     return models.get_model(name, weights=None, **options)
-
-
-def _modernise(checkpoint: Checkpoint) -> Checkpoint:
-    """The same with today's names."""
-    tensors = {OLD_NAME.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
-    return replace(checkpoint, tensors=tensors)
 
 
 def _categories(enum: Any) -> list[str]:
