@@ -363,11 +363,19 @@ def test_a_map_that_is_not_there(classifier: gradcam.Classifier) -> None:
         classifier.region(5, 0)
 
 
-@pytest.mark.parametrize("name", ["efficientnet_lite", "EfficientNet_Lite0", "zzz", "", None])
-def test_an_unknown_model_is_refused_with_the_nearest(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("efficientnet_lite", "'efficientnet_lite0'"),
+        ("EfficientNet_Lite0", "'efficientnet_lite0', 'efficientnet_b0'"),
+        ("resnet51", "'resnet50', 'resnet18'"),
+        ("vit_b16", "'vit_b_16', 'vit_l_16'"),
+    ],
+)
+def test_an_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(ModelError) as caught:
         gradcam.load_classifier(name)
-    assert str(caught.value) == f"There is no model {name!r}. Nearest: 'efficientnet_lite0'."
+    assert str(caught.value).startswith(f"There is no model {name!r}. Nearest: {nearest}, ")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "", "cuda:x", None])

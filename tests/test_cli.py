@@ -309,7 +309,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--score", "contrast", "--against", "kaola"], "nearest: 'koala'"),
         (["--evidence", "signed", "--method", "layercam"], "layercam shows positive evidence only"),
         (["--evidence", "both"], "'--evidence': 'both' is not one of"),
-        (["-m", "efficientnet"], "Nearest: 'efficientnet_lite0'"),
+        (["-m", "efficientnet_lite"], "Nearest: 'efficientnet_lite0'"),
         (["--device", "gpu"], "choose auto, cpu, cuda, cuda:N or mps"),
         (["--device", "cuda:99"], "There is no device 'cuda:99' here"),
         (["--precision", "fp64"], "'--precision': 'fp64' is not one of"),
@@ -559,15 +559,13 @@ def test_other_weights_are_used(run: Command, small: Photo, classifier: gradcam.
 
 @pytest.mark.parametrize("index", [0, 967])
 def test_an_output_of_nan_is_an_error_not_a_number_in_a_record(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier, index: int
+    run: Command, folder: Path, small: Photo, index: int
 ) -> None:
-    weights = {
-        name: tensor.clone(memory_format=torch.contiguous_format)
-        for name, tensor in classifier.model.state_dict().items()
-    }
-    weights["head.3.bias"][index] = float("nan")
-    safetensors.torch.save_file(weights, folder / "broken.safetensors")
-    outcome = run(small("coffee.jpg"), "--json", "--weights", "broken.safetensors", "-c", "espresso")
+    (folder / "broken.py").write_text(
+        "import gradcam\n\ndef make():\n    model = gradcam.load_classifier(device='cpu').model\n"
+        f"    model.head[3].bias[{index}] = float('nan')\n    return model\n"
+    )
+    outcome = run(small("coffee.jpg"), "--json", "--model", "broken.py:make", "-l", "layer4", "-c", "967")
     assert outcome.status == 1
     assert ("output is NaN or infinite" if index == 0 else "scores are NaN") in outcome.err
     (record,) = records(outcome)

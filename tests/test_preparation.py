@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import gradcam
-from gradcam.classifiers import embedded
 from gradcam.classifiers.preparation import prepare
+from gradcam.classifiers.providers import DEFAULT, load_parts
 from tests.conftest import ASSETS
 from tests.helpers import assert_same, traces
 
@@ -98,7 +98,7 @@ def test_maps_at_other_layers_agree_with_float32(
 
 
 def test_float32_stays_exact_and_every_tensor_its_value(classifier: gradcam.Classifier) -> None:
-    plain = embedded.load()["model"].eval()
+    plain = load_parts(DEFAULT, None).model.eval()
     assert_same(dict(plain.state_dict()), dict(classifier.model.state_dict()))
     images = torch.randn(2, 3, 224, 224)
     ours, theirs = gradcam.explain(classifier.model, images, "layer4"), gradcam.explain(plain, images, "layer4")
@@ -148,7 +148,7 @@ def test_where_weights_lie_channels_last(device: str, dtype: torch.dtype, is_cha
 
 
 def test_a_callers_model_is_never_prepared(classifier: gradcam.Classifier) -> None:
-    model = embedded.load()["model"].train()
+    model = load_parts(DEFAULT, None).model.train()
     before = traces(model)
     gradcam.explain(model, classifier.batch([gradcam.read_image(ASSETS / "koala.webp")]), "layer4")
     assert_same(before, traces(model))
@@ -160,7 +160,7 @@ class TestAutocast:
         return [ASSETS / name for name in ("koala.webp", "rocket.jpg", "chelsea.jpg")]
 
     def test_a_callers_model(self, classifier: gradcam.Classifier, pictures: list[Path]) -> None:
-        model = embedded.load()["model"].eval()
+        model = load_parts(DEFAULT, None).model.eval()
         images = classifier.batch([gradcam.read_image(path) for path in pictures])
         plain = gradcam.explain(model, images, "layer4")
         before = traces(model)

@@ -3,49 +3,69 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+
+from torch import nn
 
 from gradcam.classifiers.attribution import PictureAttribution
 from gradcam.classifiers.classifier import Classifier, PictureExplanation
-from gradcam.classifiers.preparation import prepare
-from gradcam.devices import find_device, find_precision
-from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.classifiers.loading import Options, load
+from gradcam.classifiers.providers import DEFAULT
+from gradcam.classifiers.readers import Reader
 
-__all__ = ["Classifier", "PictureAttribution", "PictureExplanation", "load_classifier"]
-
-DEFAULT = "efficientnet_lite0"
-
-
-def _load_embedded(weights: str | os.PathLike[str] | None) -> dict[str, Any]:
-    from gradcam.classifiers import embedded
-
-    return embedded.load(weights)
-
-
-# Where a model comes from, by its name. A provider gives a Classifier's model, preprocess, labels and layer.
-PROVIDERS: dict[str, Callable[[str | os.PathLike[str] | None], dict[str, Any]]] = {DEFAULT: _load_embedded}
+__all__ = ["DEFAULT", "Classifier", "PictureAttribution", "PictureExplanation", "load_classifier"]
 
 
 def load_classifier(
-    name: str = DEFAULT,
+    name: str | nn.Module = DEFAULT,
     *,
     weights: str | os.PathLike[str] | None = None,
+    labels: Sequence[str] | str | os.PathLike[str] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    size: int | tuple[int, int] | None = None,
+    crop: float | None = None,
+    activation: str = "auto",
+    reader: Reader | str | None = None,
+    layer: str | None = None,
     device: str = "auto",
     precision: str = "fp32",
 ) -> Classifier:
     """A classifier that explains pictures from files: the one that comes with the package needs no download.
 
-    `weights`: a safetensors file to use in place of the model's own. `device`: "auto", "cpu", "cuda", "cuda:N" or "mps".
-    `precision`: "fp32", or "bf16" or "fp16", with which the model computes; batch norms, probabilities and maps are
-    float32 anyway. bf16 is faster than fp32 where the processor or GPU has instructions for it, and slower elsewhere.
-    Raises `ModelError` for an unknown name, device or precision and for weights that do not fit.
+    `name`: "efficientnet_lite0"; any of torchvision's classification models, with its weights or without ("resnet50",
+    "resnet50:IMAGENET1K_V1"); "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function" or
+    "package.module:function", called without arguments for a model of your own; or such a model itself. `gradcam models`
+    lists them.
+    `weights`: a checkpoint (safetensors, or what torch.save wrote) in place of the model's own; its number of classes is
+    taken from it. `labels`: the classes' names, or a file of them: a line each, or JSON.
+    `mean`, `std`: of values in [0,1], one for each channel. `size`: of what the network takes, a number (the picture's
+    centre) or (height, width) (all of it, whatever its aspect). `crop`: the share of the resized picture that is kept, in
+    (0,1]. They change the model's own; of a model of yours they are 224, 0.875 and ImageNet's, where nothing else is said.
+    `activation`: how logits become probabilities, a key of `choices.ACTIVATIONS`; "auto" is softmax, or sigmoid for a
+    single logit, or what the model is known to need. `reader`: a function from a path to a `Reading`, or its name
+    "module:function". `layer`: what is explained where nothing else is said; None for the last layer with a grid that the
+    score depends on.
+    `device`: "auto", "cpu", "cuda", "cuda:N" or "mps". `precision`: "fp32", or "bf16" or "fp16", with which the model
+    computes; batch norms, probabilities and maps are float32 anyway. bf16 is faster than fp32 where the processor or GPU has
+    instructions for it, and slower elsewhere. A model that lies on several devices is left where it lies.
+
+    A module of the caller's is neither moved, frozen nor switched to evaluation mode, so that it can be explained between
+    two steps of its training; `weights` are loaded into it.
+    What was assumed is in the classifier's `notes`. Raises `ModelError` for whatever of this is unknown, missing or does not
+    fit, and `LayerError` for an unknown layer; see each one's message.
     """
-    if not isinstance(name, str) or name not in PROVIDERS:
-        offers = nearest(str(name), PROVIDERS) or list(PROVIDERS)
-        raise ModelError(f"There is no model {shorten(name)}. Nearest: {join_names(offers)}.")
-    if not isinstance(weights, (str, os.PathLike, type(None))):
-        raise ModelError(f"The weights are {shorten(weights)}, expected the path of a safetensors file.")
-    chosen, dtype = find_device(device), find_precision(precision)
-    parts = PROVIDERS[name](weights)
-    return Classifier(name=name, model=prepare(parts.pop("model"), chosen, dtype), **parts)
+    options = Options(
+        weights=weights,
+        labels=labels,
+        mean=mean,
+        std=std,
+        size=size,
+        crop=crop,
+        activation=activation,
+        reader=reader,
+        layer=layer,
+        device=device,
+        precision=precision,
+    )
+    return load(name, options)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gradcam.attributions import find_attribution
 from gradcam.classifiers.attribution import PictureAttribution
 from gradcam.classifiers.labels import find_class
+from gradcam.classifiers.preparation import find_input_device, find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.readers import Reader, Reading, read_picture, to_reading
 from gradcam.drawing import overlay, sheet
@@ -72,7 +73,8 @@ class Classifier:
     `preprocess`: one RGB array, uint8 (H,W,3), or whatever the reader gives, to one tensor (C,H,W). `classes`: how many;
     `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
     `layer`: what is explained where nothing else is said. `activation`: how logits become probabilities, a key of
-    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one.
+    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
+    what else a person should know of how the model was loaded.
     """
 
     name: str
@@ -83,11 +85,12 @@ class Classifier:
     layer: str
     activation: str = "softmax"
     reader: Reader = field(default=read_picture, repr=False)
+    notes: Sequence[str] = field(default=(), repr=False)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
+        """Where the model is; where its input goes, if it lies on several devices."""
+        return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
         """The pixels of a picture of this size that the network sees: (top, left, height, width)."""
@@ -95,8 +98,14 @@ class Classifier:
 
     def batch(self, pictures: Sequence[NDArray[Any]]) -> Tensor:
         """Arrays as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
-        images = torch.stack([self.preprocess(picture) for picture in pictures])
-        return images.to(self.device, next(self.model.parameters()).dtype)
+        images = [self.preprocess(picture) for picture in pictures]
+        sizes = sorted({tuple(image.shape[1:]) for image in images})
+        if len(sizes) > 1:
+            raise ImageError(
+                f"The pictures are {' and '.join(f'{height} x {width}' for height, width in sizes[:2])} once preprocessed, "
+                "which do not fit into one batch: explain them one by one."
+            )
+        return torch.stack(images).to(self.device, find_input_dtype(self.model))
 
     def probabilities(self, output: Any, images: int) -> Tensor:
         """All classes' probabilities, float32 (N,C), in what the model gave for so many images."""

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from gradcam.devices import find_device, find_precision
+from gradcam.errors import ModelError
+
+
+def place(model: nn.Module, device: str, precision: str) -> nn.Module:
+    """The model itself, prepared for a device and a precision by their names; one that is spread is left where it lies.
+
+    Raises `ModelError` for an unknown device or precision, and where the model cannot be moved.
+    """
+    dtype = find_precision(precision)
+    if is_spread(model):
+        if device != "auto" or dtype != torch.float32:
+            raise ModelError(
+                "The model lies on several devices already, and is explained where it lies and as precisely as it is: leave "
+                "the device at 'auto' and the precision at 'fp32'."
+            )
+        return freeze(model)
+    chosen = find_device(device)
+    try:
+        return prepare(model, chosen, dtype)
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # of memory, of quantised weights, of meta tensors
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"The model cannot be moved to {chosen} in {precision}: {reason}") from error
 
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -14,7 +40,7 @@ def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Mo
     channels-last, but for float32 on other devices than the CPU.
     It is changed in place: for models that we load, never for a caller's.
     """
-    model.eval().requires_grad_(False).to(device).to(memory_format=_find_memory_format(device, dtype))
+    freeze(model).to(device).to(memory_format=_find_memory_format(device, dtype))
     for module in model.modules():
         # Rounded statistics would double the error of a probability; in float32 they take no longer.
         precision = torch.float32 if isinstance(module, _BatchNorm) else dtype
@@ -22,6 +48,34 @@ def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Mo
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(precision)
     return model
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """The model itself, in evaluation mode and frozen, where and as it lies."""
+    return model.eval().requires_grad_(False)
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether the model was laid over several devices, or parts of it aside, on purpose."""
+    return hasattr(model, "hf_device_map") or len({tensor.device for tensor in _tensors(model)}) > 1
+
+
+def find_input_device(model: nn.Module) -> torch.device:
+    """Where the model's input goes: to its first parameter. One on the meta device lies aside until it is needed."""
+    devices = (tensor.device for tensor in _tensors(model))
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+
+
+def find_input_dtype(model: nn.Module) -> torch.dtype:
+    """The precision of the model's input: that of its first weights, since norms may be more precise than the rest."""
+    floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
+    weights = [tensor for tensor in floating if tensor.ndim > 1]
+    return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
 
 
 def _find_memory_format(device: torch.device, dtype: torch.dtype) -> torch.memory_format:

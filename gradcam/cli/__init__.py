@@ -13,6 +13,7 @@ import click
 from gradcam import __version__
 from gradcam.cli.compare import compare_command
 from gradcam.cli.methods import methods_command
+from gradcam.cli.models import models_command
 from gradcam.cli.run import run_command
 from gradcam.errors import GradcamError
 
@@ -27,13 +28,15 @@ def cli() -> None:
       gradcam run photo.jpg --class "tiger cat" explain another one
       gradcam run *.jpg --output explained/     several pictures
       gradcam compare photo.jpg                 methods side by side
+      gradcam run photo.jpg --model resnet50    another model
       gradcam methods                           what there is to choose from
+      gradcam models                            which models can be named
 
     Set GRADCAM_TRACEBACK=1 to see where in the program an error arose.
     """
 
 
-for command in (run_command, compare_command, methods_command):
+for command in (run_command, compare_command, methods_command, models_command):
     cli.add_command(command)
 
 

@@ -11,6 +11,7 @@ from gradcam.attributions import ATTRIBUTIONS
 from gradcam.cli import options
 from gradcam.cli.job import Job, Results, work
 from gradcam.cli.preparation import prepare
+from gradcam.cli.settings import Output, to_settings
 from gradcam.methods import METHODS as TABLE
 from gradcam.naming import overlay_name
 
@@ -38,8 +39,9 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chos
         raise click.UsageError(
             f"{unfit[0]} makes no map at a layer, of which a panel is made: use `gradcam run` for it."
         )
-    job = prepare(options.settings(chosen), images, one_picture_each=True)
-    return work(job, images, _write_panel, options.Output(as_json, quiet))
+    output = Output(as_json, quiet)
+    job = prepare(to_settings(chosen), images, output, one_picture_each=True)
+    return work(job, images, _write_panel, output)
 
 
 def _write_panel(job: Job, image: Path, results: Results) -> list[Path]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from gradcam.cli import options
+from gradcam.cli.settings import Destination, Output, Settings, has_layer
 from gradcam.cli.terminal import Result, format_result
 from gradcam.errors import GradcamError
 from gradcam.methods import METHODS
@@ -62,13 +62,13 @@ Write = Callable[["Job", Path, Results], list[Path]]  # draws results, and gives
 class Job:
     """What is done with each picture; `methods` make maps at layers, `attributions` say what each pixel matters."""
 
-    settings: options.Settings
+    settings: Settings
     classifier: Classifier
     layers: Sequence[str]
     methods: Sequence[str]
     attributions: Sequence[str]
     target: ClassTarget
-    destination: options.Destination
+    destination: Destination
     names: OutputNames
 
     def explain(self, image: Path, write: Write) -> Result:
@@ -116,7 +116,7 @@ class Job:
                 image, method, layer=layer, target=self.target, reshape=None if layer is None else reshape
             )
             for method in self.attributions
-            for layer in (self.layers if options.has_layer(method) else [None])
+            for layer in (self.layers if has_layer(method) else [None])
         ]
 
     def _predict(self, output: Any) -> list[Prediction]:
@@ -163,18 +163,19 @@ class Job:
         )
 
 
-def work(job: Job, images: Sequence[Path], write: Write, output: options.Output) -> int:
+def work(job: Job, images: Sequence[Path], write: Write, output: Output) -> int:
     """Explain the pictures one after another, print what became of each, and give the exit status."""
     status = 0
     for image in images:
-        result = job.explain(image, write)
+        with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
+            result = job.explain(image, write)
         _print(result, output)
         if result.record.error is not None:
             status = 1
     return status
 
 
-def _print(result: Result, output: options.Output) -> None:
+def _print(result: Result, output: Output) -> None:
     record = result.record
     if record.error is not None:
         click.echo(record.error, err=True)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.cli import options
 from gradcam.cli.job import Job
+from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination, has_layer
 from gradcam.naming import OutputNames
+
+if TYPE_CHECKING:
+    from gradcam.classifiers import Classifier
 
 Value = TypeVar("Value")
 
 
-def prepare(settings: options.Settings, images: Sequence[Path], *, one_picture_each: bool) -> Job:
+def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_picture_each: bool) -> Job:
     """Load the model and check all that was typed before the first picture is touched.
 
-    Raises `GradcamError` and `click.UsageError`.
+    What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
-    from gradcam.classifiers import DEFAULT, load_classifier
     from gradcam.drawing import find_colormap
     from gradcam.evidence import check_evidence
     from gradcam.layers import find_layer
@@ -36,17 +41,16 @@ def prepare(settings: options.Settings, images: Sequence[Path], *, one_picture_e
     methods = [name for name in settings.methods if name not in ATTRIBUTIONS]
     if methods:
         check_evidence(settings.evidence, smooth(find_methods(methods), settings.smoothing))
-    classifier = load_classifier(
-        settings.model or DEFAULT, weights=settings.weights, device=settings.device, precision=settings.precision
-    )
+    classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     layers = _once_each(find_layer(classifier.model, layer)[0] for layer in settings.layers or (classifier.layer,))
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
     _check_classes(settings, classes, against, classifier.classes)
-    places = sum(len(layers) if options.has_layer(name) else 1 for name in _once_each(settings.methods))
+    _say(classifier.notes, output)
+    places = sum(len(layers) if has_layer(name) else 1 for name in _once_each(settings.methods))
     each = 1 if one_picture_each else places * max(len(classes), settings.top_k)
-    destination = options.find_destination(settings.output, images, len(images) * each)
+    destination = find_destination(settings.output, images, len(images) * each)
     return Job(
         settings=settings,
         classifier=classifier,
@@ -59,7 +63,39 @@ def prepare(settings: options.Settings, images: Sequence[Path], *, one_picture_e
     )
 
 
-def _check_classes(settings: options.Settings, classes: Sequence[int], against: Sequence[int], count: int) -> None:
+def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
+    """The model of that choice; its code may be imported from the current folder, and prints to standard error.
+
+    Raises `GradcamError`.
+    """
+    from gradcam.classifiers import DEFAULT, load_classifier
+
+    if any(name is not None and ":" in name for name in (choice.model, choice.reader)) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    with contextlib.redirect_stdout(sys.stderr):
+        return load_classifier(
+            choice.model or DEFAULT,
+            weights=choice.weights,
+            labels=choice.labels,
+            mean=choice.mean,
+            std=choice.std,
+            size=choice.size,
+            crop=choice.crop,
+            activation=choice.activation,
+            reader=choice.reader,
+            layer=layer,
+            device=choice.device,
+            precision=choice.precision,
+        )
+
+
+def _say(notes: Sequence[str], output: Output) -> None:
+    """Notes on standard error, for people who want to know."""
+    for note in () if output.quiet else notes:
+        click.echo(f"Note: {note}", err=True)
+
+
+def _check_classes(settings: Settings, classes: Sequence[int], against: Sequence[int], count: int) -> None:
     """Raises `click.UsageError` where there are fewer classes than are asked for, or one is against itself."""
     if settings.top_k > count:
         raise click.UsageError(f"--top-k is {settings.top_k}, and this model has {count} classes.")

@@ -10,6 +10,7 @@ import click
 from gradcam.cli import options
 from gradcam.cli.job import Drawing, Job, Results, work
 from gradcam.cli.preparation import prepare
+from gradcam.cli.settings import Output, has_layer, to_settings
 from gradcam.naming import overlay_name
 
 
@@ -25,8 +26,9 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
     Overlays are called <picture>-<method>.png, with the class and the layer in the name where there are several, and
     the kind of evidence where it is not positive.
     """
-    job = prepare(options.settings(chosen), images, one_picture_each=False)
-    return work(job, images, _write_overlays, options.Output(as_json, quiet))
+    output = Output(as_json, quiet)
+    job = prepare(to_settings(chosen), images, output, one_picture_each=False)
+    return work(job, images, _write_overlays, output)
 
 
 def _write_overlays(job: Job, image: Path, results: Results) -> list[Path]:
@@ -45,7 +47,7 @@ def _write_overlays(job: Job, image: Path, results: Results) -> list[Path]:
 
 def _name(job: Job, image: Path, drawing: Drawing, *, several_classes: bool) -> str:
     """The overlay's name; the class and the layer are in it where there are several."""
-    at_layer = len(job.layers) > 1 and options.has_layer(drawing.method)
+    at_layer = len(job.layers) > 1 and has_layer(drawing.method)
     is_map = drawing.method in job.methods
     return overlay_name(
         image.stem,

@@ -1,0 +1,126 @@
+"""Functions of the user's own, by `package.module:function` or `file.py:function`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gradcam.errors import ModelError, join_names, nearest, shorten
+
+FORMS = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+
+
+def find_function(name: str) -> Any:
+    """What is called so in a module or a file; the file's folder can be imported from meanwhile.
+
+    Raises `ModelError` for a module or file that is not there or cannot be imported, and for a name that is not in it.
+    """
+    place, attribute = _split(name)
+    module = _import_file(Path(place).expanduser()) if place.endswith(".py") else _import_module(place)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            own = [each for each, value in vars(module).items() if callable(value) and not each.startswith("__")]
+            offers = nearest(attribute, own) or [each for each in own if _is_from(module, vars(module)[each])]
+            hint = f" Nearest: {join_names(offers[:5])}." if offers else " There are no functions in it."
+            raise ModelError(f"There is no {shorten(attribute)} in {place}.{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def call(function: Any, name: str) -> Any:
+    """What a function without arguments gives. Raises `ModelError` with the place where it raised, if it did."""
+    place = _split(name)[0]
+    with _folder_of(place), _reported(f"{name} raised"):
+        return function()
+
+
+def _split(name: str) -> tuple[str, str]:
+    place, _, attribute = name.rpartition(":")
+    if not place or place.endswith(":") or not attribute:
+        file = name.rstrip(":") or "FILE.py"
+        raise ModelError(f"{shorten(name)} names no function: expected {FORMS}, such as {file}:make.")
+    return place, attribute
+
+
+def _is_from(module: ModuleType, value: Any) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
+
+
+def _import_module(name: str) -> ModuleType:
+    importlib.invalidate_caches()
+    with _reported(f"{name} cannot be imported:"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise  # it is there, and imports another one that is not
+            raise ModelError(
+                f"There is no module {shorten(name)}: Python looked in the folders of sys.path"
+                f"{' and here' if os.getcwd() in sys.path else ''}. A file is named FILE.py:FUNCTION."
+            ) from error
+        except ValueError as error:  # an empty part between dots
+            raise ModelError(f"There is no module {shorten(name)}: expected {FORMS}.") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
+    name = f"_gradcam_{path.stem}"  # not its own: that may be an installed module's
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path}: Python cannot import it.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    with _folder_of(str(path)), _reported(f"{path} cannot be imported:"):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _folder_of(place: str) -> Iterator[None]:
+    """A file's own folder can be imported from, as if the file were run as a script."""
+    folder = str(Path(place).expanduser().resolve().parent)
+    if not place.endswith(".py") or folder in sys.path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the code in the file may have taken it out
+            sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, `sys.exit` too, becomes a `ModelError` with the line where it was raised."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        said = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise ModelError(f"{what} {said} ({_place(error)})") from error
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the last of the user's own code on the way to the error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    libraries = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    here = str(Path(__file__).parent.parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*libraries, here, "<"))]
+    last = (own or list(frames))[-1]
+    return f"{last.filename}:{last.lineno}"

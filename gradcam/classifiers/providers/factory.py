@@ -1,0 +1,60 @@
+"""Models of the user's own: what a function gives."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gradcam.classifiers.adjustment import ASSUMED
+from gradcam.classifiers.checkpoints import read_checkpoint
+from gradcam.classifiers.fitting import load_weights
+from gradcam.classifiers.functions import call, find_function
+from gradcam.classifiers.providers.parts import Parts
+from gradcam.errors import ModelError, shorten
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """The model that `file.py:function` or `package.module:function` gives, called without arguments.
+
+    A module that is there already, in place of a function, is taken as it is. `weights`: loaded into it.
+    Raises `ModelError` where there is no such function, where it raises, and where it gives no module.
+    """
+    model = _make(find_function(name), name)
+    return to_parts(model, weights)
+
+
+def to_parts(model: nn.Module, weights: Path | None) -> Parts:
+    """A model of which nothing is known; a checkpoint is loaded into it if there is one."""
+    notes = () if weights is None else load_weights(model, read_checkpoint(weights))
+    return Parts(model, ASSUMED, is_assumed=True, notes=notes)
+
+
+def _make(found: Any, name: str) -> nn.Module:
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
+    _check_arguments(found, name)
+    model = call(found, name)
+    if not isinstance(model, nn.Module):
+        hint = " A checkpoint goes to --weights." if isinstance(model, dict) else ""
+        raise ModelError(f"{name} gave {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")
+    return model
+
+
+def _check_arguments(function: Any, name: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of C have none
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        short = name.rpartition(":")[2]
+        raise ModelError(
+            f"{name} takes arguments, {short}{signature}, and is called without: write a function that gives them, such as "
+            f"`def make(): return {short}(...)`."
+        ) from error

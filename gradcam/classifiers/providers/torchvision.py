@@ -1,0 +1,159 @@
+"""torchvision's classification models, each with its own weights, transforms and categories."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from gradcam.classifiers.checkpoints import Checkpoint, read_checkpoint
+from gradcam.classifiers.preprocessing import Preprocessing
+from gradcam.classifiers.providers import DEFAULT, PROVIDERS, factory, imagenet
+from gradcam.classifiers.providers.network import fetch
+from gradcam.classifiers.providers.parts import Parts
+from gradcam.classifiers.providers.weights import build_for
+from gradcam.errors import ModelError, join_names, nearest, shorten
+
+WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures scaled in the model
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights or with a checkpoint in their place.
+
+    Raises `ModelError` for an unknown name, and where the weights are neither here nor to be fetched.
+    """
+    typed, (name, _, wanted) = name, name.partition(":")
+    if wanted and name not in list_names() and _is_module(name):
+        return factory.load(typed, weights)
+    check_name(name, typed)
+    enum = find_weights(name, wanted)
+    build, preprocess = partial(_build, name, enum), to_preprocessing(enum.transforms())
+    if weights is None:
+        labels = _categories(enum)
+        model, _, _ = build_for(_read_own(enum), build, len(labels))
+        return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
+    model, classes, notes = build_for(read_checkpoint(weights), build, imagenet.CLASSES)
+    return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=notes))
+
+
+def list_names() -> list[str]:
+    """The names of torchvision's classification models."""
+    from torchvision import models
+
+    return models.list_models(module=models)
+
+
+def list_weights(name: str) -> Any:
+    """The enum of a model's weights."""
+    from torchvision import models
+
+    return models.get_model_weights(name)
+
+
+def cached_file(enum: Any) -> Path:
+    """Where the file of weights lies, or will, in torch hub's cache."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(enum.url).path).name
+
+
+def check_name(name: str, typed: str) -> None:
+    """Raises `ModelError` for a name that is none of torchvision's, with what may have been meant."""
+    known = list_names()
+    if name in known:
+        return
+    offers = nearest(name, [DEFAULT, *known])
+    hints = [f"Nearest: {join_names(offers)}."] if offers else []
+    hints += _guess_meaning(typed)
+    if not hints:
+        forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
+        hints = [f"`gradcam models` lists those with a name; others are {forms}."]
+    raise ModelError(f"There is no model {shorten(typed)}. {' '.join(hints)}")
+
+
+def find_weights(name: str, wanted: str) -> Any:
+    """The weights that are called so, or the model's best. Raises `ModelError` for unknown ones."""
+    enum = list_weights(name)
+    wanted = wanted.rpartition(".")[2]  # people also type ResNet50_Weights.IMAGENET1K_V1
+    if not wanted or wanted.upper() == "DEFAULT":
+        return enum.DEFAULT
+    found = {member.name.lower(): member for member in enum}.get(wanted.lower())
+    if found is None:
+        raise ModelError(
+            f"{name} has no weights {shorten(wanted)}: choose one of {join_names(member.name for member in enum)}."
+        )
+    _categories(found)
+    return found
+
+
+def _guess_meaning(typed: str) -> list[str]:
+    """What somebody who typed this may have meant, as a sentence, if anything comes to mind."""
+    path = Path(typed)
+    if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".safetensors", ".bin"):
+        return [f"A checkpoint needs its architecture: --model NAME --weights {typed}."]
+    if typed and path.is_dir():
+        return [f"A folder is named hf:{typed} where transformers saved it, timm:{typed} where timm did."]
+    if "/" in typed:
+        return [f"Hugging Face's models are named hf:{typed}."]
+    if ":" in typed:
+        return ["A function of yours is named FILE.py:FUNCTION or MODULE:FUNCTION; there is no such module here."]
+    return []
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is a module of that name, which is not imported for that."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _read_own(enum: Any) -> Checkpoint:
+    """The model's own weights from the cache, where they are fetched to if need be."""
+    path = cached_file(enum)
+    if not path.exists():
+        prefix = torch.hub.HASH_REGEX.search(path.name)
+        fetch(enum.url, path, prefix.group(1) if prefix else None)
+    try:
+        return read_checkpoint(path)
+    except ModelError as error:
+        raise ModelError(
+            f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
+        ) from error
+
+
+def _build(name: str, enum: Any, classes: int) -> nn.Module:
+    """The model as it is with these weights, before they are loaded."""
+    from torchvision import models
+
+    options: dict[str, Any] = {"num_classes": classes}
+    if name in WITH_OWN_SCALE:
+        options |= {"transform_input": True, "init_weights": False, "aux_logits": False}
+    if name.startswith("vit_"):
+        options["image_size"] = enum.meta["min_size"][0]
+    return models.get_model(name, weights=None, **options)
+
+
+def _categories(enum: Any) -> list[str]:
+    """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
+    names = enum.meta.get("categories")
+    if names is None:
+        raise ModelError(
+            f"The weights {enum} are of no classifier, since their last layers are left empty: take others."
+        )
+    return list(names)
+
+
+def to_preprocessing(transforms: Any) -> Preprocessing:
+    """What torchvision's own transforms do."""
+    (size,), (resize,) = transforms.crop_size, transforms.resize_size
+    return Preprocessing(
+        size=(size, size),
+        resize=resize,
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+        interpolation=transforms.interpolation.value,
+    )

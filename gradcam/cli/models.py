@@ -1,0 +1,74 @@
+"""`gradcam models`: what can be named as a model."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from dataclasses import asdict, dataclass, field
+
+import click
+
+from gradcam.errors import ModelError, join_names, nearest, shorten
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model, or a form of names: `weights` by name, and whether their files are here."""
+
+    name: str
+    summary: str
+    weights: dict[str, bool] = field(default_factory=dict)
+
+
+@click.command("models", short_help="List the models that can be named.")
+@click.argument("pattern", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each.")
+def models_command(pattern: str | None, as_json: bool) -> int:
+    """List the models: all, or those with PATTERN in their names (`resnet`, `vit_*`).
+
+    The weights' names go behind a colon, as in `resnet50:IMAGENET1K_V1`; the first are taken where none are named. Files
+    that are not here are fetched when they are first needed.
+    """
+    listed = [*_list_named(), *_list_forms()]
+    chosen = [each for each in listed if _fits(each, pattern)]
+    if not chosen:
+        offers = nearest(pattern or "", [each.name for each in listed])
+        hint = f"Nearest: {join_names(offers)}." if offers else "Without a pattern, all are listed."
+        raise ModelError(f"No model's name has {shorten(pattern)} in it. {hint}")
+    width = max(len(each.name) for each in chosen)
+    for each in chosen:
+        if as_json:
+            click.echo(json.dumps(asdict(each)))
+        else:
+            click.echo(f"{click.style(f'{each.name:<{width}}', bold=True)}  {each.summary or _describe(each.weights)}")
+    return 0
+
+
+def _list_named() -> list[Listed]:
+    from gradcam.classifiers.providers import PROVIDERS
+    from gradcam.classifiers.providers.torchvision import cached_file, list_names, list_weights
+
+    found = [Listed(PROVIDERS[0].form, PROVIDERS[0].summary)]
+    for name in list_names():
+        enum = list_weights(name)
+        members = [enum.DEFAULT, *(member for member in enum if member is not enum.DEFAULT)]
+        here = {member.name: cached_file(member).exists() for member in members if member.meta.get("categories")}
+        found.append(Listed(name, "", here))
+    return found
+
+
+def _list_forms() -> list[Listed]:
+    from gradcam.classifiers.providers import PROVIDERS
+
+    return [Listed(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
+
+
+def _fits(each: Listed, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    name, wanted = each.name.lower(), pattern.lower()
+    return wanted in name or fnmatch.fnmatch(name, wanted)
+
+
+def _describe(weights: dict[str, bool]) -> str:
+    return "torchvision: " + ", ".join(f"{name} (here)" if is_here else name for name, is_here in weights.items())

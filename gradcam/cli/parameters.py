@@ -1,0 +1,61 @@
+"""Kinds of values that options take."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import click
+
+from gradcam.choices import LAYOUTS
+from gradcam.errors import join_names
+
+
+class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+    """Numbers with commas between them."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> tuple[float, ...]:
+        try:
+            return tuple(float(number) for number in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no number, nor several with commas between them.", parameter, context)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Pixels: one number, or height x width."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int | tuple[int, int]:
+        sides = [int(side) for side in re.split("[xX×]", str(value)) if re.fullmatch(r"\s*\d{1,6}\s*", side)]
+        if len(sides) not in (1, 2) or len(sides) != len(re.split("[xX×]", str(value))):
+            self.fail(f"{value!r} is no number of pixels, nor HEIGHTxWIDTH.", parameter, context)
+        return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+class Opacity(click.FloatRange):
+    """From 0 to 1; click lets NaN through, which is neither below nor above."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        number = float(super().convert(value, parameter, context))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number from 0 to 1.", parameter, context)
+        return number
+
+
+def find_reshape(context: click.Context, parameter: click.Parameter, text: str | None) -> str | tuple[int, ...] | None:
+    """What `--reshape` says: a grid, or a layout's name."""
+    if text is None or text.replace("-", " ") in LAYOUTS:
+        return text
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
+        raise click.BadParameter(
+            f"{text!r} is neither a grid, such as 14x14, nor one of {join_names(LAYOUTS)}.", context, parameter
+        )
+    return tuple(map(int, text.split("x")))

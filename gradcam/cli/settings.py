@@ -1,0 +1,123 @@
+"""What was chosen on the command line, and what options mean together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradcam.attributions import ATTRIBUTIONS
+from gradcam.methods import METHODS
+from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model, as `load_classifier` has it; None is what nothing was said of."""
+
+    model: str | None
+    weights: Path | None
+    labels: Path | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    size: int | tuple[int, int] | None
+    crop: float | None
+    activation: str
+    reader: str | None
+    device: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was chosen, as typed."""
+
+    model: ModelChoice
+    layers: tuple[str, ...]
+    reshape: str | tuple[int, ...] | None
+    methods: tuple[str, ...]
+    classes: tuple[str, ...]
+    top_k: int
+    score: str
+    against: tuple[str, ...]
+    evidence: str
+    augmentation: str
+    smoothing: str
+    output: str
+    alpha: float
+    colormap: str
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A folder for results, and, if there is to be one only, its file."""
+
+    folder: Path
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """How results are told: as JSON, or not at all, or for people."""
+
+    as_json: bool
+    quiet: bool
+
+
+def to_settings(chosen: dict[str, Any]) -> Settings:
+    """The settings. Raises `click.UsageError` where two options contradict each other."""
+    names = {field.name for field in fields(ModelChoice)}
+    model = ModelChoice(**{name: value for name, value in chosen.items() if name in names})
+    found = Settings(model=model, **{name: value for name, value in chosen.items() if name not in names})
+    if found.classes and found.top_k > 1:
+        raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
+    if found.against and found.score != "contrast":
+        raise click.UsageError("--against names the classes to contrast with: give --score contrast as well.")
+    _check_for_attributions(found)
+    return found
+
+
+def has_layer(method: str) -> bool:
+    """Whether a method of either kind looks at a layer."""
+    return ATTRIBUTIONS[method].has_layer if method in ATTRIBUTIONS else METHODS[method].place == "layer"
+
+
+def _check_for_attributions(found: Settings) -> None:
+    """Options that maps have must not be left unheeded where there are none."""
+    no_layer = not any(name not in ATTRIBUTIONS or ATTRIBUTIONS[name].has_layer for name in found.methods)
+    unheeded = {
+        "--evidence": found.evidence != "positive",
+        "--augmentation": found.augmentation != "none",
+        "--smoothing": found.smoothing != "none",
+        "--layer": bool(found.layers) and no_layer,
+        "--reshape": found.reshape is not None and no_layer,
+    }
+    attributions = [name for name in found.methods if name in ATTRIBUTIONS]
+    for option, is_given in unheeded.items():
+        if attributions and is_given:
+            raise click.UsageError(
+                f"{option} is for maps at layers, which {attributions[0]} does not make: leave it out."
+            )
+
+
+def find_destination(output: str, images: Sequence[Path], results: int) -> Destination:
+    """Where so many results go. Raises `click.UsageError` for one file for several, or over one of the pictures."""
+    path = Path(output)
+    is_folder = output.endswith(("/", os.sep)) or path.is_dir()
+    if path.suffix.lower() not in READ_SUFFIXES or is_folder:
+        return Destination(path)
+    if path.suffix.lower() not in WRITE_SUFFIXES:
+        raise click.UsageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}.")
+    if results > 1:
+        raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
+    if any(_is_same(path, image) for image in images):
+        raise click.UsageError(f"{path} is the picture itself, which is never overwritten: choose another name.")
+    return Destination(path.parent, path)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
