@@ -12,6 +12,7 @@ import click
 
 from gradcam import __version__
 from gradcam.cli.compare import compare_command
+from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.run import run_command
 from gradcam.errors import GradcamError
@@ -27,13 +28,14 @@ def cli() -> None:
       gradcam run photo.jpg --class "tiger cat" explain another one
       gradcam run *.jpg --output explained/     several pictures
       gradcam compare photo.jpg                 methods side by side
+      gradcam layers resnet50                   where in a model one can look
       gradcam methods                           what there is to choose from
 
     Set GRADCAM_TRACEBACK=1 to see where in the program an error arose.
     """
 
 
-for command in (run_command, compare_command, methods_command):
+for command in (run_command, compare_command, layers_command, methods_command):
     cli.add_command(command)
 
 
