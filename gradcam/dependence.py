@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradcam.tokens import find_layout
+from gradcam.tokens import Layout
 
+FindLayout = Callable[[Sequence[int]], Layout | None]  # how a tensor of this shape lies on the picture
 Edge = tuple[Node, int]  # an operation, and which of its outputs
 MIXING = (
     "bmm",
@@ -28,11 +29,11 @@ def edge_of(tensor: Tensor) -> Edge | None:
     return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
-def find_dependence(scores: Iterable[Tensor], size: Sequence[int]) -> dict[Edge, bool]:
+def find_dependence(scores: Iterable[Tensor], find_layout: FindLayout) -> dict[Edge, bool]:
     """Everything in the graph that leads to these scores, and whether it does so with more than its class token.
 
     Where a model reads `x[:, 0]` of its tokens, the gradient is zero on every patch, from there up to the last operation
-    that mixes tokens, which is attention. `size`: of the pictures, by which class tokens are told from patches.
+    that mixes tokens, which is attention. `find_layout` tells class tokens from patches.
     """
     found: dict[Edge, bool] = {}
     waiting = [(edge, True) for edge in map(edge_of, scores) if edge is not None]
@@ -42,7 +43,7 @@ def find_dependence(scores: Iterable[Tensor], size: Sequence[int]) -> dict[Edge,
             continue
         found[edge] = with_patches
         node = edge[0]
-        onward = _mixes_tokens(node) or (with_patches and not _reads_prefix(node, size))
+        onward = _mixes_tokens(node) or (with_patches and not _reads_prefix(node, find_layout))
         waiting.extend(((other, index), onward) for other, index in node.next_functions if other is not None)
     return found
 
@@ -53,13 +54,13 @@ def _mixes_tokens(node: Node) -> bool:
     return hasattr(node, "_forward_cls") or any(word in name for word in MIXING)
 
 
-def _reads_prefix(node: Node, size: Sequence[int]) -> bool:
+def _reads_prefix(node: Node, find_layout: FindLayout) -> bool:
     """Whether the operation takes some of the tokens that come before the patches, and nothing else."""
     if node.name() not in ("SelectBackward0", "SliceBackward0"):
         return False
     shape, axis = node._saved_self_sym_sizes, node._saved_dim  # type: ignore[attr-defined]
     end = node._saved_index + 1 if node.name() == "SelectBackward0" else node._saved_end  # type: ignore[attr-defined]
-    layout = find_layout(shape, size)
+    layout = find_layout(shape)
     if layout is None or not layout.prefix:
         return False
     return axis == 1 - layout.image_axis and 0 < end <= layout.prefix

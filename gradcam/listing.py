@@ -60,7 +60,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     with undisturbed(model), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
-    depends = find_dependence(look.scores, batch.size)
+    depends = find_dependence(look.scores, look.find_layout)
     layers = {name: module for name, module in model.named_modules() if name}
     reasons = {name: look.why_not(module, depends) for name, module in layers.items()}
     suggested = next((name for name in with_grid if reasons[name] is None), None)
@@ -115,13 +115,17 @@ class _Look:
         self._runs[module] = self._runs.get(module, 0) + 1
         tensor = first_floating(output)
         if tensor is not None:
-            layout = find_layout(tensor.shape, self._batch.size, module, self._batch.images)
+            layout = self.find_layout(tensor.shape, module)
             self._outputs[module] = _Output(tuple(tensor.shape), layout, edge_of(tensor))
 
     def _keep_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
         tensor = first_floating(output if logits is None else logits)
         self.scores = [] if tensor is None else [tensor]
+
+    def find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
+        """How an output of this shape lies on the pictures."""
+        return find_layout(shape, self._batch.size, module, self._batch.images)
 
     def why_not(self, module: nn.Module, depends: Mapping[Edge, bool]) -> str | None:
         """Why no class activation map can be taken at this layer; None where it can."""

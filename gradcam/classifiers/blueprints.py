@@ -60,28 +60,28 @@ def find_blueprint(name: str) -> Blueprint:
 
 
 def _torchvision_models() -> list[str]:
-    from torchvision import models
+    from torchvision import models  # type: ignore[import-untyped]
 
     return models.list_models(module=models)
 
 
 def _find_torchvision(name: str, model: str, weights: str) -> Blueprint:
-    """Sizes are those of the weights' own preprocessing, of the default weights where none are named."""
+    """As the model is with these weights, the best ones where none are named, for pictures as they were trained with."""
     from torchvision import models
 
-    kinds = models.get_model_weights(model)
-    if weights and weights not in kinds.__members__:
-        offers = nearest(weights, kinds.__members__) or list(kinds.__members__)
-        raise ModelError(f"{model} has no weights {shorten(weights)}. Nearest: {join_names(offers)}.")
-    chosen = kinds[weights or "DEFAULT"]
-    side = chosen.transforms.keywords["crop_size"]
+    known = models.get_model_weights(model).__members__
+    by_lower_case = {key.lower(): key for key in known}
+    wanted = weights.rpartition(".")[2].lower()  # people also type ResNet50_Weights.IMAGENET1K_V1
+    if wanted and wanted not in by_lower_case:
+        raise ModelError(f"{model} has no weights {shorten(weights)}: choose one of {join_names(known)}.")
+    chosen = known[by_lower_case[wanted or "default"]]
     options: dict[str, Any] = {}
     if model.startswith("vit_"):
-        options["image_size"] = side  # which the number of its tokens hangs on
+        options["image_size"] = chosen.meta["min_size"][0]  # which the number of its tokens hangs on
     if model in ("googlenet", "inception_v3"):
-        options["init_weights"] = False  # it takes many seconds, and warns
-    if model == "googlenet":
-        options["aux_logits"] = False  # as it is with its weights
+        # Drawing weights at random would take many seconds; of the auxiliary heads nothing is used.
+        options |= {"init_weights": False, "aux_logits": False}
+    side = chosen.transforms.keywords["crop_size"]
     return Blueprint(name, partial(models.get_model, model, **options), (side, side))
 
 
@@ -149,7 +149,7 @@ def _find_function(place: str, function: str) -> Callable[[], Any]:
         offers = nearest(function, (key for key, value in vars(module).items() if callable(value)))
         hint = f" Nearest: {join_names(offers)}." if offers else ""
         raise ModelError(f"{place}: there is no function {shorten(function)} in it.{hint}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _load_file(path: Path) -> ModuleType:

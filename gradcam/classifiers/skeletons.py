@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -117,7 +118,7 @@ def _empty_parameters() -> Iterator[None]:
             return None  # one that is shared stays shared
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(empty)
+    handle = register_module_parameter_registration_hook(cast("Callable[..., None]", empty))  # what its type leaves out
     try:
         yield
     finally:

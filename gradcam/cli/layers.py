@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 MOST_ROWS = 32  # of a table where nobody has said how deep it should go
 
 
-class _Size(click.ParamType):
-    """A picture's size, as (height, width)."""
-
-    name = "size"
-
-    def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:
-        sides = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", value, re.ASCII | re.IGNORECASE)
-        if sides is None:
-            self.fail(f"{value!r} is no size: expected one side, 224, or height x width, 320x240.", parameter, context)
-        height, width = sides.groups()
-        return int(height), int(width or height)
+def _to_size(context: click.Context, parameter: click.Parameter, typed: str | None) -> tuple[int, int] | None:
+    """A picture's size as (height, width)."""
+    if typed is None:
+        return None
+    sides = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", typed, re.ASCII | re.IGNORECASE)
+    if sides is None:
+        raise click.BadParameter(
+            f"{typed!r} is no size: expected a side, 224, or height x width, 320x240.", context, parameter
+        )
+    height, width = sides.groups()
+    return int(height), int(width or height)
 
 
 @click.command("layers", short_help="List a model's layers, and where a map can be taken.")
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]")
 @click.option("-m", "--model", metavar="NAME", help="The model, in place of the argument.")
-@click.option("--size", type=_Size(), metavar="N|HxW", help="Size of its pictures, if not the usual one.")
+@click.option("--size", callback=_to_size, metavar="N|HxW", help="Size of its pictures, if not the usual one.")
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only names of so many parts, or fewer.")
 @click.option("--all", "show_all", is_flag=True, help="All layers, however many.")
 @click.option(
@@ -45,6 +45,7 @@ class _Size(click.ParamType):
 )
 def layers_command(
     names: tuple[str, ...],
+    *,
     model: str | None,
     size: tuple[int, int] | None,
     depth: int | None,
