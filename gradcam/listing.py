@@ -16,7 +16,7 @@ from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors
-from gradcam.recording import Batch, to_batch
+from gradcam.recording import Batch, caller_keeps, to_batch
 from gradcam.tokens import Layout, find_layout
 
 
@@ -138,7 +138,7 @@ class _Look:
             return "gives no floating-point tensor"
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
-            return "its rows are not the images" if is_folded else "no spatial grid"
+            return "its rows are not the images" if is_folded else "no grid"
         if output.edge is None or output.edge not in depends:
             return "the score does not depend on it"
         return None if depends[output.edge] else "only the class token reaches the score"
@@ -166,7 +166,7 @@ class _Look:
 
 def _differentiable(tensor: Tensor) -> Tensor:
     """A copy that may be changed in place, and that requires gradients, so that frozen models are recorded too."""
-    return tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
+    return caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
 
 
 def _stride(size: Sequence[int], grid: Sequence[int]) -> tuple[float, ...]:

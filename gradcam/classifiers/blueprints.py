@@ -60,7 +60,7 @@ def find_blueprint(name: str) -> Blueprint:
 
 
 def _torchvision_models() -> list[str]:
-    from torchvision import models  # type: ignore[import-untyped]
+    from torchvision import models
 
     return models.list_models(module=models)
 
