@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gradcam.fusion import fuse as fuse
     from gradcam.images import read_image as read_image
     from gradcam.images import write_image as write_image
+    from gradcam.listing import list_layers as list_layers
     from gradcam.methods import METHODS as METHODS
     from gradcam.target_layer import TargetLayer as TargetLayer
 
@@ -41,6 +42,7 @@ _HOMES = {
     "compare": "gradcam.explanation",
     "explain": "gradcam.explanation",
     "fuse": "gradcam.fusion",
+    "list_layers": "gradcam.listing",
     "load_classifier": "gradcam.classifiers",
     "overlay": "gradcam.drawing",
     "panel": "gradcam.classifiers.comparison",

@@ -12,6 +12,7 @@ import click
 
 from gradcam import __version__
 from gradcam.cli.compare import compare_command
+from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
 from gradcam.cli.run import run_command
@@ -29,6 +30,7 @@ def cli() -> None:
       gradcam run *.jpg --output explained/     several pictures
       gradcam compare photo.jpg                 methods side by side
       gradcam run photo.jpg --model resnet50    another model
+      gradcam layers resnet50                   where in a model one can look
       gradcam methods                           what there is to choose from
       gradcam models                            which models can be named
 
@@ -36,7 +38,7 @@ def cli() -> None:
     """
 
 
-for command in (run_command, compare_command, methods_command, models_command):
+for command in (run_command, compare_command, layers_command, methods_command, models_command):
     cli.add_command(command)
 
 

@@ -1,0 +1,77 @@
+"""A model's layers as a table for the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gradcam.classifiers.skeletons import Survey
+    from gradcam.listing import LayerRow
+
+TITLES = ("layer", "type", "output", "stride", "parameters", "map")
+LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they are there to be copied
+
+
+def format_layers(survey: Survey, rows: Sequence[LayerRow]) -> str:
+    """Several lines: what the model is, its layers, how many more there are, and what to do with the suggestion."""
+    skeleton = survey.skeleton
+    size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))
+    count = sum(parameter.numel() for parameter in skeleton.model.parameters())
+    lines = ["   ".join([click.style(skeleton.name, bold=True), size, f"{count:,} parameters"])]
+    if survey.note:
+        lines.append(click.style(survey.note, fg="yellow"))
+    lines += ["", *_table(rows), ""]
+    if len(rows) < len(survey.rows):
+        lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
+    return "\n".join([*lines, _use(survey)])
+
+
+def _table(rows: Sequence[LayerRow]) -> list[str]:
+    cells = [TITLES, *map(_cells, rows)]
+    name, kind, output, stride, parameters, _ = (max(map(len, column)) for column in zip(*cells))
+    lines = [
+        f"{it[0]:<{name}}  {it[1]:<{kind}}  {it[2]:<{output}}  {it[3]:>{stride}}  {it[4]:>{parameters}}  {it[5]}"
+        for it in cells
+    ]
+    return [f"  {lines[0]}", *(_mark(row, line) for row, line in zip(rows, lines[1:]))]
+
+
+def _cells(row: LayerRow) -> tuple[str, ...]:
+    kind = row.type if len(row.type) <= LONGEST_TYPE else row.type[: LONGEST_TYPE - 1] + "…"
+    place = "suggested" if row.is_suggested else "yes" if row.cam else str(row.reason)
+    return row.name, kind, _output(row), _stride(row), f"{row.parameters:,}" if row.parameters else "-", place
+
+
+def _output(row: LayerRow) -> str:
+    """For one picture: without the first axis where that is the picture's."""
+    if row.shape is None:
+        return "-"
+    return " x ".join(map(str, row.shape[1:] if row.shape[:1] == (1,) else row.shape)) or "1"
+
+
+def _stride(row: LayerRow) -> str:
+    if row.stride is None:
+        return "-"
+    sides = [f"{side:.1f}".removesuffix(".0") for side in row.stride]
+    return sides[0] if len(set(sides)) == 1 else " x ".join(sides)
+
+
+def _mark(row: LayerRow, line: str) -> str:
+    if row.is_suggested:
+        return click.style(f"→ {line}", fg="green", bold=True)
+    return f"  {line}" if row.cam else click.style(f"  {line}", dim=True)
+
+
+def _use(survey: Survey) -> str:
+    """The command that explains a picture at the suggested layer."""
+    from gradcam.classifiers import DEFAULT
+
+    suggested = next((row for row in survey.rows if row.is_suggested), None)
+    if suggested is None:
+        return "There is no layer at which a map can be taken."
+    model = [] if survey.skeleton.name == DEFAULT else ["--model", survey.skeleton.name]
+    return shlex.join(["gradcam", "run", "photo.jpg", *model, "--layer", suggested.name])

@@ -1,0 +1,292 @@
+"""The command `gradcam layers`: what it lists, how it looks, and what it says to wrong names and sizes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+from torchvision import models
+
+from gradcam.classifiers.skeletons import build_skeleton, survey
+from gradcam.cli import main
+from gradcam.listing import list_layers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """`gradcam layers ...` in this process, in an empty folder, where no weights can be read or fetched."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were asked for")
+
+    for place in ("torch.hub.load_state_dict_from_url", "torch.load", "safetensors.torch.load_file"):
+        monkeypatch.setattr(place, fail)
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["gradcam", "layers", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def records(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    return {record["name"]: record for record in map(json.loads, outcome.out.splitlines())}
+
+
+def table(outcome: Outcome) -> list[str]:
+    """The rows' names, without the mark."""
+    lines = outcome.out.splitlines()
+    return [line[2:].split()[0] for line in lines[lines.index("") + 2 : len(lines) - lines[::-1].index("") - 1]]
+
+
+def test_the_table_of_resnet50(layers: Command) -> None:
+    outcome = layers("resnet50")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0] == "resnet50   3 x 224 x 224   25,557,032 parameters"
+    assert lines[2].split() == ["layer", "type", "output", "stride", "parameters", "map"]
+    assert "  conv1     Conv2d             64 x 112 x 112       2       9,408  yes" in lines
+    assert "→ layer4    Sequential         2048 x 7 x 7        32  14,964,736  suggested" in lines
+    assert "  fc        Linear             1000                 -   2,049,000  no grid" in lines
+    assert [line for line in lines if line.startswith("→")] == [line for line in lines if line.endswith("suggested")]
+    assert lines[-2] == "26 of 150 layers; more with --depth N, --all or a PATTERN."
+    assert lines[-1] == "gradcam run photo.jpg --model resnet50 --layer layer4"
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_embedded_model_is_listed_with_the_layer_that_run_takes(layers: Command) -> None:
+    outcome = layers()
+    assert outcome.out.startswith("efficientnet_lite0   3 x 224 x 224   4,652,008 parameters\n")
+    assert outcome.out.endswith("\ngradcam run photo.jpg --layer layer4\n")
+    assert records(layers("--json"))["layer4"]["suggested"]
+    assert layers("efficientnet_lite0") == layers("-m", "efficientnet_lite0") == outcome
+
+
+def test_a_long_name_is_never_cut(layers: Command) -> None:
+    outcome = layers("vit_b_32")
+    (line,) = (line for line in outcome.out.splitlines() if line.startswith("→"))
+    assert line.split() == (
+        ["→", "encoder.layers.encoder_layer_11.ln_1", "LayerNorm", "50", "x", "768", "32", "1,536", "suggested"]
+    )
+    assert "NonDynamicallyQuantiz…" in layers("vit_b_32", "out_proj").out
+
+
+def test_json_is_what_python_lists(layers: Command) -> None:
+    outcome = layers("resnet18", "--json", "--size", "64x96")
+    rows = list_layers(models.resnet18(weights=None).to("meta"), (64, 96))
+    expected = [asdict(row) for row in rows]
+    for fields in expected:
+        fields["suggested"] = fields.pop("is_suggested")
+    found = [json.loads(line) for line in outcome.out.splitlines()]
+    assert all((fields.pop("schema"), fields.pop("model")) == (1, "resnet18") for fields in found)
+    assert found == json.loads(json.dumps(expected))
+    assert records(outcome)["layer4"]["grid"] == [2, 3]
+
+
+def test_how_deep_the_table_goes(layers: Command) -> None:
+    assert table(layers("resnet50", "--depth", "1")) == [
+        name for name, _ in models.resnet50(weights=None).named_children()
+    ]
+    deep = [name for name, _ in models.resnet50(weights=None).named_modules() if name]
+    assert table(layers("resnet50", "--all")) == table(layers("resnet50", "--depth", "4")) == deep
+    assert "of 150 layers" not in layers("resnet50", "--all").out
+    assert len(table(layers("resnet50", "--depth", "2"))) == 26
+    # Two levels of VGG-11 are 32 rows, which just fit; a suggestion further down is there in any case.
+    assert len(table(layers("vgg11"))) == 31
+    assert "encoder.layers.encoder_layer_11.ln_1" in table(layers("vit_b_32", "--depth", "1"))
+    assert len(records(layers("resnet18", "--json", "--depth", "1"))) == 10
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("layer4.0.conv", ["layer4.0.conv1", "layer4.0.conv2"]),
+        ("layer?.1.bn2", [f"layer{it}.1.bn2" for it in (1, 2, 3, 4)]),
+        ("layer[34]", ["layer3", "layer4"]),
+        ("*", [name for name, _ in models.resnet18(weights=None).named_modules() if name]),
+    ],
+)
+def test_a_pattern_chooses_names(layers: Command, pattern: str, expected: list[str]) -> None:
+    assert table(layers("resnet18", pattern)) == expected
+    assert list(records(layers("-m", "resnet18", pattern, "--json"))) == expected
+
+
+def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcam.cli._colour", lambda: True)
+    lines = layers("resnet18").out.splitlines()
+    (line,) = (line for line in lines if "suggested" in line)
+    assert line.startswith(click.style("→", fg="green", bold=True, reset=False))
+    assert [line for line in lines if "\x1b[2m" in line] == [line for line in lines if "no grid" in line]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["resnet5"], 2, "Error: There is no model 'resnet5'. Nearest: 'resnet50'"),
+        (["zzzzzzz"], 2, "Error: There is no model 'zzzzzzz'. Others are"),
+        (["resnet18:IMAGENET"], 2, "resnet18 has no weights 'IMAGENET': choose one of 'IMAGENET1K_V1', 'DEFAULT'"),
+        (["resnet18", "layer4.0.convv1"], 2, "No layer's name fits 'layer4.0.convv1'. Nearest: 'layer4.0.conv1'"),
+        (
+            ["vit_b_32", "--size", "300"],
+            2,
+            "vit_b_32 does not run with a picture of 3 x 300 x 300: Wrong image height!",
+        ),
+        (["alexnet", "--size", "8"], 2, "alexnet does not run with a picture of 3 x 8 x 8: "),
+        (["--size", "0"], 2, "'0' is no size: expected a side, 224, or height x width, 320x240."),
+        (["--size", "20x"], 2, "'20x' is no size"),
+        (["--size", "-5"], 2, "'-5' is no size"),
+        (["--depth", "0"], 2, "Invalid value for '--depth'"),
+        (["--depth", "1", "--all"], 2, "--all and --depth both say how much to list"),
+        (["a", "b", "c"], 2, "3 names were given, expected a model and a pattern at most"),
+        (["-m", "a", "b", "c"], 2, "3 names were given"),
+        (["nothing.py:build"], 2, "nothing.py: cannot be imported (FileNotFoundError"),
+        (["no_such_package.x:build"], 2, "no_such_package.x: cannot be imported (ModuleNotFoundError"),
+        (["timm:resnet5"], 2, "timm has no model 'resnet5'. Nearest: 'timm:resnet"),
+    ],
+)
+def test_one_clear_error(layers: Command, arguments: list[str], status: int, message: str) -> None:
+    outcome = layers(*arguments)
+    assert (outcome.status, outcome.out) == (status, "")
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+    errors = [line for line in outcome.err.splitlines() if line.startswith("Error")]
+    assert len(errors) == 1
+
+
+def test_sizes_are_those_of_the_weights() -> None:
+    def size(name: str) -> tuple[int, int]:
+        return build_skeleton(name).size
+
+    assert size("resnet50") == size("resnet50:IMAGENET1K_V1") == (224, 224)
+    assert size("inception_v3") == (299, 299)
+    assert size("swin_v2_t") == (256, 256)
+    assert size("vit_b_32:IMAGENET1K_V1") == (224, 224)
+    assert size("vit_b_32:ViT_B_32_Weights.IMAGENET1K_V1") == (224, 224)
+    assert size("vit_b_16:imagenet1k_swag_e2e_v1") == (384, 384)
+    assert {row.shape for row in survey("vit_b_16:IMAGENET1K_SWAG_E2E_V1").rows if row.name == "encoder"} == {
+        (1, 1 + 24 * 24, 768)
+    }
+
+
+def test_a_skeleton_has_the_parts_of_the_model_and_no_values() -> None:
+    model = build_skeleton("mobilenet_v3_small").model
+    real = models.mobilenet_v3_small(weights=None)
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+    assert {key: value.shape for key, value in model.state_dict().items()} == {
+        key: value.shape for key, value in real.state_dict().items()
+    }
+    assert not any(it.is_meta for it in torch.nn.Linear(2, 2).parameters())
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d({channels}, 4, 3, stride=2)
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+
+    def forward(self, images):
+        x = self.conv(images)
+        {line}
+        return self.other(self.one(x.mean((2, 3))))
+
+def build():
+    return Tied()
+
+def raises():
+    raise ValueError("not today")
+
+def nothing():
+    return 5
+
+def looks():
+    model = Tied()
+    model.scale = float(model.one.weight.abs().max())
+    return model
+"""
+
+
+def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="pass"))
+    lines = layers("own.py:build", "--size", "9x17").out.splitlines()
+    assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
+    assert "→ conv   Conv2d  4 x 4 x 8  2.2 x 2.1         112  suggested" in lines
+    assert lines[-1] == "gradcam run photo.jpg --model own.py:build --layer conv"
+    assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
+    assert "own.py:raises: cannot be built (ValueError: not today)" in layers("own.py:raises").err
+    assert "own.py:nothing: gave 5, expected a torch.nn.Module." in layers("own.py:nothing").err
+    assert "there is no function 'bild' in it. Nearest: 'build'." in layers("own.py:bild").err
+
+
+def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="x = x * float(x.mean())"))
+    lines = layers("own.py:build", "--size", "9").out.splitlines()
+    assert lines[1] == "it asks for values on its way: run with random weights"
+    assert any(line.startswith("→ conv ") for line in lines)
+
+
+def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(channels=4, line="pass"))
+    outcome = layers("own.py:build")
+    assert outcome.status == 2
+    assert "own.py:build does not run with a picture of 3 x 224 x 224" in outcome.err
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="float(x.mean()); x.nothing"))
+    assert "has no attribute 'nothing'" in layers("own.py:build").err
+
+
+def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("timm")
+    transformers = pytest.importorskip("transformers")
+    outcome = layers("timm:vit_tiny_patch16_224")
+    assert outcome.out.splitlines()[-1] == (
+        "gradcam run photo.jpg --model timm:vit_tiny_patch16_224 --layer blocks.11.norm1"
+    )
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=(32, 64),
+        patch_size=8,
+        num_channels=1,
+        architectures=["ViTForImageClassification"],
+    )
+    config.save_pretrained(tmp_path / "folder")
+    outcome = layers(f"hf:{tmp_path / 'folder'}", "--json")
+    rows = records(outcome)
+    (suggested,) = (row for row in rows.values() if row["suggested"])
+    assert suggested["name"].endswith("1.layernorm_before")
+    assert (suggested["shape"], suggested["grid"]) == ([1, 33, 16], [4, 8])
+    assert suggested["reason"] is None
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "empty").mkdir()
+    outcome = layers(f"hf:{tmp_path / 'empty'}")
+    assert "there is no configuration to be had" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
