@@ -93,7 +93,7 @@ def _run(recorded: Recorded, blocks: Blocks, effort: Effort, shown: Sequence[int
         tensor: Any = first_floating(output)  # of a block there is one
         outputs.append(tensor)
         if len(outputs) < len(blocks.modules):
-            gates.append(tensor.detach().clone().requires_grad_())
+            gates.append(tensor.detach().requires_grad_())
             return replace_tensor(output, tensor, gates[-1].clone())  # which the next block may change in place
         rows = _join([outputs[block] for block in shown], blocks)
         joined.append(rows.grad_fn)
