@@ -522,6 +522,14 @@ def test_a_loaded_model_shares_nothing_with_the_file_or_the_checkpoint(tmp_path:
     assert torch.equal(answer(model), answer(trained()))
 
 
+def test_parameters_with_storage_stay_where_they_are() -> None:
+    """On their device, and shared by whatever shares them."""
+    model = Small()
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    load_weights(model, checkpoint_of(trained()))
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_what_is_frozen_stays_frozen(frozen: bool, device: str) -> None:
