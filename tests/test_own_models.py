@@ -231,6 +231,7 @@ def test_three_channels_for_one_are_said(factory: Path) -> None:
     assert "does not take pictures of 224 x 224 with 1 channel(s), RuntimeError: " in message
     assert "a value for each channel with --mean and --std" in message
     assert load(f"{factory}:grey", mean=0.5, std=0.5, size=32).classes == 5
+    assert "does not take pictures of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
 
 
 def test_values_of_another_reader_may_have_any_scale(factory: Path, photo: Photo) -> None:
@@ -462,6 +463,19 @@ def test_a_model_on_several_devices_is_explained_where_it_lies(
     for options in ({"device": "cpu"}, {"precision": "bf16"}):
         message = refusal(f"{tmp_path / 'spread.py'}:make", **options)
         assert message.startswith("The model lies on several devices already")
+
+
+def test_a_model_that_accelerate_keeps_aside_is_explained(tmp_path: Path, photo: Photo) -> None:
+    (tmp_path / "aside.py").write_text(
+        "import accelerate\nfrom tests.helpers import tiny_model\n"
+        "def make(): return accelerate.cpu_offload(tiny_model().eval(), execution_device='cpu')\n"
+    )
+    classifier = gradcam.load_classifier(f"{tmp_path / 'aside.py'}:make", size=32)
+    assert {parameter.device.type for parameter in classifier.model.parameters()} == {"meta"}
+    expected = gradcam.load_classifier(tiny_model(), size=32).explain(photo("koala.webp"))
+    explanation = classifier.explain(photo("koala.webp"))
+    torch.testing.assert_close(explanation.maps, expected.maps)
+    torch.testing.assert_close(explanation.output, expected.output)
 
 
 def test_a_device_map_is_kept() -> None:

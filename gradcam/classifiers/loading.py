@@ -17,6 +17,7 @@ from gradcam.classifiers.classifier import Classifier
 from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.labels import check_labels, fit_labels
 from gradcam.classifiers.preparation import place
+from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.probing import Findings, find_automatic_layer, make_noise, probe
 from gradcam.classifiers.providers import load_parts
 from gradcam.classifiers.providers.parts import Parts
@@ -49,19 +50,10 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
     labels = None if options.labels is None else check_labels(options.labels)
     wish = to_adjustment(options.mean, options.std, options.size, options.crop)
     reader = _find_reader(options.reader, wish)
-    find_precision(options.precision)
-    if options.device != "auto":  # what lies on several devices needs none
-        find_device(options.device)
     with torch.random.fork_rng(devices=()):  # models are born with random weights
         parts = _find_parts(name, options)
     preprocess, assumed = adjust(parts, wish)
-    layer = parts.layer if options.layer is None else find_layer(unwrap(parts.model), options.layer)[0]
-    if parts.classes is None or layer is None or preprocess is not parts.preprocess:
-        images = make_noise(preprocess, parts.model)
-        findings = probe(parts.model, images)
-        layer = layer or find_automatic_layer(parts.model, images)
-    else:
-        findings = Findings(parts.classes, None, False)
+    findings, layer = _look(parts, preprocess, options.layer)
     activation, guessed = _choose_activation(options.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and activation != "softmax" else findings.logits
     known = labels or parts.labels
@@ -78,7 +70,19 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
     )
 
 
+def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str]:
+    """What the model makes of a picture, and the layer; without running it where all is known."""
+    layer = parts.layer if wanted is None else find_layer(unwrap(parts.model), wanted)[0]
+    if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
+        return Findings(parts.classes, None, False), layer
+    images = make_noise(preprocess, parts.model)
+    return probe(parts.model, images), layer or find_automatic_layer(parts.model, images)
+
+
 def _check(options: Options) -> None:
+    find_precision(options.precision)
+    if options.device != "auto":  # what lies on several devices needs none
+        find_device(options.device)
     if not isinstance(options.weights, (str, os.PathLike, type(None))):
         raise ModelError(f"The weights are {shorten(options.weights)}, expected the path of a checkpoint.")
     if not isinstance(options.activation, str) or options.activation not in ACTIVATIONS:

@@ -57,7 +57,8 @@ def freeze(model: nn.Module) -> nn.Module:
 
 def is_spread(model: nn.Module) -> bool:
     """Whether the model was laid over several devices, or parts of it aside, on purpose."""
-    return hasattr(model, "hf_device_map") or len({tensor.device for tensor in _tensors(model)}) > 1
+    is_hooked = hasattr(model, "hf_device_map") or any(hasattr(module, "_hf_hook") for module in model.modules())
+    return is_hooked or len({tensor.device for tensor in _tensors(model)}) > 1
 
 
 def find_input_device(model: nn.Module) -> torch.device:
