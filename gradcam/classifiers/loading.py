@@ -21,7 +21,7 @@ from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.probing import Findings, find_automatic_layer, make_noise, probe
 from gradcam.classifiers.providers import load_parts
 from gradcam.classifiers.providers.parts import Parts
-from gradcam.classifiers.readers import Reader, read_picture
+from gradcam.classifiers.readers import Reader, read_picture, to_reader
 from gradcam.devices import find_device, find_precision
 from gradcam.errors import ModelError, shorten
 from gradcam.layers import find_layer, unwrap
@@ -113,11 +113,7 @@ def _find_reader(given: Any, wish: Adjustment) -> Reader:
     if given is None:
         _check_scale(wish)
         return read_picture
-    reader = find_function(given) if isinstance(given, str) else given
-    if not callable(reader):
-        raise ModelError(f"The reader is {shorten(reader)}, expected a function from a path to a Reading.")
-    found: Reader = reader
-    return found
+    return to_reader(find_function(given) if isinstance(given, str) else given)
 
 
 def _check_scale(wish: Adjustment) -> None:

@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradcam.classifiers import DEFAULT
-from gradcam.classifiers.blueprints import Blueprint, build, find_blueprint
-from gradcam.errors import GradcamError, ModelError
+from gradcam.classifiers.providers import find_blueprint
+from gradcam.classifiers.providers.blueprint import Blueprint
+from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.listing import LayerRow, list_layers
 
 
@@ -48,7 +49,7 @@ def build_skeleton(name: str = DEFAULT, *, size: tuple[int, int] | None = None) 
     `size`: of its pictures, (height, width); None for what its weights were trained with.
     Raises `ModelError` for an unknown name, and for a model that cannot be built.
     """
-    return _to_skeleton(find_blueprint(name), size)
+    return _to_skeleton(name, find_blueprint(name), size)
 
 
 def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Survey:
@@ -58,7 +59,7 @@ def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Surve
     Raises as `build_skeleton`, and `ModelError` for a model that does not take pictures of this size.
     """
     blueprint = find_blueprint(name)
-    skeleton, note = _to_skeleton(blueprint, size), None
+    skeleton, note = _to_skeleton(name, blueprint, size), None
     images = torch.empty(1, skeleton.channels, *skeleton.size, device="meta")
     try:
         rows = list_layers(skeleton.model, images)
@@ -72,7 +73,7 @@ def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Surve
 
 
 def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
-    model = build(blueprint)
+    model = _build(skeleton.name, blueprint)
     try:
         return list_layers(model, torch.zeros(1, skeleton.channels, *skeleton.size))
     except GradcamError:
@@ -92,20 +93,34 @@ def _suggest(rows: tuple[LayerRow, ...], layer: str | None) -> tuple[LayerRow, .
     return rows if layer is None else tuple(replace(row, is_suggested=row.name == layer) for row in rows)
 
 
-def _to_skeleton(blueprint: Blueprint, size: tuple[int, int] | None) -> Skeleton:
-    model = _build_empty(blueprint)
-    return Skeleton(blueprint.name, model, size or blueprint.size, blueprint.channels, blueprint.layer)
+def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, int] | None) -> Skeleton:
+    model = _build_empty(name, blueprint)
+    return Skeleton(name, model, size or blueprint.size, blueprint.channels, blueprint.layer)
 
 
-def _build_empty(blueprint: Blueprint) -> nn.Module:
+def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
     """Numbers that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
     try:
         with _empty_parameters(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about weights that are read into nothing
-            model = build(blueprint)
+            model = _build(name, blueprint)
     except ModelError:  # it looks at its own weights while it is built, or cannot be built at all
-        model = build(blueprint)
+        model = _build(name, blueprint)
     return model.to("meta")
+
+
+def _build(name: str, blueprint: Blueprint) -> nn.Module:
+    """The model, with random weights. Raises `ModelError` where that fails, or gives something else."""
+    try:
+        model = blueprint.build()
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the code of somebody's model raises
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {reason})") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name}: gave {shorten(model)}, expected a torch.nn.Module.")
+    return model
 
 
 @contextlib.contextmanager

@@ -6,11 +6,13 @@ import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gradcam.errors import ModelError, shorten
 
 if TYPE_CHECKING:
+    from gradcam.classifiers.providers.blueprint import Blueprint
     from gradcam.classifiers.providers.parts import Parts
 
 DEFAULT = "efficientnet_lite0"
@@ -20,7 +22,8 @@ DEFAULT = "efficientnet_lite0"
 class Provider:
     """Models that are named in one way: `form`, for people, and `pattern`, whose group is the name that `module` gets.
 
-    `module` has `load(name, weights) -> Parts`. `weights`: a checkpoint in place of the model's own.
+    `module` has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's own, and
+    `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration.
     """
 
     form: str
@@ -30,9 +33,16 @@ class Provider:
 
     def load(self, name: str, weights: Path | None) -> Parts:
         """The model of that name. Raises `ModelError` where it cannot be had."""
-        module = importlib.import_module(f"{__name__}.{self.module}")
-        parts: Parts = module.load(name, weights)
+        parts: Parts = self._import().load(name, weights)
         return parts
+
+    def plan(self, name: str) -> Blueprint:
+        """How that model is built, without its weights. Raises `ModelError` where nobody knows."""
+        blueprint: Blueprint = self._import().plan(name)
+        return blueprint
+
+    def _import(self) -> ModuleType:
+        return importlib.import_module(f"{__name__}.{self.module}")
 
 
 # The first whose pattern fits the whole name. A file or a dotted module is a factory's; a plain word before a colon may be a
@@ -49,6 +59,18 @@ PROVIDERS = (
 
 def load_parts(name: str, weights: Path | None) -> Parts:
     """The model of that name, from whichever provider knows it. Raises `ModelError` where there is none."""
+    provider, rest = _find_provider(name)
+    return provider.load(rest, weights)
+
+
+def find_blueprint(name: str) -> Blueprint:
+    """How the model of that name is built, without its weights. Raises `ModelError` where there is none."""
+    provider, rest = _find_provider(name)
+    return provider.plan(rest)
+
+
+def _find_provider(name: str) -> tuple[Provider, str]:
+    """Who knows the model, and the name by which."""
     if not isinstance(name, str):
         raise ModelError(
             f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."
@@ -56,5 +78,5 @@ def load_parts(name: str, weights: Path | None) -> Parts:
     for provider in PROVIDERS:
         found = re.fullmatch(provider.pattern, name, re.DOTALL)
         if found:
-            return provider.load(found.group(1), weights)
+            return provider, found.group(1)
     raise ModelError(f"There is no model {shorten(name)}.")  # the last pattern fits anything

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from gradcam.classifiers import embedded
 from gradcam.classifiers.checkpoints import read_checkpoint
 from gradcam.classifiers.providers import imagenet
+from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
 
@@ -31,3 +33,8 @@ def load(name: str, weights: Path | None) -> Parts:
         layer=embedded.LAYER,
         activation="softmax",
     )
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights."""
+    return Blueprint(partial(embedded.build, imagenet.CLASSES), embedded.PREPROCESSING.size, layer=embedded.LAYER)

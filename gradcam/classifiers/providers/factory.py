@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gradcam.classifiers.adjustment import ASSUMED
 from gradcam.classifiers.checkpoints import read_checkpoint
 from gradcam.classifiers.fitting import load_weights
 from gradcam.classifiers.functions import call, find_function
+from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.errors import ModelError, shorten
 
@@ -24,6 +26,11 @@ def load(name: str, weights: Path | None) -> Parts:
     """
     model = _make(find_function(name), name)
     return to_parts(model, weights)
+
+
+def plan(name: str) -> Blueprint:
+    """The model that the function gives. Raises `ModelError` where there is no such function."""
+    return Blueprint(partial(_make, find_function(name), name))
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:

@@ -13,6 +13,7 @@ from torch import nn
 
 from gradcam.classifiers.adjustment import ASSUMED
 from gradcam.classifiers.checkpoints import read_checkpoint
+from gradcam.classifiers.providers.blueprint import USUAL_SIZE, Blueprint
 from gradcam.classifiers.providers.extras import import_extra
 from gradcam.classifiers.providers.image_processors import make_preprocess
 from gradcam.classifiers.providers.network import WITHOUT, hub_address, reason_unreachable
@@ -52,6 +53,35 @@ def load(name: str, weights: Path | None) -> Parts:
         activation=ACTIVATIONS.get(config.problem_type),
         notes=[*parts.notes, *notes],
     )
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
+    transformers = import_extra("transformers", "hf")
+    name, is_local = _find_source(transformers, name)
+    with _quiet(transformers):
+        config = _take(transformers.AutoConfig, name, local_files_only=is_local)
+        size = _find_size(transformers, name) or _to_size(getattr(config, "image_size", None)) or USUAL_SIZE
+    build = partial(_build, transformers, config, config.num_labels)
+    return Blueprint(build, size, getattr(config, "num_channels", 3))
+
+
+def _find_size(transformers: Any, name: str) -> tuple[int, int] | None:
+    """What its preprocessing makes of a picture; None where there is none with the model."""
+    try:
+        settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(name)
+    except (OSError, ValueError):
+        return None
+    return _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
+
+
+def _to_size(sides: Any) -> tuple[int, int] | None:
+    """A size in any of the forms of configurations."""
+    if isinstance(sides, dict):
+        sides = (sides["height"], sides["width"]) if "height" in sides else sides.get("shortest_edge")
+    if isinstance(sides, int):
+        return sides, sides
+    return (sides[0], sides[1]) if isinstance(sides, Sequence) and len(sides) == 2 else None
 
 
 def _find_source(transformers: Any, name: str) -> tuple[str, bool]:

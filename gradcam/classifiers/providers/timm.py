@@ -17,6 +17,7 @@ from gradcam.classifiers.checkpoints import read_checkpoint
 from gradcam.classifiers.embedded import read_labels
 from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.classifiers.providers import imagenet
+from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.extras import import_extra
 from gradcam.classifiers.providers.network import WITHOUT, hub_address, reason_unreachable
 from gradcam.classifiers.providers.parts import Parts
@@ -46,6 +47,20 @@ def load(name: str, weights: Path | None) -> Parts:
         raise ModelError(f"timm's {name} has no classifier: take another, or give --weights with one.")
     parts = Parts(model, _find_preprocessing(timm, model), labels=_names(model), classes=classes)
     return _name_classes(parts) if name.startswith("local-dir:") else _name_own_classes(timm, parts)
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights. Raises `ModelError` for an unknown name, and for a missing timm."""
+    timm = import_extra("timm", "timm")
+    name = _find_source(timm, name)
+    settings = None if name.startswith(("local-dir:", *SOURCES)) else timm.get_pretrained_cfg(name)
+    build = partial(_build, timm, name, pretrained=False)
+    if settings is None:
+        settings = timm.data.resolve_model_data_config(build())
+        channels, *size = settings["input_size"]
+    else:
+        channels, *size = settings.input_size
+    return Blueprint(build, (size[0], size[1]), channels)
 
 
 def _find_source(timm: Any, name: str) -> str:

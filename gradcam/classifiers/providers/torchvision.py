@@ -14,6 +14,7 @@ from torch import nn
 from gradcam.classifiers.checkpoints import Checkpoint, read_checkpoint
 from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.classifiers.providers import DEFAULT, PROVIDERS, factory, imagenet
+from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.network import fetch
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
@@ -27,11 +28,10 @@ def load(name: str, weights: Path | None) -> Parts:
 
     Raises `ModelError` for an unknown name, and where the weights are neither here nor to be fetched.
     """
-    typed, (name, _, wanted) = name, name.partition(":")
-    if wanted and name not in list_names() and _is_module(name):
-        return factory.load(typed, weights)
-    check_name(name, typed)
-    enum = find_weights(name, wanted)
+    found = _find_model(name)
+    if found is None:
+        return factory.load(name, weights)
+    name, enum = found
     build, preprocess = partial(_build, name, enum), to_preprocessing(enum.transforms())
     if weights is None:
         labels = _categories(enum)
@@ -39,6 +39,15 @@ def load(name: str, weights: Path | None) -> Parts:
         return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
     model, classes, notes = build_for(read_checkpoint(weights), build, imagenet.CLASSES)
     return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=notes))
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights. Raises `ModelError` for an unknown name."""
+    found = _find_model(name)
+    if found is None:
+        return factory.plan(name)
+    name, enum = found
+    return Blueprint(partial(_build, name, enum, imagenet.CLASSES), to_preprocessing(enum.transforms()).size)
 
 
 def list_names() -> list[str]:
@@ -87,6 +96,15 @@ def find_weights(name: str, wanted: str) -> Any:
         )
     _categories(found)
     return found
+
+
+def _find_model(typed: str) -> tuple[str, Any] | None:
+    """The model's name and its weights' enum; None where this is a function in a module. Raises for unknown ones."""
+    name, _, wanted = typed.partition(":")
+    if wanted and name not in list_names() and _is_module(name):
+        return None
+    check_name(name, typed)
+    return name, find_weights(name, wanted)
 
 
 def _guess_meaning(typed: str) -> list[str]:
