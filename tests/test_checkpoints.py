@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.classifiers.checkpoints import read_checkpoint
-from gradcam.classifiers.pickles import Outline
+from gradcam.classifiers.checkpoints.pickles import Outline
 from gradcam.errors import ModelError
 
 Weights = dict[str, Tensor]
@@ -269,7 +269,7 @@ def test_an_outline_makes_nothing(tmp_path: Path) -> None:
         outline = Outline(io.BytesIO(pickle.dumps(trap, protocol=protocol)))
         content = outline.load()
         assert {f"{os.system.__module__}.system", "collections.OrderedDict"} <= set(outline.names)
-        assert {type(value).__module__ for value in content.values()} == {"gradcam.classifiers.pickles"}
+        assert {type(value).__module__ for value in content.values()} == {"gradcam.classifiers.checkpoints.pickles"}
         assert content["c"] == {"x": 1}
     assert not (tmp_path / "sprung").exists()
 

@@ -146,8 +146,8 @@ def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypat
     ("arguments", "status", "message"),
     [
         (["resnet5"], 2, "Error: There is no model 'resnet5'. Nearest: 'resnet50'"),
-        (["zzzzzzz"], 2, "Error: There is no model 'zzzzzzz'. Others are"),
-        (["resnet18:IMAGENET"], 2, "resnet18 has no weights 'IMAGENET': choose one of 'IMAGENET1K_V1', 'DEFAULT'"),
+        (["zzzzzzz"], 2, "Error: There is no model 'zzzzzzz'. `gradcam models` lists"),
+        (["resnet18:IMAGENET"], 2, "resnet18 has no weights 'IMAGENET': choose one of 'IMAGENET1K_V1'."),
         (["resnet18", "layer4.0.convv1"], 2, "No layer's name fits 'layer4.0.convv1'. Nearest: 'layer4.0.conv1'"),
         (
             ["vit_b_32", "--size", "300"],
@@ -162,9 +162,9 @@ def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypat
         (["--depth", "1", "--all"], 2, "--all and --depth both say how much to list"),
         (["a", "b", "c"], 2, "3 names were given, expected a model and a pattern at most"),
         (["-m", "a", "b", "c"], 2, "3 names were given"),
-        (["nothing.py:build"], 2, "nothing.py: cannot be imported (FileNotFoundError"),
-        (["no_such_package.x:build"], 2, "no_such_package.x: cannot be imported (ModuleNotFoundError"),
-        (["timm:resnet5"], 2, "timm has no model 'resnet5'. Nearest: 'timm:resnet"),
+        (["nothing.py:build"], 2, "nothing.py: does not exist, expected a Python file."),
+        (["no_such_package.x:build"], 2, "There is no module 'no_such_package.x'"),
+        (["timm:resnet5"], 2, "timm has no model 'resnet5'. Nearest: 'resnet"),
     ],
 )
 def test_one_clear_error(layers: Command, arguments: list[str], status: int, message: str) -> None:
@@ -240,8 +240,8 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     assert "→ conv   Conv2d  4 x 4 x 8  2.2 x 2.1         112  suggested" in lines
     assert lines[-1] == "gradcam run photo.jpg --model own.py:build --layer conv"
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
-    assert "own.py:raises: cannot be built (ValueError: not today)" in layers("own.py:raises").err
-    assert "own.py:nothing: gave 5, expected a torch.nn.Module." in layers("own.py:nothing").err
+    assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
+    assert "own.py:nothing gave 5, int, expected a torch.nn.Module." in layers("own.py:nothing").err
     assert "there is no function 'bild' in it. Nearest: 'build'." in layers("own.py:bild").err
 
 
@@ -288,5 +288,5 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
     outcome = layers(f"hf:{tmp_path / 'empty'}")
-    assert "there is no configuration to be had" in outcome.err
+    assert "has no config.json" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1

@@ -15,9 +15,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gradcam.classifiers.checkpoints import Checkpoint, read_checkpoint
-from gradcam.classifiers.fitting import count_classes, load_weights
-from gradcam.classifiers.heads import find_head
+from gradcam.classifiers.checkpoints import Checkpoint, count_classes, load_weights, read_checkpoint
+from gradcam.classifiers.checkpoints.heads import find_head
 from gradcam.errors import ModelError
 
 Rename = Callable[[str], str]

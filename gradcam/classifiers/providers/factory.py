@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 
 from gradcam.classifiers.adjustment import ASSUMED
-from gradcam.classifiers.checkpoints import read_checkpoint
-from gradcam.classifiers.fitting import load_weights
+from gradcam.classifiers.checkpoints import load_weights, read_checkpoint
 from gradcam.classifiers.functions import call, find_function
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts

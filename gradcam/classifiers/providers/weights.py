@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from gradcam.classifiers.checkpoints import Checkpoint
-from gradcam.classifiers.fitting import count_classes, load_weights
+from gradcam.classifiers.checkpoints import Checkpoint, count_classes, load_weights
 
 Build = Callable[[int], nn.Module]  # from a number of classes
 

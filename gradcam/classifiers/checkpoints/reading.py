@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradcam.classifiers.pickles import FACTORY, explain_refusal
-from gradcam.classifiers.signatures import PEEK, describe_stranger, is_safetensors
-from gradcam.classifiers.state_dicts import StateDict, find_state_dicts
+from gradcam.classifiers.checkpoints.pickles import FACTORY, explain_refusal
+from gradcam.classifiers.checkpoints.signatures import PEEK, describe_stranger, is_safetensors
+from gradcam.classifiers.checkpoints.state_dicts import StateDict, find_state_dicts
 from gradcam.errors import ModelError, join_names, shorten
 
 

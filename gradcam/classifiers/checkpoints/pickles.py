@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from gradcam.classifiers.state_dicts import StateDict, find_state_dicts
+from gradcam.classifiers.checkpoints.state_dicts import StateDict, find_state_dicts
 from gradcam.errors import ModelError
 
 TORCH_MAGIC = (

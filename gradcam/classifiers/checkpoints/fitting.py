@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gradcam.classifiers.checkpoints import Checkpoint
-from gradcam.classifiers.differences import compare
-from gradcam.classifiers.heads import find_head, rename_head
-from gradcam.classifiers.prefixes import Fitted, fit_names
+from gradcam.classifiers.checkpoints.differences import compare
+from gradcam.classifiers.checkpoints.heads import find_head, rename_head
+from gradcam.classifiers.checkpoints.prefixes import Fitted, fit_names
+from gradcam.classifiers.checkpoints.reading import Checkpoint
 from gradcam.errors import ModelError
 
 Tensors = dict[str, Tensor]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gradcam.classifiers.heads import find_head
+from gradcam.classifiers.checkpoints.heads import find_head
 from gradcam.errors import join_names
 
 MOST_NAMES = 3
