@@ -538,6 +538,13 @@ class PooledKeys(Block):
         return tokens + (tokens @ keys.transpose(1, 2))[:, None].softmax(-1)[:, 0] @ keys
 
 
+def first_in_windows() -> OpenViT:
+    """The later blocks of which see the whole picture."""
+    model = OpenViT("patches", 0)
+    model.blocks[0] = Windows(8, 2).double()
+    return model
+
+
 class Coarser(OpenViT):
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.blocks[0](self.embed(images))
@@ -550,6 +557,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: OpenViT("patches", 0, block=Windows),
         r"in 'blocks\.0', is \(4, 2, 3, 3\) for 2 image\(s\): it stays inside",
     ),
+    (first_in_windows, r"in 'blocks\.0', is \(4, 2, 3, 3\) for 2 image\(s\): it stays inside windows"),
     (lambda: OpenViT(block=Twice), "no module around 'blocks.0' has this attention alone and gives its 7 tokens"),
     (
         lambda: OpenViT(block=OverChannels),
