@@ -682,7 +682,8 @@ def test_nothing_is_left_behind_by_an_exception(run: int, name: str) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_an_exception_that_the_model_catches_itself() -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_an_exception_that_the_model_catches_itself(name: str) -> None:
     class Trying(Block):
         def forward(self, tokens: Tensor) -> Tensor:
             try:
@@ -691,8 +692,8 @@ def test_an_exception_that_the_model_catches_itself() -> None:
                 return super().forward(tokens)
             raise AssertionError
 
-    expected = slow.maps("rollout", OpenViT().open(IMAGES), CLASSES, [0], (2, 3))
-    found = gradcam.explain(OpenViT(block=Trying), IMAGES, method="rollout", target=CLASSES)
+    expected = slow.maps(name, OpenViT().open(IMAGES), CLASSES, [0], (2, 3))
+    found = gradcam.explain(OpenViT(block=Trying), IMAGES, method=name, target=CLASSES)
     assert_maps(found.maps, expected)
 
 
@@ -715,6 +716,15 @@ def test_several_threads_explain_with_one_model(name: str) -> None:
         thread.join()
     assert failures == []
     assert_same(before, traces(model))
+
+
+def test_recording_is_off_again_for_the_methods_that_follow() -> None:
+    model, modes = OpenViT(), []
+    model.patches.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    methods = [*METHODS, gradcam.METHODS["rise"].using(masks=2)]
+    gradcam.compare(model, IMAGES, layers=[], methods=methods, target=1)
+    assert len(modes) > 4
+    assert not any(modes)
 
 
 def test_a_frozen_model_in_inference_mode() -> None:
