@@ -79,7 +79,8 @@ def explain(
     `layer`: dotted name, or module. None takes the last layer that has a grid and that the score depends on, which costs
     one more forward pass (of one image, where the input is one tensor), and another where the last one has no gradient:
     name the layer in loops.
-    `method`: a key of `gradcam.METHODS`, or one of its values.
+    `method`: a key of `gradcam.METHODS`, or one of its values. Those that follow attention (rollout, gradient-rollout,
+    legrad) are for transformers whose tokens all attend to one another; they and RISE look at no layer.
     `target`: None for each image's top class, an int for all, N ints, an (N,K) nested sequence or tensor for K maps per
     image, a `targets.ClassTarget`, or a function from the model's output to scores (N,) or (N,K).
     `evidence`: "positive", what speaks for the class; "negative", what speaks against it; "signed", both, in [-1,1].

@@ -538,6 +538,13 @@ class PooledKeys(Block):
         return tokens + (tokens @ keys.transpose(1, 2))[:, None].softmax(-1)[:, 0] @ keys
 
 
+def first_in_windows() -> OpenViT:
+    """The later blocks of which see the whole picture."""
+    model = OpenViT("patches", 0)
+    model.blocks[0] = Windows(8, 2).double()
+    return model
+
+
 class Coarser(OpenViT):
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.blocks[0](self.embed(images))
@@ -550,6 +557,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: OpenViT("patches", 0, block=Windows),
         r"in 'blocks\.0', is \(4, 2, 3, 3\) for 2 image\(s\): it stays inside",
     ),
+    (first_in_windows, r"in 'blocks\.0', is \(4, 2, 3, 3\) for 2 image\(s\): it stays inside windows"),
     (lambda: OpenViT(block=Twice), "no module around 'blocks.0' has this attention alone and gives its 7 tokens"),
     (
         lambda: OpenViT(block=OverChannels),
@@ -674,7 +682,8 @@ def test_nothing_is_left_behind_by_an_exception(run: int, name: str) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_an_exception_that_the_model_catches_itself() -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_an_exception_that_the_model_catches_itself(name: str) -> None:
     class Trying(Block):
         def forward(self, tokens: Tensor) -> Tensor:
             try:
@@ -683,8 +692,8 @@ def test_an_exception_that_the_model_catches_itself() -> None:
                 return super().forward(tokens)
             raise AssertionError
 
-    expected = slow.maps("rollout", OpenViT().open(IMAGES), CLASSES, [0], (2, 3))
-    found = gradcam.explain(OpenViT(block=Trying), IMAGES, method="rollout", target=CLASSES)
+    expected = slow.maps(name, OpenViT().open(IMAGES), CLASSES, [0], (2, 3))
+    found = gradcam.explain(OpenViT(block=Trying), IMAGES, method=name, target=CLASSES)
     assert_maps(found.maps, expected)
 
 
@@ -707,6 +716,15 @@ def test_several_threads_explain_with_one_model(name: str) -> None:
         thread.join()
     assert failures == []
     assert_same(before, traces(model))
+
+
+def test_recording_is_off_again_for_the_methods_that_follow() -> None:
+    model, modes = OpenViT(), []
+    model.patches.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    methods = [*METHODS, gradcam.METHODS["rise"].using(masks=2)]
+    gradcam.compare(model, IMAGES, layers=[], methods=methods, target=1)
+    assert len(modes) > 4
+    assert not any(modes)
 
 
 def test_a_frozen_model_in_inference_mode() -> None:

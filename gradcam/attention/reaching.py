@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradcam.attention.blocks import Blocks, is_over_picture
 from gradcam.attention.interception import Interception
 from gradcam.errors import ModelError
 from gradcam.grad_mode import recording_off
-from gradcam.hooks import Hooks
 from gradcam.recording import Recorded, has_float16
 
 Keep = Callable[[Tensor], Tensor]
@@ -40,27 +38,16 @@ def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[l
     autograd takes as much as a step of training.
     """
     batch, found = recorded.batch, list[Tensor]()
-    inside: list[nn.Module] = []
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inside[:] = [module]
-
-    def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        inside.clear()
 
     def meet(shape: tuple[int, ...]) -> Keep | None:
-        is_wanted = inside and shape[-1] == blocks.tokens and is_over_picture(shape, batch)
-        return take if is_wanted else None
+        return take if shape[-1] == blocks.tokens and is_over_picture(shape, batch) else None
 
     def take(probabilities: Tensor) -> Tensor:
         by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
         found.append(keep(by_head))
         return found[-1].view_as(probabilities)
 
-    with recording_off(), Hooks() as hooks, Interception(meet):
-        for module in blocks.modules.values():
-            hooks.before_forward(module, enter)
-            hooks.after_forward(module, leave)
+    with recording_off(), Interception(meet):
         yield found
 
 
