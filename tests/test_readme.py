@@ -111,7 +111,7 @@ def test_the_commands_for_models_of_ones_own_run(models: Path, capsys: pytest.Ca
     overlays = {path.name for path in models.glob("*-*.png")}
     assert {"photo-gradcam.png", "photo-rollout.png", "photo-legrad.png", "scan-gradcam.png"} <= overlays
     assert len([name for name in overlays if "finding" in name]) == 3
-    assert "shown from" in capsys.readouterr().out
+    assert "Shown from 100 to 3999 of 65535." in capsys.readouterr().out
 
 
 class TestRecipes:
