@@ -156,6 +156,7 @@ def test_a_flattened_map_is_not_taken_for_tokens(
         (217, (96, 96, 96), [(16, 16, 16)], Layout((6, 6, 6), "tokens", 1)),
         (217, (96, 96, 96), [(16, 16)], None),  # or 24 x 3 x 3
         (46, (5, 6, 6), [], Layout((5, 3, 3), "tokens", 1)),
+        (26, (2, 10, 10), [], Layout((1, 5, 5), "tokens", 1)),
     ],
 )
 def test_the_models_patches_tell_where_arithmetic_does_not(
