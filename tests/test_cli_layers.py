@@ -114,7 +114,7 @@ def test_how_deep_the_table_goes(layers: Command) -> None:
     assert table(layers("resnet50", "--all")) == table(layers("resnet50", "--depth", "4")) == deep
     assert "of 150 layers" not in layers("resnet50", "--all").out
     assert len(table(layers("resnet50", "--depth", "2"))) == 26
-    # Two levels of VGG-11 are 32 rows, which just fit; a suggestion further down is there in any case.
+    assert len(table(layers("resnet18"))) == 10 + 4 * 2  # three levels would be 67, which do not fit on a screen
     assert len(table(layers("vgg11"))) == 31
     assert "encoder.layers.encoder_layer_11.ln_1" in table(layers("vit_b_32", "--depth", "1"))
     assert len(records(layers("resnet18", "--json", "--depth", "1"))) == 10
@@ -209,6 +209,7 @@ class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d({channels}, 4, 3, stride=2)
+        self.rows = nn.Flatten(0, 1)
         self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
         self.other.weight = self.one.weight
 
@@ -234,10 +235,11 @@ def looks():
 
 
 def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="pass"))
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="self.rows(x)"))
     lines = layers("own.py:build", "--size", "9x17").out.splitlines()
     assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
-    assert "→ conv   Conv2d  4 x 4 x 8  2.2 x 2.1         112  suggested" in lines
+    assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested" in lines
+    assert "  rows   Flatten  4 x 4 x 8          -           -  its rows are not the images" in lines
     assert lines[-1] == "gradcam run photo.jpg --model own.py:build --layer conv"
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
     assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
@@ -285,6 +287,11 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
     assert suggested["name"].endswith("1.layernorm_before")
     assert (suggested["shape"], suggested["grid"]) == ([1, 33, 16], [4, 8])
     assert suggested["reason"] is None
+    processor = {"do_center_crop": True, "crop_size": {"height": 16, "width": 24}, "size": {"shortest_edge": 40}}
+    (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(processor))
+    assert build_skeleton(f"hf:{tmp_path / 'folder'}").size == (16, 24)
+    (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(processor | {"do_center_crop": False}))
+    assert build_skeleton(f"hf:{tmp_path / 'folder'}").size == (40, 40)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
     outcome = layers(f"hf:{tmp_path / 'empty'}")

@@ -220,7 +220,7 @@ class Odd(nn.Module):
         x = x + self.detached(x).detach()
         if self.training:
             self.training_only(x)
-        return {"loss": x.sum(), "logits": self.head(x.mean((2, 3)))}
+        return {"loss": images.sum(), "logits": self.head(x.mean((2, 3)))}
 
 
 class Indices(nn.Module):
