@@ -17,7 +17,7 @@ from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors
 from gradcam.recording import Batch, caller_keeps, to_batch
-from gradcam.tokens import Layout, find_layout
+from gradcam.tokens import Layout, find_layout, patch_sizes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     """
     model = unwrap(model)
     batch = to_batch(_to_images(model, images))
-    look = _Look(batch)
+    look = _Look(model, batch)
     with undisturbed(model), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
@@ -93,8 +93,9 @@ class _Output:
 class _Look:
     """What is seen of a model's layers while it runs."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._batch = batch
+        self._patches = patch_sizes(model.modules())
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _Output] = {}
         self.scores: list[Tensor] = []
@@ -125,7 +126,8 @@ class _Look:
 
     def find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
         """How an output of this shape lies on the pictures."""
-        return find_layout(shape, self._batch.size, module, self._batch.images)
+        batch = self._batch
+        return find_layout(shape, batch.size, module, batch.images, patches=self._patches)
 
     def why_not(self, module: nn.Module, depends: Mapping[Edge, bool]) -> str | None:
         """Why no class activation map can be taken at this layer; None where it can."""

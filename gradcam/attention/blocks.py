@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradcam.attention.census import Census, Sighting
 from gradcam.errors import ModelError
 from gradcam.recording import Batch, Recorded
-from gradcam.tokens import Layout, find_layout
+from gradcam.tokens import Layout, find_layout, patch_sizes
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,24 @@ def find_blocks(census: Census, recorded: Recorded) -> Blocks:
     """
     attentions = _all_over_the_picture(census, recorded)
     owners = [_owner(attentions, index, census, recorded) for index in range(len(attentions))]
-    shape, batch = census.outputs[owners[-1]], recorded.batch
+    shape = census.outputs[owners[-1]]
     modules = {name: recorded.model.get_submodule(name) for name in owners}
-    layout = find_layout(shape, batch.size, modules[owners[-1]], batch.images)
+    layout = _find_layout(shape, recorded, modules[owners[-1]])
     if layout is None:  # not so: `_owner` has found one
         raise _cannot_follow(recorded, "its tokens form no grid")
     return Blocks(modules, layout, shape)
 
 
-def is_over_picture(shape: Sequence[int], batch: Batch) -> bool:
+def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
     """Whether an attention (N,...,T,T), or (N*heads,T,T), is between tokens of each picture, and they form a grid."""
-    rows, queries, keys = shape[0], shape[-2], shape[-1]
-    are_images = rows == batch.images if len(shape) == 4 else rows % batch.images == 0 and len(shape) == 3
-    return are_images and queries == keys and find_layout((batch.images, keys, 1), batch.size) is not None
+    rows, queries, keys, images = shape[0], shape[-2], shape[-1], recorded.batch.images
+    are_images = rows == images if len(shape) == 4 else rows % images == 0 and len(shape) == 3
+    return are_images and queries == keys and _find_layout((images, keys, 1), recorded) is not None
+
+
+def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | None = None) -> Layout | None:
+    batch = recorded.batch
+    return find_layout(shape, batch.size, module, batch.images, patches=patch_sizes(recorded.modules))
 
 
 def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
@@ -73,7 +78,7 @@ def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
             "none was seen: it has none, or computes it in a kernel of its own, as flash_attn does (for a Hugging Face "
             "model choose attn_implementation='eager')",
         )
-    fitting = [index for index, each in enumerate(sightings) if is_over_picture(each.shape, recorded.batch)]
+    fitting = [index for index, each in enumerate(sightings) if is_over_picture(each.shape, recorded)]
     found = sightings[: fitting[-1] + 1] if fitting else sightings
     for index, sighting in enumerate(found):
         if index not in fitting:
@@ -96,13 +101,13 @@ def _misfit(sighting: Sighting, batch: Batch) -> str:
 
 def _owner(attentions: Sequence[Sighting], index: int, census: Census, recorded: Recorded) -> str:
     """The outermost module that ran around this attention and no other, and gave tokens."""
-    tokens, batch = attentions[index].keys, recorded.batch
+    tokens = attentions[index].keys
     others = {name for number, other in enumerate(attentions) if number != index for name in other.running}
     for name in attentions[index].running:
         shape = census.outputs.get(name, ())
         if name in others or len(shape) != 3:
             continue
-        layout = find_layout(shape, batch.size, recorded.model.get_submodule(name), batch.images)
+        layout = _find_layout(shape, recorded, recorded.model.get_submodule(name))
         if layout is not None and shape[1 - layout.image_axis] == tokens:
             return name
     where = attentions[index].running[-1] if attentions[index].running else ""

@@ -40,7 +40,7 @@ def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[l
     batch, found = recorded.batch, list[Tensor]()
 
     def meet(shape: tuple[int, ...]) -> Keep | None:
-        return take if shape[-1] == blocks.tokens and is_over_picture(shape, batch) else None
+        return take if shape[-1] == blocks.tokens and is_over_picture(shape, recorded) else None
 
     def take(probabilities: Tensor) -> Tensor:
         by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
