@@ -244,7 +244,7 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
     assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
     assert "own.py:nothing gave 5, int, expected a torch.nn.Module." in layers("own.py:nothing").err
-    assert "there is no function 'bild' in it. Nearest: 'build'." in layers("own.py:bild").err
+    assert "There is no 'bild' in own.py. Nearest: 'build'." in layers("own.py:bild").err
 
 
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note:
         ({"activation": "relu"}, "There is no activation 'relu': choose one of auto, softmax, sigmoid, none."),
         ({"labels": 3}, "labels are 3, expected names, or the path of a file"),
         ({"labels": ["a", 1]}, "expected names"),
-        ({"reader": 3}, "reader is 3, expected a function"),
+        ({"reader": 3}, "The reader is 3, expected a function"),
         ({"reader": "no.such:function"}, "There is no module 'no.such'"),
         ({"weights": 3}, "weights are 3, expected the path of a checkpoint"),
     ],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradcam.classifiers.values import check_values
 from gradcam.depth import FULL, show, to_8_bits
 from gradcam.dicom import is_dicom, read_dicom
-from gradcam.errors import GradcamError, ImageError, shorten
+from gradcam.errors import GradcamError, ImageError, ModelError, shorten
 from gradcam.images import Pixels, check_pixels, read_values
 
 Path = str | os.PathLike[str]
@@ -62,7 +62,7 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
     raises but a `GradcamError`.
     """
     if not callable(function):
-        raise GradcamError(f"The reader is {shorten(function)}, expected a function from a picture's path to an array.")
+        raise ModelError(f"The reader is {shorten(function)}, expected a function from a picture's path to an array.")
     return partial(_read_with, function)
 
 
