@@ -68,18 +68,17 @@ def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == ""
 
 
-@pytest.fixture
-def models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that the commands for one's own models name, with random weights."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the commands and recipes for one's own models name, with random weights."""
     import timm
     from safetensors.torch import save_file
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-    hub = folder / "hub/checkpoints"
-    hub.mkdir(parents=True)
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(hub.parent))
-    url = torchvision.models.ResNet18_Weights.DEFAULT.url
-    torch.save(torchvision.models.resnet18().state_dict(), hub / url.rpartition("/")[2])
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "hub/checkpoints").mkdir(parents=True)
+    file = torchvision.models.ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
+    torch.save(torchvision.models.resnet18().state_dict(), folder / "hub/checkpoints" / file)
     save_file(timm.create_model("resnet18").state_dict(), folder / "timm.safetensors")
     names = {0: "nothing", 1: "coffee", 2: "tea"}
     config = ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, id2label=names)
@@ -97,6 +96,15 @@ def models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.save(network["build"]().state_dict(), folder / "last.pth")
     deep = np.random.default_rng(0).integers(100, 4000, (80, 100), dtype=np.uint16)
     Image.fromarray(deep).save(folder / "scan.png")
+    return folder
+
+
+@pytest.fixture
+def models(folder: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Those files in the current folder."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(made / "hub"))
+    for file in made.iterdir():
+        (folder / file.name).symlink_to(file)
     return folder
 
 
@@ -202,7 +210,7 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
     marks = re.findall(r"<!-- bench (.+?) -->\n(.*?)<!-- end -->", README, re.S)
     assert {key for key, _ in marks} == {
         "summary", "environment", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
-        "perturbation cpu", "shell", "traits",
+        "perturbation cpu", "shell", "traits", "transformers cpu",
     }  # fmt: skip
     for key, text in marks:
         assert "not measured" not in text
@@ -271,6 +279,23 @@ class TestMigration:
         before = list(self.model.modules())
         assert gradcam.attributions.guided_backpropagation(self.model, self.images).values.any()
         assert list(self.model.modules()) == before
+
+    def test_their_reshape_transform_is_our_reshape(self) -> None:
+        model = torchvision.models.VisionTransformer(
+            image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5
+        ).eval()
+        torch.nn.init.normal_(model.heads.head.weight)
+
+        def reshape_transform(
+            tensor: torch.Tensor, height: int = 4, width: int = 4
+        ) -> torch.Tensor:  # as printed there
+            result = tensor[:, 1:, :].reshape(tensor.size(0), height, width, tensor.size(2))
+            return result.transpose(2, 3).transpose(1, 2)
+
+        layer, images = "encoder.layers.encoder_layer_1.ln_1", torch.randn(1, 3, 32, 32)
+        found = gradcam.explain(model, images, layer, reshape=reshape_transform)
+        assert torch.equal(found.maps, gradcam.explain(model, images, layer).maps)
+        assert found.maps.any()
 
     def test_no_reshape_transform(self) -> None:
         swin = torchvision.models.swin_t(weights=None).eval()

@@ -26,6 +26,7 @@ def compare_shell(settings: Settings) -> Iterator[Table]:
         for shown, arguments, statement in (
             ("gradcam --help", ["--help"], "pass"),
             (f"gradcam run {PICTURE}", ["run", str(PICTURE), "-o", folder], "import torch, cv2"),
+            ("gradcam layers resnet50", ["layers", "resnet50"], "import torch, torchvision"),
         ):
             report_progress(title, shown)
             commands = [str(command), *arguments], [sys.executable, "-c", statement]
