@@ -375,6 +375,15 @@ def test_a_head_that_may_be_another_thing_is_not_followed(inner: str) -> None:
     assert message.endswith("The last layer, 'fc', is missing or has another form in the file.")
 
 
+def test_a_layer_beside_the_head_is_not_taken_for_it() -> None:
+    """A classifier with its last layer at another place of a Sequential has other layers before it."""
+    source, model = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 5)) for _ in range(2))
+    head = {"classifier": model}
+    renamed = checkpoint_of(nn.ModuleDict({"classifier": source}), lambda name: name.replace(".2.", ".1."))
+    message = refuse(nn.ModuleDict(head), renamed)
+    assert "missing: 2 ('classifier.2.weight', 'classifier.2.bias')" in message
+
+
 def test_another_number_of_classes_is_told() -> None:
     message = refuse(Small(1000), checkpoint_of(trained(14)))
     assert message.splitlines() == [
@@ -511,6 +520,14 @@ def test_a_loaded_model_shares_nothing_with_the_file_or_the_checkpoint(tmp_path:
     with path.open("r+b") as file:  # as a training that goes on writes over it
         file.write(b"\xff" * path.stat().st_size)
     assert torch.equal(answer(model), answer(trained()))
+
+
+def test_parameters_with_storage_stay_where_they_are() -> None:
+    """On their device, and shared by whatever shares them."""
+    model = Small()
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    load_weights(model, checkpoint_of(trained()))
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -19,9 +19,10 @@ TORCH_MAGIC = (
 PARTS_OF_TENSORS = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
 # Modules with which no training describes itself: a file that names one is not to be opened by anybody.
+# `commands` and `__builtin__` are what older protocols call `subprocess` and `builtins`.
 DANGEROUS = re.compile(
     r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
-    r"|multiprocessing|asyncio)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
+    r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
 )
 MOST_NAMES = 4
 FACTORY = "A factory (--model file.py:function) may load it in its own way."
