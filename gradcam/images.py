@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
+from gradcam.depth import to_8_bits
 from gradcam.errors import ImageError, shorten
 from gradcam.naming import WRITE_SUFFIXES
 
@@ -21,6 +22,7 @@ Region = tuple[int, int, int, int]  # top, left, height, width
 
 # Formats that people keep pictures in. Left out are those that would start other programs (EPS) or draw from a text.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
+ORIENTATION = 0x0112  # of EXIF
 
 
 def read_image(path: str | os.PathLike[str]) -> Pixels:
@@ -29,26 +31,45 @@ def read_image(path: str | os.PathLike[str]) -> Pixels:
     The orientation in its EXIF data is applied, transparency lies on white, of an animation it is the first frame, and
     deeper values than 8 bits are scaled to 8. Raises `ImageError`, naming the file, for whatever is not a whole picture.
     """
+    return to_8_bits(read_values(path))
+
+
+def read_values(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """A picture's values as deep as its file has them, otherwise as `read_image` gives them.
+
+    Of 8 bits or less: RGB, uint8 (H,W,3), grey ones too. Deeper grey: (H,W), uint16 of 16 bits, float32, or int32 or
+    uint32 of integers that are signed or longer. Deeper RGB, in PNG and TIFF files: uint16 (H,W,3).
+    Raises `ImageError` as `read_image` does.
+    """
     # Pillow, not OpenCV: OpenCV gives a picture that was cut off as if it were whole, and loses transparency.
-    path = _to_path(path)
-    with _naming(path):
-        if not path.is_file():
-            raise ImageError("is not a file" if path.exists() else "does not exist")
-        if path.stat().st_size == 0:
-            raise ImageError("is empty")
-        with Image.open(path, formats=_formats()) as image:
+    path = to_path(path)
+    with blaming(path):
+        check_file(path)
+        # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
+        with open(path, "rb") as file, Image.open(file, formats=_formats()) as image:
+            deep = _find_deep_colours(image)
+            turn = 1 if image.format == "TIFF" or not deep else image.getexif().get(ORIENTATION, 1)
             image.load()
-            return _to_rgb(_upright(image))
+            return _decode_deep(path, deep, turn) if deep else _to_values(_upright(image), image)
 
 
-def _to_path(path: Any) -> Path:
+def to_path(path: Any) -> Path:
+    """The path of a picture. Raises `ImageError` for what is none."""
     if not isinstance(path, (str, os.PathLike)):
         raise ImageError(f"The picture's path is {shorten(path)}, expected a string or a pathlib.Path.")
     return Path(path)
 
 
+def check_file(path: Path) -> None:
+    """Raises `ImageError` where there is no file, or nothing in it."""
+    if not path.is_file():
+        raise ImageError("is not a file" if path.exists() else "does not exist")
+    if path.stat().st_size == 0:
+        raise ImageError("is empty")
+
+
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def blaming(path: Path) -> Iterator[None]:
     """Whatever goes wrong with a picture becomes one `ImageError` of one line that names the file."""
     try:
         yield
@@ -77,16 +98,63 @@ def _formats() -> list[str]:
     return [name for name in READ_FORMATS if name in Image.OPEN]
 
 
-def _to_rgb(image: Image.Image) -> Pixels:
+def _find_deep_colours(image: ImageFile.ImageFile) -> str:
+    """ "RGB", "RGBA" or "LA" of a file with 16 bits a channel, which Pillow would cut to 8; "" of any other.
+
+    To be asked before the picture is loaded. Raises `ImageError` for a file that neither Pillow nor OpenCV reads right.
+    """
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
+        if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
+            raise ImageError(
+                "has channels of 16 bits in planes of their own, which cannot be read: save them interleaved"
+            )
+    if image.format not in ("PNG", "TIFF") or not image.tile:
+        return ""
+    how = image.tile[0][3]
+    colours, deep, _ = str(how[0] if isinstance(how, tuple) else how).partition(";16")
+    return colours if deep and colours in ("RGB", "RGBA", "LA") else ""
+
+
+def _decode_deep(path: Path, colours: str, turn: int) -> NDArray[np.uint16]:
+    """Channels of 16 bits, on white: RGB (H,W,3), or grey (H,W). OpenCV turns a TIFF upright, but not a PNG."""
+    from gradcam.opencv import cv2
+
+    values = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_UNCHANGED)
+    if values is None or values.dtype != np.uint16 or values.ndim != 3:
+        raise ImageError(
+            "has channels of 16 bits that cannot be decoded: save it as PNG, or as TIFF without compression"
+        )
+    opacity = values[..., 3:] / 65535 if values.shape[2] == 4 else 1.0
+    on_white = np.rint(values[..., :3] * opacity + 65535 * (1 - opacity)).astype(np.uint16)
+    turned = on_white.transpose(1, 0, 2) if turn in (5, 6, 7, 8) else on_white
+    turned = turned[:: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
+    return np.ascontiguousarray(turned[..., 0]) if colours == "LA" else flip_colours(turned)
+
+
+def _to_values(image: Image.Image, source: Image.Image) -> NDArray[Any]:
+    """The values of an upright picture; `source` is what was opened."""
     if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image)
-        pixels = _to_8_bits(values)
-        pixels[values == image.info.get("transparency")] = 255  # the one value that a PNG may declare transparent
-        return np.repeat(pixels[..., None], 3, axis=2)
+        values = _to_native(np.array(image), source)
+        # The one value that a PNG may declare transparent.
+        values[values == image.info.get("transparency")] = 65535
+        return values
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"))
+
+
+def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
+    """Single-channel values in the kind that the file has them in, where Pillow has none for it."""
+    if not isinstance(source, TiffImagePlugin.TiffImageFile):
+        return values.astype(np.uint16) if values.dtype.kind in "iu" else values  # Pillow may keep 16 bits in 32
+    if values.dtype.itemsize == 2:
+        values = values.astype(np.uint16)  # in this machine's order of bytes
+        is_inverted = source.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+        return 65535 - values if is_inverted else values
+    is_unsigned = source.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
+    return values.view(np.uint32) if values.dtype.kind == "i" and is_unsigned else values
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -94,15 +162,6 @@ def _upright(image: Image.Image) -> Image.Image:
         return ImageOps.exif_transpose(image)
     except Exception:  # whatever broken EXIF data raises: the pixels are whole, and viewers show them as they lie
         return image
-
-
-def _to_8_bits(values: NDArray[Any]) -> Pixels:
-    """Single-channel values of 16 or 32 bits, or floats, as 8 bits: by the range of their kind, not of the picture."""
-    largest = float(values.max(where=np.isfinite(values), initial=0))
-    values = np.nan_to_num(values, posinf=largest, neginf=0)
-    ranges = (1.0, 255.0, 65535.0) if values.dtype.kind == "f" else (65535.0,)
-    full = next((full for full in ranges if largest <= full), largest)
-    return np.clip(np.round(values * (255 / full)), 0, 255).astype(np.uint8)
 
 
 def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
@@ -113,7 +172,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     """
     from gradcam.opencv import cv2
 
-    path = _to_path(path)
+    path = to_path(path)
     image = check_pixels(image)
     suffix = path.suffix.lower()
     if suffix not in WRITE_SUFFIXES:
@@ -173,6 +232,6 @@ def check_pixels(image: Any) -> Pixels:
     return image
 
 
-def flip_colours(image: NDArray[Any]) -> Pixels:
+def flip_colours(image: NDArray[Any]) -> NDArray[Any]:
     """RGB to the BGR order that OpenCV thinks in, or back."""
-    return np.ascontiguousarray(image[..., ::-1], dtype=np.uint8)
+    return np.ascontiguousarray(image[..., ::-1])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
-READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico"}
+READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
 LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
 LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
 

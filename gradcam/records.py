@@ -35,13 +35,17 @@ class Explained:
 
 @dataclass(frozen=True)
 class Record:
-    """What became of one picture. A picture that failed has an error, and nothing explained."""
+    """What became of one picture. A picture that failed has an error, and nothing explained.
+
+    `note`: what a person should know of how the picture is shown.
+    """
 
     image: str
     model: str
     error: str | None = None
     predictions: Sequence[Prediction] = field(default=())
     explained: Sequence[Explained] = field(default=())
+    note: str | None = None
 
     @property
     def status(self) -> str:

@@ -397,9 +397,11 @@ def test_an_unknown_precision_is_refused(precision: str) -> None:
     [
         ([], ImageError, "There are no pictures"),
         ("missing.jpg", ImageError, "missing.jpg: does not exist"),
-        (np.zeros((8, 8, 3)), ImageError, "expected an RGB array"),
-        ([np.zeros((8, 8), np.uint8)], ImageError, "expected an RGB array"),
-        (np.zeros((8, 8), np.uint8), ImageError, "expected an RGB array"),
+        (np.zeros((8, 8, 3), complex), ImageError, "expected an RGB array"),
+        ([np.zeros(8, np.uint8)], ImageError, "expected an RGB array"),
+        (np.zeros((8, 0, 3), np.uint8), ImageError, "expected an RGB array"),
+        (np.zeros((8, 8, 4), np.uint8), ImageError, r"with 4 channel\(s\), and the network takes 3 channels"),
+        (3, ImageError, "The pictures are 3, expected a path, an array, or a sequence"),
     ],
 )
 def test_what_is_no_picture_is_refused(

@@ -379,6 +379,7 @@ def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Phot
         "model": "efficientnet_lite0",
         "predictions": [],
         "explained": [],
+        "note": None,
     }
     assert (done["status"], len(done["explained"])) == ("ok", 1)
     assert outcome.err == "missing.jpg: does not exist\n"
@@ -495,7 +496,8 @@ def test_json_is_one_record_per_picture_and_nothing_else(run: Command, small: Ph
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.count("\n") == 2
     for path, record in zip(paths, records(outcome)):
-        assert list(record) == ["schema", "image", "status", "error", "model", "predictions", "explained"]
+        keys = ["schema", "image", "status", "error", "model", "predictions", "explained", "note"]
+        assert list(record) == keys
         assert (record["schema"], record["image"], record["status"], record["error"]) == (1, str(path), "ok", None)
         assert [list(entry) for entry in record["predictions"]] == [["index", "label", "probability"]] * 5
         keys = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]
@@ -687,6 +689,65 @@ def test_several_methods_and_classes_without_names_are_told_apart() -> None:
 )
 def test_the_terminal_says_how_much_was_seen(region: tuple[int, int, int, int], sentence: str) -> None:
     assert f"  {sentence}" in format_result(result(0.5, region)).splitlines()
+
+
+def test_the_terminal_says_how_the_picture_is_shown() -> None:
+    plain = result(0.5)
+    noted = dataclasses.replace(plain, record=dataclasses.replace(plain.record, note="shown from 40 to\x1b 3200"))
+    lines = format_result(noted).splitlines()
+    assert lines[-2:] == ["  The network saw the whole picture.", "  Shown from 40 to? 3200."]
+    assert format_result(plain).splitlines()[-1] == "  The network saw the whole picture."
+    assert format_result(noted).endswith("3200.\n")
+
+
+def test_a_dark_deep_picture_is_shown_with_a_note(run: Command, tmp_path: Path) -> None:
+    values = np.linspace(40, 3200, 64 * 80).astype(np.uint16).reshape(64, 80)
+    Image.fromarray(values).save(tmp_path / "scan.png")
+    done = run(tmp_path / "scan.png", "--alpha", "0")
+    assert done.status == 0
+    assert done.out.splitlines()[-3:-1] == [
+        "  The network saw the central 61 % of the picture, 56 x 56 pixels.",
+        "  Shown from 40 to 3200 of 65535.",
+    ]
+    overlay = gradcam.read_image("scan-gradcam.png")
+    np.testing.assert_array_equal(overlay[..., 0], np.round((values - 40.0) * 255 / 3160))
+    for method in ("gradcam", "input-gradients"):
+        record = json.loads(run(tmp_path / "scan.png", "--json", "--method", method).out)
+        assert record["note"] == "shown from 40 to 3200 of 65535"
+
+
+def test_a_picture_as_it_is_has_no_note(run: Command, small: Photo) -> None:
+    assert json.loads(run(small("coffee.jpg"), "--json").out)["note"] is None
+    assert json.loads(run("missing.dcm", "--json").out)["note"] is None
+
+
+def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -> None:
+    """The same picture, as DICOM of 12 bits in MONOCHROME1, and as 8 bits of grey, gets the same class."""
+    from tests.test_dicom import make
+    from tests.test_dicom import save as save_dicom
+
+    grey = np.array(Image.open(photo("koala.webp")).convert("L"))
+    fields = {"PhotometricInterpretation": "MONOCHROME1", "WindowCenter": 2048, "WindowWidth": 4096}
+    stored = np.round((1 - grey / 255) * 4095).astype(np.uint16)
+    save_dicom(tmp_path / "koala.dcm", make(stored, BitsStored=12, HighBit=11, **fields))
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    records = [json.loads(run(tmp_path / name, "--json").out) for name in ("koala.dcm", "grey.png")]
+    assert [record["status"] for record in records] == ["ok", "ok"]
+    assert [entry["index"] for entry in records[0]["predictions"]] == [
+        entry["index"] for entry in records[1]["predictions"]
+    ]
+    assert records[0]["predictions"][0]["probability"] == pytest.approx(
+        records[1]["predictions"][0]["probability"], abs=0.01
+    )
+    overlays = [gradcam.read_image(f"{name}-gradcam.png").astype(int) for name in ("koala", "grey")]
+    assert abs(overlays[0] - overlays[1]).mean() < 3
+
+
+@pytest.mark.parametrize("name", ["scan.dcm", "scan.dicom"])
+def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str) -> None:
+    done = run(small("coffee.jpg"), "-o", name)
+    assert done.status == 2
+    assert "pictures are written as" in done.err
 
 
 # The program as a whole

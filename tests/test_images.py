@@ -20,7 +20,7 @@ from PIL import EpsImagePlugin, Image
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images import encode_png
+from gradcam.images import encode_png, read_values
 
 # No two pixels alike, and no colour that stays itself when red and blue change places.
 PIXELS = np.array(
@@ -46,7 +46,9 @@ def grey(*levels: int) -> np.ndarray:
     return np.array([[[level] * 3 for level in levels]], dtype=np.uint8)
 
 
-def png(width: int, height: int, bits: int, colour_type: int, rows: bytes, *, transparency: bytes = b"") -> bytes:
+def png(
+    width: int, height: int, bits: int, colour_type: int, rows: bytes, *, transparency: bytes = b"", exif: bytes = b""
+) -> bytes:
     """A PNG file by hand: Pillow cannot write every kind that there is."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -54,6 +56,7 @@ def png(width: int, height: int, bits: int, colour_type: int, rows: bytes, *, tr
 
     header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
     key = chunk(b"tRNS", transparency) if transparency else b""
+    key += chunk(b"eXIf", exif) if exif else b""
     chunks = chunk(b"IHDR", header) + key + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
@@ -205,6 +208,199 @@ def test_floats_are_scaled_by_the_range_of_their_kind(
 ) -> None:
     path = save(tmp_path / "floats.tiff", np.array([values], dtype=np.float32))
     np.testing.assert_array_equal(gradcam.read_image(path), grey(*expected))
+
+
+def tiff(values: np.ndarray, *, order: str = "<", planar: bool = False, **tags: int) -> bytes:
+    """A TIFF file by hand, of one strip, or of one for each channel, in this order of bytes: Pillow writes few kinds."""
+    height, width = values.shape[:2]
+    channels = 1 if values.ndim == 2 else values.shape[2]
+    planes = np.moveaxis(values, 2, 0) if planar else values[None]
+    strips = [plane.astype(plane.dtype.newbyteorder(order)).tobytes() for plane in planes]
+    starts = [8 + sum(map(len, strips[:i])) for i in range(len(strips))]
+    kind = {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
+    entries = {
+        256: [width], 257: [height], 258: [8 * values.itemsize] * channels, 259: [1], 262: [tags.get("photometric", 1)],
+        273: starts, 274: [tags.get("orientation", 1)], 277: [channels], 278: [height],
+        279: [len(strip) for strip in strips], 284: [2 if planar else 1], 339: [kind] * channels,
+    }  # fmt: skip
+    if channels == 4:
+        entries[338] = [2]
+    entries = dict(sorted(entries.items()))
+    if tags.get("without") in entries:
+        del entries[tags["without"]]
+    directory, beyond = b"", b""
+    first = 8 + sum(map(len, strips))
+    end = first + 2 + 12 * len(entries) + 4
+    for number, found in entries.items():
+        data = struct.pack(f"{order}{len(found)}I", *found)
+        if len(found) > 1:
+            data, beyond = struct.pack(f"{order}I", end + len(beyond)), beyond + data
+        directory += struct.pack(f"{order}HHI", number, 4, len(found)) + data
+    header = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, first)
+    count = struct.pack(f"{order}H", len(entries))
+    return header + b"".join(strips) + count + directory + bytes(4) + beyond
+
+
+DEEP = np.arange(18, dtype=np.uint16).reshape(2, 3, 3) * 3000 + 7  # no two alike, and bytes that differ
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_sixteen_bits_of_colour_keep_their_depth(tmp_path: Path, order: str) -> None:
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP)
+    files = {"a.png": png(3, 2, 16, 2, rows), "a.tif": tiff(DEEP, order=order, photometric=2)}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        values = read_values(tmp_path / name)
+        assert values.dtype == np.uint16
+        np.testing.assert_array_equal(values, DEEP)
+        np.testing.assert_array_equal(gradcam.read_image(tmp_path / name), np.round(DEEP / 257))
+
+
+def test_colours_of_sixteen_bits_lie_on_white(tmp_path: Path) -> None:
+    # 1000 * 0.2 + 65535 * 0.8 is 52628, 2000 * 0.2 gives 52828, 60000 * 0.2 gives 64428
+    values = np.array([[[1000, 2000, 60000, 13107], [1, 2, 3, 65535], [4, 5, 6, 0]]], np.uint16)
+    expected = [[[52628, 52828, 64428], [1, 2, 3], [65535] * 3]]
+    files = {
+        "a.png": png(3, 1, 16, 6, b"\0" + values.astype(">u2").tobytes()),
+        "a.tif": tiff(values, photometric=2),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        np.testing.assert_array_equal(read_values(tmp_path / name), expected)
+
+
+def test_grey_of_sixteen_bits_lies_on_white(tmp_path: Path) -> None:
+    values = np.array([[[1000, 13107], [3, 65535], [5, 0]]], np.uint16)
+    path = tmp_path / "a.png"
+    path.write_bytes(png(3, 1, 16, 4, b"\0" + values.astype(">u2").tobytes()))
+    found = read_values(path)
+    assert found.dtype == np.uint16
+    np.testing.assert_array_equal(found, [[52628, 3, 65535]])
+    np.testing.assert_array_equal(gradcam.read_image(path), grey(205, 0, 255))
+
+
+def test_the_colour_of_sixteen_bits_that_stands_for_transparency_is_white(tmp_path: Path) -> None:
+    key, near = (1000, 2000, 3000), (1000, 2000, 3001)
+    path = tmp_path / "key.png"
+    path.write_bytes(png(2, 1, 16, 2, b"\0" + struct.pack(">6H", *key, *near), transparency=struct.pack(">3H", *key)))
+    np.testing.assert_array_equal(read_values(path), [[[65535] * 3, near]])
+    np.testing.assert_array_equal(gradcam.read_image(path), [[[255] * 3, [4, 8, 12]]])
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_deep_colours_are_upright_whatever_their_orientation(tmp_path: Path, number: int) -> None:
+    expected = ORIENTATIONS[number](DEEP)
+    if number < 9:
+        (tmp_path / "a.tif").write_bytes(tiff(DEEP, photometric=2, orientation=number))
+        np.testing.assert_array_equal(read_values(tmp_path / "a.tif"), expected)
+    for channels, colour_type in ((slice(3), 2), (0, 4)):
+        stored = DEEP[..., channels]
+        if colour_type == 4:
+            stored = np.stack([stored, np.full_like(stored, 65535)], axis=2)
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in stored)
+        path = tmp_path / "a.png"
+        path.write_bytes(png(3, 2, 16, colour_type, rows, exif=orientation(number).tobytes()[6:]))
+        np.testing.assert_array_equal(read_values(path), expected[..., channels])
+
+
+@pytest.mark.parametrize("number", [1, 6, 7])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.uint32, np.float32])
+def test_deep_grey_is_upright(tmp_path: Path, number: int, dtype: type) -> None:
+    values = DEEP[..., 0].astype(dtype)
+    (tmp_path / "a.tif").write_bytes(tiff(values, orientation=number))
+    found = read_values(tmp_path / "a.tif")
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, ORIENTATIONS[number](DEEP)[..., 0])
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_grey_tiff_is_upright(tmp_path: Path, number: int) -> None:
+    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    (tmp_path / "a.tif").write_bytes(tiff(values, orientation=number))
+    expected = ORIENTATIONS[number](np.repeat(values[..., None], 3, axis=2))
+    np.testing.assert_array_equal(gradcam.read_image(tmp_path / "a.tif"), expected)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (np.array([[0, 1, 65535]], np.uint16), np.uint16),
+        (np.array([[-32768, 1, 32767]], np.int16), np.int32),
+        (np.array([[-(2**31), 1, 2**31 - 1]], np.int32), np.int32),
+        (np.array([[-1.5, 0, 1e30]], np.float32), np.float32),
+    ],
+)
+def test_single_channels_keep_their_values(tmp_path: Path, values: np.ndarray, found: type, order: str) -> None:
+    (tmp_path / "a.tif").write_bytes(tiff(values, order=order))
+    read = read_values(tmp_path / "a.tif")
+    assert read.dtype == found
+    assert read.dtype.isnative
+    np.testing.assert_array_equal(read, values)
+
+
+def test_a_tiff_that_does_not_say_the_kind_of_its_numbers_has_unsigned_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(tiff(np.array([[7, 2**32 - 1]], np.uint32), without=339))
+    np.testing.assert_array_equal(read_values(tmp_path / "a.tif"), [[7, 2**32 - 1]])
+
+
+def test_a_tiff_in_which_zero_is_white_is_turned_round(tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(tiff(np.array([[0, 1000, 65535]], np.uint16), photometric=0))
+    np.testing.assert_array_equal(read_values(tmp_path / "a.tif"), [[65535, 64535, 0]])
+    (tmp_path / "b.tif").write_bytes(tiff(np.array([[0, 100, 255]], np.uint8), photometric=0))
+    np.testing.assert_array_equal(read_values(tmp_path / "b.tif"), grey(255, 155, 0))
+
+
+@pytest.mark.parametrize(
+    ("most", "stored", "expected"), [(65535, [1, 65535], [1, 65535]), (4095, [1, 4095], [16, 65535])]
+)
+def test_a_pgm_is_scaled_by_its_largest_value(
+    tmp_path: Path, most: int, stored: list[int], expected: list[int]
+) -> None:
+    (tmp_path / "a.pgm").write_bytes(f"P5 2 1 {most}\n".encode() + struct.pack(">2H", *stored))
+    values = read_values(tmp_path / "a.pgm")
+    assert values.dtype == np.uint16
+    np.testing.assert_array_equal(values, [expected])
+
+
+def test_the_grey_that_stands_for_transparency_is_white_at_full_depth(tmp_path: Path) -> None:
+    path = tmp_path / "key.png"
+    path.write_bytes(png(3, 1, 16, 0, b"\0" + struct.pack(">3H", 0, 257, 258), transparency=struct.pack(">H", 257)))
+    np.testing.assert_array_equal(read_values(path), [[0, 65535, 258]])
+
+
+def test_deep_channels_in_planes_of_their_own_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(tiff(DEEP, photometric=2, planar=True))
+    refuse(tmp_path / "a.tif", "has channels of 16 bits in planes of their own, which cannot be read")
+    shallow = (DEEP // 257).astype(np.uint8)
+    (tmp_path / "b.tif").write_bytes(tiff(shallow, photometric=2, planar=True))
+    np.testing.assert_array_equal(read_values(tmp_path / "b.tif"), shallow)
+
+
+def test_deep_colours_that_opencv_does_not_decode_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cv2
+
+    (tmp_path / "a.tif").write_bytes(tiff(DEEP, photometric=2))
+    for found in (None, DEEP.astype(np.uint8), DEEP[..., 0]):
+        monkeypatch.setattr(cv2, "imdecode", lambda *args, found=found: found)
+        refuse(tmp_path / "a.tif", "has channels of 16 bits that cannot be decoded: save it as PNG")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kept", [0.5, 0.95])
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_a_deep_picture_that_was_cut_off_is_refused(tmp_path: Path, channels: int, kept: float, suffix: str) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (40, 50, channels), dtype=np.uint16)
+    if suffix == "png":
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+        data = png(50, 40, 16, 0 if channels == 1 else 2, rows)
+    else:
+        data = tiff(values[..., 0] if channels == 1 else values, photometric=1 if channels == 1 else 2)
+    path = tmp_path / f"cut.{suffix}"
+    path.write_bytes(data)
+    assert read_values(path).shape[:2] == (40, 50)
+    path.write_bytes(data[: int(len(data) * kept)])
+    refuse(path, "")
 
 
 # What EXIF calls the orientation of a picture, and how what is stored has to be turned or mirrored.

@@ -185,3 +185,142 @@ def test_the_picture_is_not_changed() -> None:
 def test_what_is_no_picture_is_refused() -> None:
     with pytest.raises(ImageError, match="expected an RGB array"):
         CROP(np.zeros((3, 224, 224), np.float32))
+
+
+SAME = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,) * 3, std=(1.0,) * 3)  # values as they are scaled
+ONE = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,), std=(1.0,))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([[0, 51, 255], [102, 153, 204]], np.uint8), [[0, 0.2, 1], [0.4, 0.6, 0.8]]),
+        (np.array([[0, 13107, 65535], [1, 2, 3]], np.uint16), [[0, 0.2, 1], [1 / 65535, 2 / 65535, 3 / 65535]]),
+        (np.array([[0, 0.25, 1], [1, 0.5, 0]], np.float64), [[0, 0.25, 1], [1, 0.5, 0]]),
+        (np.array([[-1000, 0.5, 255], [1, 2, 7e4]], np.float32), [[-1000, 0.5, 255], [1, 2, 7e4]]),
+        (np.array([[-1000, 0, 255], [1, 2, 70000]], np.int32), [[-1000, 0, 255], [1, 2, 70000]]),
+        (np.array([[0, 1, 255], [1, 2, 70000]], np.uint32), [[0, 1, 255], [1, 2, 70000]]),
+        (np.array([[-128, 0, 127], [1, 2, 3]], np.int8), [[-128, 0, 127], [1, 2, 3]]),
+        (np.array([[0, 13107, 65535], [1, 2, 3]], ">u2"), [[0, 0.2, 1], [1 / 65535, 2 / 65535, 3 / 65535]]),
+        (np.array([[0, 0.25, 1], [1, 0.5, 0]], ">f8"), [[0, 0.25, 1], [1, 0.5, 0]]),
+    ],
+)
+def test_only_integers_of_8_and_16_bits_without_sign_are_scaled(
+    values: np.ndarray, expected: list[list[float]]
+) -> None:
+    """One channel, with or without an axis of its own, for one mean and for three."""
+    for given in (values, values[..., None]):
+        for preprocess, channels in ((ONE, 1), (SAME, 3)):
+            tensor = preprocess(given)
+            assert tensor.dtype == torch.float32
+            wanted = torch.tensor(expected).float().expand(channels, 2, 3)
+            torch.testing.assert_close(tensor, wanted, rtol=1e-7, atol=1e-9)
+
+
+def test_mean_and_deviation_are_in_the_units_of_floats() -> None:
+    crop = Preprocessing(size=(2, 2), resize=2, mean=(-600.0,), std=(1500.0,))
+    torch.testing.assert_close(crop(np.full((4, 4), 900, np.float32)), torch.ones(1, 2, 2))
+    torch.testing.assert_close(crop(np.full((4, 4), -2100, np.int16)), -torch.ones(1, 2, 2))
+
+
+def test_one_channel_has_three_means() -> None:
+    crop = Preprocessing(size=(8, 8), resize=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
+    expected = torch.tensor([0.6, 0.8, 0.5])[:, None, None].expand(3, 8, 8)
+    torch.testing.assert_close(crop(np.full((8, 8), 26214, np.uint16)), expected)  # 0.4
+
+
+def test_the_luminance_of_rgb_is_pillows(photo: Callable[[str], Path]) -> None:
+    picture = Image.open(photo("coffee.jpg")).convert("RGB").crop((0, 0, 300, 200))
+    exact = Preprocessing(size=(200, 300), resize=(200, 300), mean=(0.0,), std=(1.0,))
+    expected = torch.from_numpy(np.array(picture.convert("L"))).float()[None] / 255
+    torch.testing.assert_close(exact(np.array(picture)), expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_luminance_is_of_itu_r_601_and_grey_keeps_its_values(dtype: type) -> None:
+    full = np.iinfo(dtype).max
+    exact = Preprocessing(size=(1, 3), resize=(1, 3), mean=(0.0,), std=(1.0,))
+    primaries = exact(np.array([[[full, 0, 0], [0, full, 0], [0, 0, full]]], dtype))
+    torch.testing.assert_close(primaries, torch.tensor([[[0.299, 0.587, 0.114]]]), rtol=0, atol=1 / full)
+    all_levels = Preprocessing(size=(1, full + 1), resize=(1, full + 1), mean=(0.0,), std=(1.0,))
+    levels = np.arange(full + 1, dtype=dtype)[None]
+    rgb = np.repeat(levels[..., None], 3, axis=2)
+    torch.testing.assert_close(all_levels(rgb), all_levels(levels), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_as_many_channels_as_means_are_taken_as_they_are(dtype: type) -> None:
+    bands = np.random.default_rng(0).integers(0, 256, (5, 6, 4)).astype(dtype)
+    crop = Preprocessing(size=(5, 6), resize=(5, 6), mean=(1.0, 2.0, 3.0, 4.0), std=(1.0, 2.0, 3.0, 4.0))
+    full = {np.uint8: 255, np.uint16: 65535}.get(dtype, 1)
+    expected = [(bands[..., i] / full - (i + 1)) / (i + 1) for i in range(4)]
+    np.testing.assert_allclose(crop(bands), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+@pytest.mark.parametrize("resize", [256, (240, 300)])
+def test_deep_pictures_are_resized_as_those_of_eight_bits(
+    photo: Callable[[str], Path], interpolation: str, resize: int | tuple[int, int]
+) -> None:
+    """Also where a cubic overshoots at edges: 8 bits are cut off after each axis."""
+    crop = Preprocessing(size=(224, 200), resize=resize, mean=HALVES, std=HALVES, interpolation=interpolation)
+    generator = np.random.default_rng(0)
+    edges = generator.integers(0, 2, (70, 90, 3), dtype=np.uint8) * np.uint8(255)
+    for pixels in (np.array(Image.open(photo("coffee.jpg"))), edges, edges[:9, :7], edges[:1, :30]):
+        shallow = crop(pixels)
+        for deep in (pixels / 255, (pixels / 255).astype(np.float32), pixels * np.uint16(257)):
+            difference = abs(crop(deep) - shallow) / LEVEL
+            assert difference.max() < 1.2  # 8 bits are rounded after each axis
+            assert difference.mean() < 0.4
+
+
+def test_a_cubic_overshoots_where_values_have_no_range_of_their_own() -> None:
+    crop = Preprocessing(size=(8, 8), resize=8, mean=(0.0,), std=(1.0,))
+    step = np.zeros((4, 4), np.float32)
+    step[:, 2:] = 1000
+    tensor = crop(step)
+    assert tensor.min() < -1
+    assert tensor.max() > 1001
+    assert crop(step / 1000).min() == 0
+    assert crop(step / 1000).max() == 1
+
+
+@pytest.mark.parametrize("values", [np.full((3, 2000), 700, np.uint16), np.full((2000, 3), 0.25), np.full((1, 1), 9.0)])
+def test_extreme_deep_pictures_are_prepared(values: np.ndarray) -> None:
+    level = 700 / 65535 if values.dtype == np.uint16 else values[0, 0]
+    torch.testing.assert_close(CROP(values), torch.full((3, 224, 224), level).float() * 2 - 1)
+
+
+def test_a_deep_picture_is_not_changed() -> None:
+    values = np.random.default_rng(0).random((50, 60), dtype=np.float32)
+    before = values.copy()
+    CROP(values)
+    np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "means", "message"),
+    [
+        (
+            (4, 5, 4),
+            np.uint8,
+            3,
+            "uint8 (4, 5, 4), with 4 channel(s), and the network takes 3 channels: expected an RGB",
+        ),
+        ((4, 5, 2), np.float32, 3, "with 2 channel(s), and the network takes 3 channels"),
+        ((4, 5, 3), np.float32, 1, "float32 (4, 5, 3), with 3 channel(s), and the network takes one channel: expected"),
+        ((4, 5, 3), np.int32, 1, "with 3 channel(s), and the network takes one channel"),
+        ((4, 5), np.uint16, 2, "uint16 (4, 5), with 1 channel(s), and the network takes 2 channels: expected"),
+        ((4, 5, 3), np.uint8, 13, "with 3 channel(s), and the network takes 13 channels: expected an array (H,W,13)."),
+        ((4,), np.uint8, 3, "The picture is uint8 (4,), expected an RGB array: uint8 (H,W,3)"),
+        ((1, 4, 5, 3), np.uint8, 3, "The picture is uint8 (1, 4, 5, 3), expected"),
+        ((4, 0, 3), np.uint8, 3, "The picture is uint8 (4, 0, 3), expected"),
+        ((4, 5), bool, 3, "The picture is bool (4, 5), expected"),
+    ],
+)
+def test_pictures_that_do_not_fit_are_refused_with_the_numbers(
+    shape: tuple[int, ...], dtype: type, means: int, message: str
+) -> None:
+    with pytest.raises(ImageError) as caught:
+        Preprocessing(size=(2, 2), resize=2, mean=(0.0,) * means, std=(1.0,) * means)(np.zeros(shape, dtype))
+    assert message in str(caught.value)

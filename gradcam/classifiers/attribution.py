@@ -19,6 +19,7 @@ class PictureAttribution(Attribution):
     pictures: Sequence[Pixels] = field(repr=False)
     regions: Sequence[Region] = field(repr=False)
     labels: Sequence[str] | None = field(repr=False)
+    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
 
     __repr__ = Attribution.__repr__
 

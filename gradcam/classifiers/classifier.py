@@ -27,7 +27,7 @@ from gradcam.methods import Method
 from gradcam.scores import probabilities
 from gradcam.targets import ClassTarget, to_class_target
 
-Picture = str | os.PathLike[str] | Pixels
+Picture = str | os.PathLike[str] | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class Classifier:
     `preprocess`: one RGB array, uint8 (H,W,3), or whatever the reader gives, to one tensor (C,H,W). `classes`: how many;
     `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
     `layer`: what is explained where nothing else is said. `activation`: how logits become probabilities, a key of
-    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`. `notes`: what was assumed, and what else a person should
-    know of how the model was loaded.
+    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
+    what else a person should know of how the model was loaded.
     """
 
     name: str
@@ -124,8 +124,11 @@ class Classifier:
         memory_budget: int | None = None,
         progress: Progress | None = None,
     ) -> PictureExplanation:
-        """Show where the model looked in one picture (a path, or an RGB array uint8 (H,W,3)), or in a sequence of them.
+        """Show where the model looked in one picture (a path, or an array), or in a sequence of them.
 
+        Pictures of a sequence may be of several sizes and kinds. An array is RGB, uint8 (H,W,3), or integers or floats (H,W)
+        or (H,W,C) as the preprocessing takes them; the picture that is drawn on is made from it, stretched where its values
+        use less than half of their range.
         `layer`: dotted name, or module; None takes the classifier's own. `target`: as in `gradcam.explain`, with labels in
         place of indices where wanted; the rest as there. Raises as `gradcam.explain` and `gradcam.read_image` do.
         """
@@ -170,11 +173,8 @@ class Classifier:
             memory_budget=memory_budget,
             progress=progress,
         )
-        notes = [reading.note for reading in readings]
         return {
-            key: PictureExplanation(
-                **vars(explanation), **self._describe(readings), notes=notes, activation=self.activation
-            )
+            key: PictureExplanation(**vars(explanation), **self._describe(readings), activation=self.activation)
             for key, explanation in explanations.items()
         }
 
@@ -228,22 +228,21 @@ class Classifier:
         return target
 
     def _read_all(self, pictures: Picture | Sequence[Picture]) -> list[Reading]:
-        if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim == 3):
+        if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim in (2, 3)):
             pictures = [pictures]
         if not isinstance(pictures, (Sequence, np.ndarray)):
-            raise ImageError(
-                f"The pictures are {shorten(pictures)}, expected a path, an RGB array, or a sequence of them."
-            )
+            raise ImageError(f"The pictures are {shorten(pictures)}, expected a path, an array, or a sequence of them.")
         readings = [to_reading(picture, self.reader) for picture in pictures]
         if not readings:
-            raise ImageError("There are no pictures: expected one path or RGB array, or a sequence of them.")
+            raise ImageError("There are no pictures: expected one path or array, or a sequence of them.")
         return readings
 
     def _describe(self, readings: Sequence[Reading]) -> dict[str, Any]:
         """What results remember of the pictures."""
         pictures = [reading.picture for reading in readings]
         regions = [self.region(*picture.shape[:2]) for picture in pictures]
-        return {"pictures": pictures, "regions": regions, "labels": self.labels}
+        notes = [reading.note for reading in readings]
+        return {"pictures": pictures, "regions": regions, "labels": self.labels, "notes": notes}
 
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:

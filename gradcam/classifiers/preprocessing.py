@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from gradcam.classifiers.values import check_form, fit_channels, scale
 from gradcam.errors import ImageError
-from gradcam.images import Pixels, Region, check_pixels
+from gradcam.images import Region
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom: Pillow's order
 
 
 class Preprocess(Protocol):
     """From a picture's values to one tensor (C,H,W), and which pixels of a picture that is."""
 
-    def __call__(self, image: Pixels) -> Tensor: ...
+    def __call__(self, image: NDArray[Any]) -> Tensor: ...
 
     def region(self, height: int, width: int) -> Region: ...
 
@@ -37,18 +41,45 @@ class Preprocessing:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
 
-    def __call__(self, image: Pixels) -> Tensor:
-        """An RGB picture, uint8 (H,W,3), as float32 (3,*size)."""
-        height, width = check_pixels(image).shape[:2]
-        top, left, box_height, box_width = self._box(height, width)
+    def __call__(self, image: NDArray[Any]) -> Tensor:
+        """A picture as float32 (C,*size), of as many channels as there are means.
+
+        `image`: RGB, uint8 (H,W,3); or (H,W) or (H,W,C) of any integers or floats. Those of uint8 and uint16 are scaled to
+        [0,1] by their full range; floats and other integers are taken as they are: `mean` and `std` are in their units.
+        One channel is repeated for three, and RGB of 8 or 16 bits becomes its luminance for one.
+        Raises `ImageError` for anything else, and for another number of channels.
+        """
+        values = fit_channels(check_form(image), len(self.mean))
+        top, left, height, width = self._box(*values.shape[:2])
         # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, up to
         # rounding to 8 bits, but a picture of 2000 x 3 is not blown up to millions of pixels first.
-        box = (left, top, left + box_width, top + box_height)
-        method = Image.Resampling[self.interpolation.upper()]
-        resized = Image.fromarray(image).resize(self.size[::-1], method, box=box)
-        values = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div_(255)
+        box = (left, top, left + width, top + height)
+        resized = self._resize_bytes(values, box) if values.dtype == np.uint8 else self._resize_deep(values, box)
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        return values.sub_(mean).div_(std)
+        return resized.sub(mean).div_(std)
+
+    def _resize_bytes(self, values: NDArray[np.uint8], box: Box) -> Tensor:
+        """Rounded to 8 bits, as torchvision and timm do: float32 (C,*size) in [0,1]."""
+        parts = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
+        resized = [np.atleast_3d(np.array(self._resize(Image.fromarray(part), self.size, box))) for part in parts]
+        return torch.from_numpy(np.concatenate(resized, axis=2)).permute(2, 0, 1).float().div_(255)
+
+    def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
+        """In float32: (C,*size). What is in [0,1] stays there after each axis, as with 8 bits."""
+        floats = scale(values)
+        is_share = floats.min() >= 0 and floats.max() <= 1
+        low, high = (0, 1) if is_share else (-np.inf, np.inf)
+        (left, top, right, bottom), width = box, self.size[1]
+        planes = []
+        for part in _split(floats):
+            rows = part.shape[0]
+            across = self._resize(Image.fromarray(part), (rows, width), (left, 0, right, rows))
+            across = Image.fromarray(np.clip(np.asarray(across), low, high))
+            planes.append(np.clip(np.asarray(self._resize(across, self.size, (0, top, width, bottom))), low, high))
+        return torch.from_numpy(np.stack(planes))
+
+    def _resize(self, picture: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+        return picture.resize(size[::-1], Image.Resampling[self.interpolation.upper()], box=box)
 
     def region(self, height: int, width: int) -> Region:
         """The part of a picture that the network sees: (top, left, height, width), in whole pixels, around the centre.
@@ -75,3 +106,8 @@ class Preprocessing:
         top, left = round((resized_height - self.size[0]) / 2), round((resized_width - self.size[1]) / 2)
         down, across = height / resized_height, width / resized_width
         return top * down, left * across, self.size[0] * down, self.size[1] * across
+
+
+def _split(values: NDArray[Any]) -> list[NDArray[Any]]:
+    """The channels, each (H,W), as Pillow takes them."""
+    return [np.ascontiguousarray(channel) for channel in np.moveaxis(np.atleast_3d(values), 2, 0)]

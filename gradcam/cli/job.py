@@ -86,7 +86,7 @@ class Job:
             return Result(Record(str(image), self.classifier.name, error=_describe(image, error)))
         explained = [self._entry(drawing, path) for drawing, path in zip(drawings, paths)]
         return Result(
-            record=Record(str(image), self.classifier.name, None, predictions, explained),
+            record=Record(str(image), self.classifier.name, None, predictions, explained, found[0].notes[0]),
             size=found[0].pictures[0].shape[:2],
             region=found[0].regions[0],
             grids=[drawing.grid for drawing in drawings],

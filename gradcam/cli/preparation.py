@@ -34,7 +34,8 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_p
     from gradcam.methods import find_methods, smooth
     from gradcam.targets import ClassTarget
 
-    warnings.filterwarnings("ignore", module="PIL")  # about metadata that nobody asked for
+    for reader in ("PIL", "pydicom"):
+        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
     find_colormap(settings.colormap)
     attributions = [name for name in settings.methods if name in ATTRIBUTIONS]
     methods = [name for name in settings.methods if name not in ATTRIBUTIONS]

@@ -31,12 +31,15 @@ class Result:
 
 
 def format_result(result: Result) -> str:
-    """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen."""
+    """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen, and its note."""
     record = result.record
     height, width = result.size
     title = click.style(_printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
     parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
-    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(result), ""]
+    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(result)]
+    if record.note is not None:
+        lines.append(f"  {_printable(record.note[:1].upper() + record.note[1:])}.")
+    lines.append("")
     return "\n".join(lines)
 
 
