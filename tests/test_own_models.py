@@ -80,7 +80,7 @@ def load(name: Any, **options: Any) -> gradcam.Classifier:
     return gradcam.load_classifier(name, **{"device": "cpu", **options})
 
 
-def refusal(name: Any, kind: type[gradcam.GradcamError] = ModelError, **options: Any) -> str:
+def refusal(name: Any, kind: type[gradcam.GradcamError] = gradcam.GradcamError, **options: Any) -> str:
     with pytest.raises(kind) as caught:
         gradcam.load_classifier(name, **options)
     assert "\n" not in str(caught.value)
@@ -192,6 +192,10 @@ def test_options_change_a_library_models_preprocessing_step_by_step() -> None:
         ({"size": 64, "std": (1, 1, 1)}, "Assumed a crop of 0.875, ImageNet's mean: "),
         ({"size": (64, 64)}, "Assumed ImageNet's mean and std: "),
         ({"size": 64, "crop": 1, "mean": (0, 0, 0), "std": (1, 1, 1)}, None),
+        (
+            {"size": (64, 64), "mean": (124, 116, 104), "std": (1, 1, 1)},
+            "The mean is above 1: pictures of 8 and 16 bits",
+        ),
     ],
 )
 def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note: str | None) -> None:
@@ -204,7 +208,6 @@ def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note:
     ("options", "message"),
     [
         ({"mean": 0.5}, "mean has 1 value(s) and std has 3: give both"),
-        ({"mean": (124, 116, 104)}, "pictures have values in [0,1]: divide it by 255"),
         ({"mean": "x"}, "mean is 'x', expected a number for each channel"),
         ({"mean": (0.5, float("nan"), 0.5)}, "expected a number for each channel"),
         ({"std": (0, 1, 1)}, "std is (0, 1, 1), expected values above 0"),
@@ -232,6 +235,15 @@ def test_three_channels_for_one_are_said(factory: Path) -> None:
     assert "a value for each channel with --mean and --std" in message
     assert load(f"{factory}:grey", mean=0.5, std=0.5, size=32).classes == 5
     assert "does not take pictures of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
+
+
+def test_grey_pictures_come_to_a_model_of_one_channel(factory: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 2**16, (40, 50), dtype=np.uint16)
+    classifier = load(f"{factory}:grey", mean=0.5, std=0.25, size=(40, 50))
+    expected = (torch.from_numpy(pixels.astype(np.float32)) / 65535 - 0.5) / 0.25
+    with torch.no_grad():
+        logits = classifier.model(expected[None, None])
+    torch.testing.assert_close(classifier.explain(pixels).output, logits)
 
 
 def test_values_of_another_reader_may_have_any_scale(factory: Path, photo: Photo) -> None:

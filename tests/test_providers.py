@@ -619,7 +619,8 @@ def test_hugging_faces_messages_are_as_they_were(tmp_path: Path, capsys: pytest.
     from transformers.utils import logging
 
     folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), FAMILIES["vit"][1]())
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    before = logging.get_verbosity(), True
     capsys.readouterr()
     gradcam.load_classifier(f"hf:{folder}", device="cpu")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +12,6 @@ from gradcam.classifiers.attribution import PictureAttribution
 from gradcam.classifiers.classifier import Classifier, PictureExplanation
 from gradcam.classifiers.loading import Options, load
 from gradcam.classifiers.providers import DEFAULT
-from gradcam.classifiers.readers import Reader
 
 __all__ = ["DEFAULT", "Classifier", "PictureAttribution", "PictureExplanation", "load_classifier"]
 
@@ -26,7 +26,7 @@ def load_classifier(
     size: int | tuple[int, int] | None = None,
     crop: float | None = None,
     activation: str = "auto",
-    reader: Reader | str | None = None,
+    reader: Callable[[Any], Any] | str | None = None,
     layer: str | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -39,13 +39,14 @@ def load_classifier(
     lists them.
     `weights`: a checkpoint (safetensors, or what torch.save wrote) in place of the model's own; its number of classes is
     taken from it. `labels`: the classes' names, or a file of them: a line each, or JSON.
-    `mean`, `std`: of values in [0,1], one for each channel. `size`: of what the network takes, a number (the picture's
-    centre) or (height, width) (all of it, whatever its aspect). `crop`: the share of the resized picture that is kept, in
-    (0,1]. They change the model's own; of a model of yours they are 224, 0.875 and ImageNet's, where nothing else is said.
+    `mean`, `std`: of values in [0,1], one for each channel; one alone is of grey pictures. `size`: of what the network
+    takes, a number (the picture's centre) or (height, width) (all of it, whatever its aspect). `crop`: the share of the
+    resized picture that is kept, in (0,1]. They change the model's own; of a model of yours they are 224, 0.875 and
+    ImageNet's, where nothing else is said.
     `activation`: how logits become probabilities, a key of `choices.ACTIVATIONS`; "auto" is softmax, or sigmoid for a
-    single logit, or what the model is known to need. `reader`: a function from a path to a `Reading`, or its name
-    "module:function". `layer`: what is explained where nothing else is said; None for the last layer with a grid that the
-    score depends on.
+    single logit, or what the model is known to need. `reader`: a function from a path to an array, as
+    `readers.to_reader` takes one, or its name "module:function". `layer`: what is explained where nothing else is said;
+    None for the last layer with a grid that the score depends on.
     `device`: "auto", "cpu", "cuda", "cuda:N" or "mps". `precision`: "fp32", or "bf16" or "fp16", with which the model
     computes; batch norms, probabilities and maps are float32 anyway. bf16 is faster than fp32 where the processor or GPU has
     instructions for it, and slower elsewhere. A model that lies on several devices is left where it lies.

@@ -23,8 +23,9 @@ ASSUMED = Preprocessing(
 class Adjustment:
     """What a person said of the preprocessing, None for what was not said.
 
-    `mean`, `std`: of values in [0,1], one for each channel. `size`: of the shorter side, of which the centre is taken, or
-    (height, width) to which the whole picture is resized. `crop`: the share of the resized sides that is kept.
+    `mean`, `std`: one for each channel, of values in [0,1] for pictures of 8 and 16 bits. `size`: of the shorter side, of
+    which the centre is taken, or (height, width) to which the whole picture is resized. `crop`: the share of the resized
+    sides that is kept.
     """
 
     mean: tuple[float, ...] | None
@@ -55,6 +56,7 @@ def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     """
     plain = parts.plain or parts.preprocess
     notes = _say_what_is_assumed(plain, wish) if parts.is_assumed and isinstance(plain, Preprocessing) else []
+    notes += _say_what_is_large(wish)
     if not wish:
         return parts.preprocess, notes
     if not isinstance(plain, Preprocessing):
@@ -97,6 +99,16 @@ def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
     return [f"Assumed {', '.join(assumed)}: --size, --crop, --mean and --std say otherwise (size=, ... in Python)."]
 
 
+def _say_what_is_large(wish: Adjustment) -> list[str]:
+    """Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say."""
+    large = [name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1]
+    if not large:
+        return []
+    return [
+        f"The {' and '.join(large)} is above 1: pictures of 8 and 16 bits have values in [0,1]; divide by 255 for them."
+    ]
+
+
 def _to_values(name: str, given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
@@ -105,7 +117,7 @@ def _to_values(name: str, given: Any) -> tuple[float, ...] | None:
     except (TypeError, ValueError):
         values = np.empty(0)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ModelError(f"{name} is {shorten(given)}, expected a number for each channel, of values in [0,1].")
+        raise ModelError(f"{name} is {shorten(given)}, expected a number for each channel.")
     return tuple(values.tolist())
 
 

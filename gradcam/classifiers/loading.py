@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gradcam.choices import ACTIVATIONS
-from gradcam.classifiers.adjustment import Adjustment, adjust, to_adjustment
+from gradcam.classifiers.adjustment import adjust, to_adjustment
 from gradcam.classifiers.classifier import Classifier
 from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.labels import check_labels, fit_labels
@@ -49,7 +49,7 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
     _check(options)
     labels = None if options.labels is None else check_labels(options.labels)
     wish = to_adjustment(options.mean, options.std, options.size, options.crop)
-    reader = _find_reader(options.reader, wish)
+    reader = _find_reader(options.reader)
     with torch.random.fork_rng(devices=()):  # models are born with random weights
         parts = _find_parts(name, options)
     preprocess, assumed = adjust(parts, wish)
@@ -109,18 +109,10 @@ def _find_parts(name: str | nn.Module, options: Options) -> Parts:
     return to_parts(name, weights)
 
 
-def _find_reader(given: Any, wish: Adjustment) -> Reader:
+def _find_reader(given: Any) -> Reader:
     if given is None:
-        _check_scale(wish)
         return read_picture
     return to_reader(find_function(given) if isinstance(given, str) else given)
-
-
-def _check_scale(wish: Adjustment) -> None:
-    """Values of other readers than our own may be of any scale."""
-    for name, values in (("mean", wish.mean), ("std", wish.std)):
-        if values is not None and max(values) > 1:
-            raise ModelError(f"{name} is {shorten(values)}, and pictures have values in [0,1]: divide it by 255.")
 
 
 def _choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class ProcessorPreprocess:
     plain: Preprocessing | None
     is_known: bool = True
 
-    def __call__(self, image: Pixels) -> Tensor:
+    def __call__(self, image: NDArray[Any]) -> Tensor:
         """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives."""
         # Of an array, a processor would have to guess which axis the channels are on.
         values = self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"]
