@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
 from gradcam.hooks import Hooks
 from gradcam.nested import tensors
-from gradcam.tokens import find_layout, patch_sizes
+from gradcam.tokens import find_layout, find_patches
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
@@ -97,7 +97,7 @@ def layers_with_grid(
     """
     names = {module: name for name, module in _modules_outside_attention(model) if name}
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
-    patches = patch_sizes(model.modules())
+    patches = find_patches(model.modules())
     runs: dict[str, int] = {}
     finished: dict[bool, list[str]] = {False: [], True: []}  # by whether they give several tensors
 
@@ -130,7 +130,11 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
 
 def _is_attention(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
-    return "block" not in name and any(word in name for word in ("attention", "attn", "mhsa"))
+    if "block" not in name and any(word in name for word in ("attention", "attn", "mhsa", "msa", "multihead")):
+        return True
+    children = [] if isinstance(module, nn.Sequential) else list(module.children())
+    kinds = [any(isinstance(child, kind) for child in children) for kind in (nn.Softmax, nn.Linear)]
+    return all(kinds)  # of any other name, but with the parts of one
 
 
 def _may_be_shown(name: str, module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors
 from gradcam.recording import Batch, caller_keeps, to_batch
-from gradcam.tokens import Layout, find_layout, patch_sizes
+from gradcam.tokens import Layout, find_layout, find_patches
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Look:
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._batch = batch
-        self._patches = patch_sizes(model.modules())
+        self._patches = find_patches(model.modules())
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _Output] = {}
         self.scores: list[Tensor] = []

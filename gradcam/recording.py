@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from gradcam.errors import ImageError, LayerError, ModelError
 from gradcam.grad_mode import recording_off
@@ -166,6 +167,7 @@ def recorded_pass(
     `around`: a context for the model's run and nothing else.
     """
     with undisturbed(model) as modules, known_failures(KNOWN_FAILURES), contextlib.ExitStack() as stack:
+        _refuse_frames(batch, modules)
         if differentiable > 1:
             stack.enter_context(plain_attention())
         with contextlib.ExitStack() as hooks:
@@ -187,6 +189,18 @@ def recorded_pass(
         autocast = caller_autocast(device)
         with torch.no_grad(), torch.autocast(device, enabled=False):
             yield Recorded(chosen, activations, output, scored, model, modules, batch, autocast)
+
+
+def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
+    """Raises `ImageError` where frames come before channels, which would be taken for the depth of a volume."""
+    if len(batch.size) != 3:
+        return
+    first = next((module for module in modules if isinstance(module, _ConvNd)), None)
+    if first is not None and first.in_channels == batch.size[0] != batch.pictures.shape[1]:
+        raise ImageError(
+            f"The images are {tuple(batch.pictures.shape)}, and the model's first convolution takes {first.in_channels} "
+            "channels: these are frames (N,T,C,H,W), and volumes (N,C,D,H,W) can be explained."
+        )
 
 
 @contextlib.contextmanager
@@ -245,6 +259,7 @@ def _find_with_one_image(model: nn.Module, batch: Batch, reshape: str | tuple[in
 
 
 def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
-    with undisturbed(model):
+    with undisturbed(model) as modules:
+        _refuse_frames(batch, modules)
         args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
         return layers_with_grid(model, args, kwargs, batch.images, batch.size, reshape=reshape)

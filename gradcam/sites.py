@@ -13,7 +13,7 @@ from gradcam.gradients import no_dependence
 from gradcam.layers import norm_before_last_attention
 from gradcam.recording import Batch, Recorded
 from gradcam.reshaping import Picked, Reshape, pick
-from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_layout, patch_sizes
+from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_layout, find_patches
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Resh
     batch = recorded.batch
     if callable(reshape):
         return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
-    module, patches = recorded.layers[layer], patch_sizes(recorded.modules) if activations.ndim == 3 else ()
+    module, patches = recorded.layers[layer], find_patches(recorded.modules) if activations.ndim == 3 else ()
     layout = find_layout(activations.shape, batch.size, module, batch.images, patches=patches, reshape=reshape)
     if layout is None:
         raise LayerError(f"Layer '{layer}' gives {tuple(activations.shape)} {_why_not(activations, batch, reshape)}")

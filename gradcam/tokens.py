@@ -7,15 +7,40 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.pooling import _AvgPoolNd, _MaxPoolNd
+from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
-CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, _AvgPoolNd, _MaxPoolNd)
+POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
+CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
+# As a rule; GELU and Dropout are transformers' as well.
+BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
 MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
-MOST_NAMED_PREFIX = 16  # where the grid is given, so that nothing but it has to be guessed
+MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
+MOST_NAMED_PREFIX = 8  # where the grid is given
+PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
+
+
+class Patch(NamedTuple):
+    """How a convolution cuts a picture: into patches of this size, so far apart, behind so much padding."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    def grids(self, size: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The grids of patches on a picture; where they lie edge to edge, the last may be cut off or padded."""
+        if self.kernel == self.stride:
+            yield tuple(length // side for length, side in zip(size, self.stride))
+            yield tuple(-(-length // side) for length, side in zip(size, self.stride))
+        yield tuple(
+            (length + 2 * padding - kernel) // stride + 1
+            for length, kernel, stride, padding in zip(size, self.kernel, self.stride, self.padding)
+        )
+
 
 Change = Callable[[Tensor], object]  # of a tensor, in place
 
@@ -78,13 +103,13 @@ def find_layout(
     module: nn.Module | None = None,
     images: int | None = None,
     *,
-    patches: Sequence[Sequence[int]] = (),
+    patches: Sequence[Patch] = (),
     reshape: str | tuple[int, ...] | None = None,
 ) -> Layout | None:
     """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
 
     `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
-    `patches`: what `patch_sizes` says of the model, for tokens. `reshape`: one of `choices.LAYOUTS`, or the grid that the
+    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `choices.LAYOUTS`, or the grid that the
     last of the tokens form; what it does not say is worked out.
 
     Channels first is assumed, unless only channels last has the picture's aspect or the module works on channels last.
@@ -92,7 +117,7 @@ def find_layout(
     (N,T,D) cannot be meant.
     """
     if isinstance(reshape, tuple):
-        return _given_layout(shape, size, images, reshape)
+        return _given_layout(shape, size, images, reshape, patches)
     if len(shape) == 3:
         return _row_layout(shape, size, module, images=images, patches=patches, kind=reshape)
     if len(shape) != len(size) + 2 or images not in (None, shape[0]) or (reshape or "").startswith("tokens"):
@@ -106,13 +131,34 @@ def find_layout(
 def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
     fits_first, fits_last = _has_aspect(shape[2:], size), _has_aspect(shape[1:-1], size)
     axis = None if module is None else _channel_axis(module, shape)
+    if axis == 1:
+        return "channels first"
     if axis == -1:  # windows of a partition lie in the place of rows, and have no aspect
         return "channels last" if fits_last else None
-    if axis is None and fits_last and not fits_first:
-        return "channels last"
-    if axis is None and fits_first == fits_last and module is not None and _has_channels_last(module, shape):
+    if _gives_matrices(module) or (
+        fits_first == fits_last and module is not None and _has_channels_last(module, shape)
+    ):
         return None
-    return "channels first"
+    if fits_first != fits_last:
+        return "channels first" if fits_first else "channels last"
+    return "channels first" if fits_first or _ends_channels_first(module, shape) else None
+
+
+def _gives_matrices(module: nn.Module | None) -> bool:
+    """Whether its rows are shares of a whole, as those of attention are: of a square picture these have the aspect."""
+    return isinstance(module, nn.Softmax) and module.dim in (-1, 3)
+
+
+def _ends_channels_first(module: nn.Module | None, shape: Sequence[int]) -> bool:
+    """Whether it comes behind convolutions, or a part of it works on that many channels.
+
+    For grids that do not have the picture's aspect, since strides down and across are not alike.
+    """
+    if isinstance(module, BEHIND_CONVOLUTIONS):
+        return True
+    parts = [part for part in (() if module is None else module.modules()) if isinstance(part, CHANNELS_FIRST)]
+    names = ("out_channels", "num_features", "num_channels")
+    return any(getattr(part, name, None) == shape[1] for part in parts for name in names)
 
 
 def _channel_axis(module: nn.Module, shape: Sequence[int]) -> int | None:
@@ -141,20 +187,28 @@ def _has_channels_last(module: nn.Module, shape: Sequence[int]) -> bool:
 
 
 def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether one stride, rounded up or down, makes this grid of a picture of this size."""
-    strides = [(length / (cells + 1), length / max(cells - 1, 0.5)) for cells, length in zip(grid, size)]
+    """Whether one stride, rounded up or down, makes this grid of a picture of this size.
+
+    The first axis of a volume, which is often the time, may have a stride of its own.
+    """
+    *depths, _, _ = zip(grid, size)
+    if any(cells > length for cells, length in depths):
+        return False
+    sides = list(zip(grid[-2:], size[-2:]))  # of one cell there may be less than a stride
+    strides = [(it / (cells + 1), it / (cells - 1) if cells > 1 else math.inf) for cells, it in sides]
     return max(low for low, _ in strides) < min(high for _, high in strides)
 
 
 def _given_layout(
-    shape: Sequence[int], size: Sequence[int], images: int | None, grid: tuple[int, ...]
+    shape: Sequence[int], size: Sequence[int], images: int | None, grid: tuple[int, ...], patches: Sequence[Patch]
 ) -> Layout | None:
     if len(shape) != 3 or len(grid) != len(size):
         return None
     for axis, kind in ((1, "tokens"), (0, "tokens first")):
         prefix = shape[axis] - math.prod(grid)
         if images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
-            return Layout(grid, kind, prefix)
+            known = [it.grid for it in candidates(shape[axis], _cut(size, patches))]
+            return Layout(grid, kind, prefix) if grid in known or not known else None
     return None
 
 
@@ -164,7 +218,7 @@ def _row_layout(
     module: nn.Module | None,
     *,
     images: int | None,
-    patches: Sequence[Sequence[int]],
+    patches: Sequence[Patch],
     kind: str | None,
 ) -> Layout | None:
     """Of three axes: tokens, unless the middle one is that of channels."""
@@ -173,7 +227,7 @@ def _row_layout(
     found = None
     if kind != "tokens first" and images in (None, shape[0]):
         found = _token_layout(shape[1], size, patches)
-        if found is not None and kind is None and _may_be_flattened(found, shape, size, module):
+        if found is not None and kind is None and _may_be_flattened(shape, size, module, _rivals(found, size, patches)):
             return None
     if found is None and images == shape[1] and kind != "tokens":
         found = _token_layout(shape[0], size, patches)
@@ -181,21 +235,37 @@ def _row_layout(
     return found
 
 
-def _may_be_flattened(found: Layout, shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> bool:
-    """Whether it may as well be a map (N,C,h,w) whose cells were put in a row."""
+def _rivals(found: Layout, size: Sequence[int], patches: Sequence[Patch]) -> Iterable[tuple[int, ...]]:
+    """The grids that a flattened map may have beside these tokens: what is the patches' is surer than what divides."""
+    cut = list(_cut(size, patches))
+    return cut if found.grid in cut else _grids(tuple(size))
+
+
+def _may_be_flattened(
+    shape: Sequence[int], size: Sequence[int], module: nn.Module | None, grids: Iterable[tuple[int, ...]]
+) -> bool:
+    """Whether it may as well be a map (N,C,h,w) whose cells, on one of these grids, were put in a row."""
     axis = None if module is None else _channel_axis(module, shape)
     if axis is not None or module is None or _has_channels_last(module, shape):
         return axis == 1
-    return found.prefix == 0 and any(math.prod(grid) == shape[2] for grid in _grids(tuple(size)))
+    return any(math.prod(grid) == shape[2] for grid in grids)
 
 
-def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Sequence[int]] = ()) -> Layout | None:
-    """The one grid that leaves at most `MOST_PREFIX_TOKENS` over: of the model's patches, or else of some that divide."""
-    for grids in (_cut(tuple(size), patches), _grids(tuple(size))):
-        found = candidates(tokens, grids)
-        if len(found) == 1:
-            return found[0]
-    return None
+def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Patch] = ()) -> Layout | None:
+    """The one grid that leaves a few tokens over: of the model's patches, or else of some that divide the picture."""
+    found = candidates(tokens, _cut(size, patches))
+    if not found:
+        most = MOST_GUESSED_PREFIX if patches else MOST_PREFIX_TOKENS
+        grids = (grid for grid in _grids(tuple(size)) if _may_be_merged(grid, size, patches))
+        found = [it for it in candidates(tokens, grids) if it.prefix <= most]
+    return found[0] if len(found) == 1 else None
+
+
+def _may_be_merged(grid: tuple[int, ...], size: Sequence[int], patches: Sequence[Patch]) -> bool:
+    """Whether whole patches, or whole steps of a first convolution, make up the cells of this grid."""
+    steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
+    cells = [length // count for length, count in zip(size, grid)][-2:]
+    return not steps or any(all(cell % step == 0 for cell, step in zip(cells, stride[-2:])) for stride in steps)
 
 
 def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:
@@ -204,12 +274,10 @@ def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:
     return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]
 
 
-def _cut(size: tuple[int, ...], patches: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """The grids of these patches, of which the last may be cut off or padded."""
+def _cut(size: Sequence[int], patches: Sequence[Patch]) -> Iterator[tuple[int, ...]]:
     for patch in patches:
-        if len(patch) == len(size):
-            yield tuple(length // side for length, side in zip(size, patch))
-            yield tuple(-(-length // side) for length, side in zip(size, patch))
+        if len(patch.stride) == len(size):
+            yield from patch.grids(size)
 
 
 @functools.lru_cache(maxsize=64)
@@ -222,6 +290,15 @@ def _grids(size: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple((*first, height // stride, width // stride) for stride in strides for first in product(*own))
 
 
-def patch_sizes(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
-    """The patches into which a model's convolutions cut a picture, edge to edge."""
-    return [module.stride for module in modules if isinstance(module, _ConvNd) and module.stride == module.kernel_size]
+def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
+    """Into which patches a model's convolutions cut a picture: those edge to edge, and those on the picture itself."""
+    found: list[Patch] = []
+    for module in modules:
+        if isinstance(module, _ConvNd) and (module.stride == module.kernel_size or _is_on_picture(module)):
+            padding: Any = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
+            found.append(Patch(module.kernel_size, module.stride, padding))
+    return found
+
+
+def _is_on_picture(module: _ConvNd) -> bool:
+    return module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1

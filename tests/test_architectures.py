@@ -163,3 +163,90 @@ def test_transformers(  # noqa: PLR0917
     make: Callable[..., Any] = getattr(transformers, f"{name}Config")
     config = make(num_labels=7, **({part: options} if part else options))
     check(randomised(getattr(transformers, f"{name}ForImageClassification")(config)), size, layer, layout)
+
+
+class Attend(nn.Module):
+    """Attention as many write it, in a class of a short name, whose softmax gives a matrix of tokens by tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.softmax, self.proj = nn.Linear(width, 3 * width), nn.Softmax(dim=-1), nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        images, count, width = tokens.shape
+        queries, keys, values = self.qkv(tokens).view(images, count, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        mixed = self.softmax(queries @ keys.transpose(-1, -2)) @ values
+        return self.proj(mixed.transpose(1, 2).reshape(images, count, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.mix = nn.LayerNorm(width), Attend(width)
+        self.norm2, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.mix(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+class Written(nn.Module):
+    """A vision transformer as in a tutorial; some tokens may be left out on the way."""
+
+    def __init__(self, patch: int = 8, keep: int | None = None) -> None:
+        super().__init__()
+        self.patches, self.cls = nn.Conv2d(3, 16, patch, patch), nn.Parameter(torch.randn(1, 1, 16))
+        self.blocks, self.head, self.keep = nn.ModuleList([Block(16), Block(16)]), nn.Linear(16, 5), keep
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = self.blocks[0](torch.cat([self.cls.expand(len(tokens), -1, -1), tokens], 1))
+        if self.keep is not None:
+            tokens = tokens[:, : self.keep + 1]
+        return self.head(self.blocks[1](tokens)[:, 0])
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 64)])
+def test_a_matrix_of_attention_is_no_picture(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    check(Written(), size, "blocks.1.norm1", 1)
+
+
+@pytest.mark.parametrize("keep", [64, 69])  # one class token and 8 x 8, or six tokens and 8 x 8
+def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
+    torch.manual_seed(0)
+    model, images = Written(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
+    assert gradcam.explain(model, images, target=1).layer == "blocks.0"
+    with pytest.raises(gradcam.GradcamError, match="it is not certain where their grid lies: pass the grid of its"):
+        gradcam.explain(model, images, "blocks.1.norm1", target=1)
+    assert {row.name: row.cam for row in gradcam.list_layers(model)}["blocks.1.norm1"] is False
+
+
+def test_channels_in_a_row_are_no_places() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 56, 16, 16), nn.Flatten(2), nn.ReLU(), nn.Flatten(), nn.Linear(56 * 196, 5))
+    found = gradcam.explain(model, torch.randn(1, 3, 224, 224), target=1)
+    assert (found.layer, found.maps.shape[2:]) == ("0", (14, 14))
+
+
+def test_frames_before_channels_are_refused() -> None:
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 9, 2))
+    with pytest.raises(gradcam.GradcamError, match=r"these are frames \(N,T,C,H,W\), and volumes \(N,C,D,H,W\) can be"):
+        gradcam.explain(model, torch.randn(2, 4, 3, 5, 5), "1", target=1)
+
+
+@pytest.mark.slow
+def test_a_video_swin() -> None:
+    from torchvision.models.video import swin3d_t
+
+    torch.manual_seed(0)
+    model = randomised(swin3d_t(num_classes=5))
+    images = torch.randn(1, 3, 8, 64, 64)
+    found = gradcam.explain(model, images, target=1)
+    assert (found.layer, found.maps.shape[2:]) == ("norm", (4, 2, 2))
+    kept: list[Tensor] = []
+    model.norm.register_forward_hook(lambda module, args, output: kept.append(output))
+    score = model(images)[0, 1]
+    (gradient,) = torch.autograd.grad(score, kept[0])
+    expected = (gradient.mean((1, 2, 3), keepdim=True) * kept[0]).sum(-1).relu()
+    torch.testing.assert_close(found.maps[:, 0], expected.detach(), rtol=1e-4, atol=1e-6)

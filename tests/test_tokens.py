@@ -2,7 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from gradcam.tokens import Layout, find_layout, patch_sizes
+from gradcam.tokens import Layout, Patch, find_layout, find_patches
+
+
+def edge(*sides: int) -> Patch:
+    """Patches of these sides, edge to edge."""
+    return Patch(sides, sides, (0,) * len(sides))
 
 
 @pytest.mark.parametrize(
@@ -15,7 +20,7 @@ from gradcam.tokens import Layout, find_layout, patch_sizes
         ((2, 7, 7, 7), (224, 224), Layout((7, 7), "channels first")),
         ((2, 2048, 8, 8), (299, 299), Layout((8, 8), "channels first")),
         ((2, 64, 63, 1), (2000, 3), Layout((63, 1), "channels first")),
-        ((2, 16, 20, 5), (40, 40), Layout((20, 5), "channels first")),
+        ((2, 16, 20, 5), (40, 40), None),  # neither has the aspect
         ((2, 16, 4, 5, 6), (16, 20, 24), Layout((4, 5, 6), "channels first")),
         ((2, 4, 5, 6, 16), (16, 20, 24), Layout((4, 5, 6), "channels last")),
         ((2, 197, 768), (224, 224), Layout((14, 14), "tokens", 1)),
@@ -102,10 +107,17 @@ class NormOverChannelsFirst(nn.LayerNorm):
         ((2, 24, 24, 192), Permuted(nn.LayerNorm(192)), "channels last"),
         ((2, 192, 24, 24), Permuted(nn.LayerNorm(192)), "channels first"),
         ((2, 48, 24, 24), NormOverChannelsFirst(48), "channels first"),
-        ((2, 24, 20, 24), NormOverChannelsFirst(24), "channels first"),
+        ((2, 24, 20, 24), NormOverChannelsFirst(24), None),
         ((2, 16, 49, 64), nn.Linear(8, 64), None),  # windows in rows
         ((2, 16, 49, 64), nn.Sequential(nn.LayerNorm(64), nn.Dropout()), None),
-        ((2, 16, 20, 5), nn.Sequential(nn.Conv2d(3, 16, 1)), "channels first"),
+        ((2, 16, 20, 5), nn.Sequential(nn.Conv2d(3, 16, 1)), "channels first"),  # of strides that are not alike
+        ((2, 16, 20, 5), nn.ReLU(), "channels first"),
+        ((2, 16, 20, 5), nn.GELU(), None),
+        ((2, 16, 20, 5), nn.Sequential(nn.Conv2d(3, 8, 1), nn.Dropout()), None),
+        ((2, 197, 3, 64), nn.Identity(), None),  # (N, tokens, heads, D)
+        ((2, 12, 48, 48), nn.Softmax(-1), None),  # of attention, which has a square picture's aspect
+        ((2, 12, 48, 48), nn.Softmax(1), "channels first"),
+        ((2, 16, 7, 5), nn.AdaptiveAvgPool2d((7, 5)), "channels first"),
     ],
 )
 def test_the_kind_of_module_tells_where_the_shape_does_not(
@@ -126,7 +138,8 @@ def test_the_kind_of_module_tells_where_the_shape_does_not(
         ((2, 64, 16), nn.Sequential(nn.Linear(4, 16), nn.Dropout()), True),
         ((2, 64, 64), nn.LayerNorm(64), True),
         ((2, 64, 20), nn.Dropout(), True),
-        ((2, 65, 16), nn.Dropout(), True),  # one more than a square is no number of channels
+        ((2, 65, 20), nn.Dropout(), True),
+        ((2, 65, 16), nn.Dropout(), False),  # 65 channels on 4 x 4
         ((2, 64, 16), nn.Conv1d(8, 64, 1), False),
         ((2, 64, 16), nn.BatchNorm1d(64), False),
         ((2, 16, 64), nn.Flatten(2), False),
@@ -145,29 +158,57 @@ def test_a_flattened_map_is_not_taken_for_tokens(
 @pytest.mark.parametrize(
     ("tokens", "size", "patches", "expected"),
     [
-        (10, (6, 6), [(2, 2)], Layout((3, 3), "tokens", 1)),
-        (65, (64, 64), [(4, 16)], Layout((16, 4), "tokens", 1)),  # not 8 x 8
-        (197, (230, 230), [(16, 16)], Layout((14, 14), "tokens", 1)),
-        (226, (230, 230), [(16, 16)], Layout((15, 15), "tokens", 1)),  # padded
+        (10, (6, 6), [edge(2, 2)], Layout((3, 3), "tokens", 1)),
+        (65, (64, 64), [edge(4, 16)], Layout((16, 4), "tokens", 1)),  # not 8 x 8
+        (197, (230, 230), [edge(16, 16)], Layout((14, 14), "tokens", 1)),
+        (226, (230, 230), [edge(16, 16)], Layout((15, 15), "tokens", 1)),  # padded
         (197, (230, 230), [], None),
-        (49, (224, 224), [(16, 16), (2, 2)], Layout((7, 7), "tokens")),  # behind two mergers
-        (1568, (16, 224, 224), [(2, 16, 16)], Layout((8, 14, 14), "tokens")),
+        (49, (224, 224), [edge(16, 16), edge(2, 2)], Layout((7, 7), "tokens")),  # behind two mergers
+        (1568, (16, 224, 224), [edge(2, 16, 16)], Layout((8, 14, 14), "tokens")),
         (1568, (16, 224, 224), [], None),  # or 2 x 28 x 28
-        (217, (96, 96, 96), [(16, 16, 16)], Layout((6, 6, 6), "tokens", 1)),
-        (217, (96, 96, 96), [(16, 16)], None),  # or 24 x 3 x 3
+        (217, (96, 96, 96), [edge(16, 16, 16)], Layout((6, 6, 6), "tokens", 1)),
+        (217, (96, 96, 96), [edge(16, 16)], None),  # or 24 x 3 x 3
         (46, (5, 6, 6), [], Layout((5, 3, 3), "tokens", 1)),
         (26, (2, 10, 10), [], Layout((1, 5, 5), "tokens", 1)),
+        # Patches that overlap, and a first convolution of a few.
+        (10, (64, 64), [Patch((32, 32), (16, 16), (0, 0))], Layout((3, 3), "tokens", 1)),
+        (17, (64, 64), [Patch((7, 7), (4, 4), (3, 3))], Layout((4, 4), "tokens", 1)),  # of which 16 make one
+        # Tokens that were chosen or learned are no grid, whatever their number: these are no whole patches.
+        (65, (224, 224), [edge(16, 16)], None),
+        (70, (224, 224), [edge(16, 16)], None),
+        (8, (224, 224), [edge(16, 16)], None),
+        (55, (224, 224), [edge(32, 32)], Layout((7, 7), "tokens", 6)),  # registers before the patches' own
+        (
+            20,
+            (224, 224),
+            [edge(28, 28)],
+            None,
+        ),  # four of 4 x 4 behind a merger would be registers, of which none is known
     ],
 )
 def test_the_models_patches_tell_where_arithmetic_does_not(
-    tokens: int, size: tuple[int, ...], patches: list[tuple[int, ...]], expected: Layout | None
+    tokens: int, size: tuple[int, ...], patches: list[Patch], expected: Layout | None
 ) -> None:
     assert find_layout((2, tokens, 30), size, patches=patches) == expected
 
 
-def test_patches_are_what_convolutions_cut_edge_to_edge() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.Conv2d(3, 8, 3, 2), nn.Conv3d(1, 8, (2, 4, 4), (2, 4, 4)))
-    assert patch_sizes(model.modules()) == [(16, 16), (2, 4, 4)]
+def test_a_width_that_is_a_grid_too_does_not_make_a_models_own_patches_doubtful() -> None:
+    shape, size = (2, 197, 1024), (224, 224)  # 32 x 32 cells of 7 pixels
+    assert find_layout(shape, size, nn.Dropout()) is None
+    assert find_layout(shape, size, nn.Dropout(), patches=[edge(16, 16)]) == Layout((14, 14), "tokens", 1)
+    assert find_layout((2, 56, 196), size, nn.ReLU(), patches=[edge(16, 16)]) is None  # 56 channels on 14 x 14
+
+
+def test_patches_are_what_convolutions_cut_edge_to_edge_and_what_they_make_of_the_picture() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 16, 16),
+        nn.Conv2d(3, 8, 3, 2, padding=1),
+        nn.Conv2d(8, 8, 3, 2),
+        nn.Conv2d(3, 8, 3),
+        nn.Conv3d(1, 8, (2, 4, 4), (2, 4, 4), padding="valid"),
+    )
+    expected = [edge(16, 16), Patch((3, 3), (2, 2), (1, 1)), edge(2, 4, 4)]
+    assert find_patches(model.modules()) == expected
 
 
 @pytest.mark.parametrize(
@@ -175,7 +216,7 @@ def test_patches_are_what_convolutions_cut_edge_to_edge() -> None:
     [
         ((2, 197, 768), (230, 230), (14, 14), Layout((14, 14), "tokens", 1)),
         ((197, 2, 768), (230, 230), (14, 14), Layout((14, 14), "tokens first", 1)),
-        ((2, 197, 768), (224, 224), (13, 14), Layout((13, 14), "tokens", 15)),
+        ((2, 197, 768), (224, 224), (13, 14), None),  # 15 before them are too many
         ((2, 197, 768), (224, 224), (13, 13), None),
         ((2, 197, 768), (224, 224), (15, 14), None),
         ((2, 433, 16), (4, 99, 99), (3, 12, 12), Layout((3, 12, 12), "tokens", 1)),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradcam.attention.census import Census, Sighting
 from gradcam.errors import ModelError
 from gradcam.recording import Batch, Recorded
-from gradcam.tokens import Layout, find_layout, patch_sizes
+from gradcam.tokens import Layout, find_layout, find_patches
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
 
 def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | None = None) -> Layout | None:
     batch = recorded.batch
-    return find_layout(shape, batch.size, module, batch.images, patches=patch_sizes(recorded.modules))
+    return find_layout(shape, batch.size, module, batch.images, patches=find_patches(recorded.modules))
 
 
 def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
