@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gradcam.errors import ModelError, shorten
@@ -20,10 +21,10 @@ def find_device(name: str) -> torch.device:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", str(name)):
+        raise ModelError(f"There is no device {name!r}: choose auto, cpu, cuda, cuda:N or mps.")
     try:  # each build of PyTorch says in an error of its own what it lacks
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise ValueError("not one of these kinds")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".") or type(error).__name__

@@ -231,10 +231,10 @@ def test_options_that_cannot_be_meant_are_refused(factory: Path, options: dict[s
 
 def test_three_channels_for_one_are_said(factory: Path) -> None:
     message = refusal(f"{factory}:make", device="cpu", mean=0.5, std=0.5)
-    assert "does not take pictures of 224 x 224 with 1 channel(s), RuntimeError: " in message
-    assert "a value for each channel with --mean and --std" in message
+    assert "fails on a picture of 224 x 224 with 1 channel(s), RuntimeError: " in message
+    assert "--mean and --std with a value for each channel" in message
     assert load(f"{factory}:grey", mean=0.5, std=0.5, size=32).classes == 5
-    assert "does not take pictures of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
+    assert "fails on a picture of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
 
 
 def test_grey_pictures_come_to_a_model_of_one_channel(factory: Path, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_the_layer_is_the_one_that_is_explained_by_itself() -> None:
     ("model", "message"),
     [
         (nn.Conv2d(3, 4, 3), "The model gives a tensor (1, 4, 222, 222) for one picture, expected one of (1, classes)"),
-        (nn.Conv2d(5, 4, 3), "does not take pictures of 224 x 224 with 3 channel(s), RuntimeError: "),
+        (nn.Conv2d(5, 4, 3), "fails on a picture of 224 x 224 with 3 channel(s), RuntimeError: "),
     ],
 )
 def test_what_is_no_classifier_of_pictures_is_refused(model: nn.Module, message: str) -> None:

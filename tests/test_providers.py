@@ -24,7 +24,7 @@ from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.classifiers.providers import load_parts, network
 from gradcam.classifiers.providers import timm as timm_provider
 from gradcam.classifiers.providers import torchvision as provider
-from gradcam.classifiers.providers.image_processors import make_preprocess
+from gradcam.classifiers.providers.image_processors import find_steps, make_preprocess
 from gradcam.errors import ModelError
 
 Photo = Callable[[str], Path]
@@ -563,7 +563,7 @@ def test_a_folder_without_a_processor_is_guessed_and_said(tmp_path: Path) -> Non
 def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), FAMILIES["vit"][1]())
     message = refusal(f"hf:{folder}", size=64)
-    assert "does not take pictures of 64 x 64 with 3 channel(s), ValueError: " in message
+    assert "fails on a picture of 64 x 64 with 3 channel(s), ValueError: " in message
     assert "(64*64) doesn't match model (32*32)" in message
 
 
@@ -574,7 +574,7 @@ def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
         ("hf:./nothing", ["hf:./nothing names nothing: there is no such folder"]),
         ("hf:{empty}", ["has no config.json, expected a folder that save_pretrained() made"]),
         ("hf:nobody/nothing", ["no network here", "hf download nobody/nothing", "'efficientnet_lite0'"]),
-        ("hf:{text}", ["cannot be loaded", "BertConfig"]),
+        ("hf:{text}", ["cannot be loaded", "it is no image classifier that transformers knows"]),
         ("hf:{broken}", ["cannot be loaded"]),
     ],
 )
@@ -626,3 +626,70 @@ def test_hugging_faces_messages_are_as_they_were(tmp_path: Path, capsys: pytest.
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
     assert capsys.readouterr().err == ""
     shutil.rmtree(folder)
+
+
+class Malice:
+    """What runs code when a pickle is read: it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self.path), "w"))
+
+
+def test_a_pickle_that_would_run_code_is_read_by_no_library(timm_folder: Path, tmp_path: Path) -> None:
+    folder, mark = tmp_path / "evil", tmp_path / "mark"
+    shutil.copytree(timm_folder, folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Malice(mark)}, folder / "pytorch_model.bin")
+    assert "would run code on being read" in refusal(f"timm:{folder}")
+    save_classifier(tmp_path / "hf", vit_config(), transformers.ViTImageProcessor(size={"height": 32, "width": 32}))
+    (tmp_path / "hf/model.safetensors").unlink()
+    torch.save({"weight": Malice(mark)}, tmp_path / "hf/pytorch_model.bin")
+    message = refusal(f"hf:{tmp_path / 'hf'}")
+    assert message.endswith("would run code on being read; it was not run. Take safetensors")
+    assert not mark.exists()
+
+
+def test_a_processor_gives_deep_pictures_through_the_same_steps(photo: Photo) -> None:
+    processor = transformers.ViTImageProcessor(size={"height": 64, "width": 48})
+    preprocess, notes = make_preprocess(processor)
+    assert notes == []
+    grey = np.array(Image.open(photo("camera.png")).convert("L"))
+    eight = preprocess(np.repeat(grey[..., None], 3, axis=2))
+    deep = preprocess(grey.astype(np.uint16) * 257)  # the same picture, with a scale of 16 bits
+    assert abs(deep - eight).max() < 3 / 255 / 0.5  # which is rounded to 8 bits on the way
+    one = preprocess(grey.astype(np.uint16) * 257 - (grey > 0))
+    assert 0 < abs(one - deep).max() < 1e-3
+
+
+@pytest.mark.parametrize(("resample", "name"), [(0, "nearest"), (2, "bilinear"), (3, "bicubic")])
+def test_a_processors_interpolation(resample: int, name: str) -> None:
+    processor = transformers.ViTImageProcessor(size={"height": 64, "width": 64}, resample=resample)
+    assert find_steps(processor, 300, 400).interpolation == name
+    assert make_preprocess(processor)[1] == []
+
+
+def test_a_processor_that_pads_is_told_of_and_used() -> None:
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 80, "width": 80})
+    preprocess, (note,) = make_preprocess(processor)
+    assert note.startswith("What part of a picture")
+    assert preprocess(np.zeros((100, 100, 3), np.uint8)).shape == (3, 80, 80)
+    with pytest.raises(gradcam.GradcamError, match="takes RGB of 8 bits: save it as that"):
+        preprocess(np.zeros((100, 100), np.uint16))
+
+
+def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -> None:
+    config = vit_config(num_labels=1, problem_type="regression")
+    save_classifier(tmp_path, config, transformers.ViTImageProcessor(size={"height": 32, "width": 32}))
+    classifier = gradcam.load_classifier(f"hf:{tmp_path}", device="cpu")
+    assert (classifier.activation, classifier.classes) == ("none", 2)
+    assert "It is a regression" in classifier.notes[-1]
+    found = classifier.explain(photo("koala.webp"), target=1)
+    assert found.scores[0, 0] == pytest.approx(found.output.logits[0, 0].item())
+
+
+@pytest.mark.parametrize("size", [8193, (16, 10**9)])
+def test_a_size_beyond_all_networks_is_refused(size: Any) -> None:
+    assert "expected 8192 pixels at most" in refusal("efficientnet_lite0", size=size)

@@ -19,6 +19,9 @@ ASSUMED = Preprocessing(
 )
 
 
+LARGEST = 8192  # pixels of a side: what networks take is far smaller, and memory for more may not be there
+
+
 @dataclass(frozen=True)
 class Adjustment:
     """What a person said of the preprocessing, None for what was not said.
@@ -127,6 +130,8 @@ def _to_size(given: Any) -> int | tuple[int, int] | None:
     sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if len(sides) not in (1, 2) or not all(_is_number(side) and side == int(side) >= 1 for side in sides):
         raise ModelError(f"size is {shorten(given)}, expected pixels, as a number or as (height, width).")
+    if max(sides) > LARGEST:
+        raise ModelError(f"size is {shorten(given)}, expected {LARGEST} pixels at most.")
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 

@@ -123,7 +123,7 @@ def _choose_activation(asked: str, known: str | None, findings: Findings) -> tup
         return asked, ()
     if findings.activation is not None:
         return findings.activation, ()
-    if findings.logits == 1:
+    if findings.logits == 1 and known != "none":  # which a regression has
         return "sigmoid", ()
     if known is not None:
         return known, ()

@@ -105,8 +105,8 @@ def _run_plainly(model: nn.Module, images: Tensor) -> Any:
         channels, height, width = images.shape[1:]
         what = f"{height} x {width} with {channels} channel(s)"
         raise ModelError(
-            f"The model does not take pictures of {what}, {type(error).__name__}: {said.rstrip('.')}. Give the size that it "
-            "takes with --size, and a value for each channel with --mean and --std (size=, mean=, std= in Python)."
+            f"The model fails on a picture of {what}, {type(error).__name__}: {said.rstrip('.')}. If it takes others, say "
+            "which: --size, and --mean and --std with a value for each channel (size=, mean=, std= in Python)."
         ) from error
 
 

@@ -66,6 +66,8 @@ class Difference:
             return f"The file has another number of classes: {classes[0][0]}, where the model has {classes[1][0]}."
         if in_head and self.missing and not self.shapes:
             return f"The last layer, '{head}', is missing or has another form in the file."
+        if not self.missing and not self.shapes:
+            return "The file has all of this model and more: another head beside it, or a larger model around it."
         return "The file is of another size or version of this architecture."
 
 

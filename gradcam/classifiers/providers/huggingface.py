@@ -23,7 +23,19 @@ from gradcam.errors import ModelError, join_names
 
 PROCESSOR = "preprocessor_config.json"
 # How transformers itself tells probabilities from logits.
-ACTIVATIONS = {"multi_label_classification": "sigmoid", "single_label_classification": "softmax", None: "softmax"}
+SAID = {  # by transformers, of what is no mistake of its own, and what we say
+    "weights_only": "its weights are a pickle that would run code on being read; it was not run. Take safetensors",
+    "trust_remote_code": "it comes with code of its own, which is never run here. Load it in a function of yours, "
+    "--model FILE.py:FUNCTION",
+    "Unrecognized configuration class": "it is no image classifier that transformers knows",
+}
+ACTIVATIONS = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+    "regression": "none",
+    None: "softmax",
+}
+REGRESSION = "It is a regression: its value is shown in a probability's place; class 1 is for it, class 0 against it."
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -51,7 +63,7 @@ def load(name: str, weights: Path | None) -> Parts:
         labels=labels if classes == len(labels) else None,
         classes=classes,
         activation=ACTIVATIONS.get(config.problem_type),
-        notes=[*parts.notes, *notes],
+        notes=[*parts.notes, *notes, *([REGRESSION] if config.problem_type == "regression" else [])],
     )
 
 
@@ -114,7 +126,8 @@ def _take(source: Any, name: str, **options: Any) -> Any:
     try:
         return source.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # OSError, ValueError, RuntimeError, safetensors' own, and those of each model
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        own = [sentence for part, sentence in SAID.items() if part in str(error)]
+        reason = own[0] if own else " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"hf:{name} cannot be loaded: {reason}") from error
 
 

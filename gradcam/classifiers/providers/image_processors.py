@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from gradcam.classifiers.preprocessing import Preprocessing
-from gradcam.errors import ModelError
+from gradcam.errors import ImageError, ModelError
 from gradcam.images import Pixels, Region, check_pixels
 
 WARPED_FROM = 384  # ConvNeXt's processor takes no centre from this size on
@@ -34,11 +34,26 @@ class ProcessorPreprocess:
     is_known: bool = True
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives."""
+        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives.
+
+        Of deeper values it would keep 8 bits: those go through the same steps of our own, where they are known.
+        Raises `ImageError` where they are not.
+        """
+        if image.dtype != np.uint8 or image.ndim != 3:
+            return self._prepare_deep(image)
         # Of an array, a processor would have to guess which axis the channels are on.
         values = self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"]
         tensor: Tensor = values[0]
         return tensor
+
+    def _prepare_deep(self, image: NDArray[Any]) -> Tensor:
+        if not self.is_known:
+            raise ImageError(
+                f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
+                "it as that, or give a reader that makes it."
+            )
+        tensor = find_steps(self.processor, *image.shape[:2])(image)
+        return tensor.flip(0) if getattr(self.processor, "do_flip_channel_order", False) else tensor
 
     def region(self, height: int, width: int) -> Region:
         """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
@@ -60,7 +75,7 @@ def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]
         values = found(picture)
     except Exception as error:  # a configuration that contradicts itself
         raise ModelError(f"The image processor, {name}, prepares no picture: {' '.join(str(error).split())}") from error
-    if first is None or not _is_alike(values, first(picture)):
+    if first is None or not _does_alike(first, picture, values):
         return found, [f"What part of a picture {name} takes is not known here: maps are drawn on all of it."]
     is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
     return ProcessorPreprocess(processor, first if is_plain else None), []
@@ -81,7 +96,7 @@ def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
         resize=resize if _find_crop(processor) else resized,
         mean=mean,
         std=std,
-        interpolation=Image.Resampling(processor.resample or 2).name.lower(),
+        interpolation=Image.Resampling(2 if processor.resample is None else processor.resample).name.lower(),
     )
 
 
@@ -134,6 +149,13 @@ def _make_picture() -> Pixels:
     """Coarse random blocks: another part of them looks another way."""
     blocks = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
     return np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
+
+
+def _does_alike(steps: Preprocessing, picture: Pixels, values: Tensor) -> bool:
+    """Whether these steps show the same part of a picture as what a processor gave; some pad, which steps cannot."""
+    with contextlib.suppress(ValueError):
+        return _is_alike(values, steps(picture))
+    return False
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:

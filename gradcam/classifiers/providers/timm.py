@@ -25,6 +25,7 @@ from gradcam.classifiers.providers.weights import build_for
 from gradcam.errors import ModelError, join_names, nearest, shorten
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
+PICKLES = (".pth", ".pt", ".bin", ".tar")
 FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for on the hub, in its own order
 
 
@@ -89,6 +90,7 @@ def _find_folder(name: str) -> str:
     if not (folder / "config.json").is_file():
         what = "has no config.json" if folder.is_dir() else "is no folder"
         raise ModelError(f"{folder}: {what}, expected a folder as timm.models.save_for_hf() makes it.")
+    _require_plain(*(path for path in map(folder.joinpath, FILES) if path.is_file()))
     return f"local-dir:{folder}"
 
 
@@ -96,7 +98,9 @@ def _find_cached_folder(name: str) -> str:
     """A model of the hub from its cached files, if they are there. Raises `ModelError` where they cannot be fetched."""
     repository = name.partition(":")[2]
     config = _find_cached(repository, ["config.json"])
-    if config is not None and _find_cached(repository, FILES) is not None:
+    weights = _find_cached(repository, FILES)
+    if config is not None and weights is not None:
+        _require_plain(weights)
         return f"local-dir:{config.parent}"
     _require_hub(repository)
     return name
@@ -113,10 +117,15 @@ def _find_weights(timm: Any, name: str) -> dict[str, Any]:
         names = [config.hf_hub_filename] if config.hf_hub_filename else FILES
         path = _find_cached(config.hf_hub_id, names)
         if path is not None:
+            _require_plain(path)
             return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(path)}}
         _require_hub(config.hf_hub_id)
-    elif not (Path(torch.hub.get_dir()) / "checkpoints" / config.url.rpartition("/")[2]).exists():
+        return {"pretrained": True}
+    path = Path(torch.hub.get_dir()) / "checkpoints" / config.url.rpartition("/")[2]
+    if not path.exists():
         _require(config.url, config.url)
+    elif path.suffix in PICKLES:
+        _require_plain(path)
     return {"pretrained": True}
 
 
@@ -126,6 +135,12 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
     repository, _, revision = repository.partition("@")
     found = (hub.try_to_load_from_cache(repository, name, revision=revision or None) for name in names)
     return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def _require_plain(*paths: Path) -> None:
+    """Raises `ModelError` where the first of the files would run code: some of timm's versions would let it."""
+    for path in paths[:1]:
+        read_checkpoint(path)
 
 
 def _require_hub(repository: str) -> None:
