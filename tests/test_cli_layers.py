@@ -280,9 +280,7 @@ def test_a_model_of_other_channels_is_run_with_as_many(
 
 @pytest.mark.parametrize("line", ["pass", "x = x * float(x.mean())"])
 @pytest.mark.parametrize("precision", ["half", "bfloat16", "double"])
-def test_a_model_gets_a_picture_as_precise_as_it_is(
-    layers: Command, tmp_path: Path, precision: str, line: str
-) -> None:
+def test_a_model_gets_a_picture_as_precise_as_it_is(layers: Command, tmp_path: Path, precision: str, line: str) -> None:
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line=line).replace("Tied()", f"Tied().{precision}()"))
     outcome = layers("own.py:build", "--size", "9")
     assert (outcome.status, outcome.err) == (0, "")

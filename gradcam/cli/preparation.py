@@ -100,7 +100,9 @@ def code_of_the_user(*names: str | None) -> Iterator[None]:
 def check_model_name(name: str | None) -> None:
     """Raises `click.UsageError` for a name that is empty, such as a variable of the shell that is not set."""
     if name is not None and not name.strip():
-        raise click.UsageError("The model's name is empty: give one of those that `gradcam models` lists, or leave it out.")
+        raise click.UsageError(
+            "The model's name is empty: give one of those that `gradcam models` lists, or leave it out."
+        )
 
 
 def _say(notes: Sequence[str], output: Output) -> None:
