@@ -304,6 +304,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["-c", "koala", "-c", "1000"], "0 to 999"),
         (["-c", "-1"], "0 to 999"),
         (["-c", "cardigan"], r"264 \(Cardigan\), 474 \(cardigan\)"),
+        (["--method", "zzzzzz"], "'--method': There is no method 'zzzzzz'. `gradcam methods` lists them"),
         (["--method", "gradcm"], "'--method': There is no method 'gradcm'. Nearest: 'gradcam'"),
         (["--against", "koala"], "--against names the classes to contrast with: give --score contrast"),
         (["--score", "contrast", "--against", "kaola"], "nearest: 'koala'"),
@@ -557,6 +558,59 @@ def test_other_weights_are_used(run: Command, small: Photo, classifier: gradcam.
     assert record["predictions"][0]["label"] == "tench"
 
 
+def test_the_name_of_a_model_must_not_be_empty(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "--model", "")
+    assert (outcome.status, outcome.out, files(folder)) == (2, "", [])
+    assert "Error: The model's name is empty: give one" in outcome.err
+
+
+ENDS = """
+import sys
+from torch import nn
+
+class Ends(nn.Sequential):
+    def forward(self, images):
+        if (images[..., 1:] - images[..., :-1]).abs().mean() < 0.5:  # a photograph, and not noise
+            sys.exit(3)
+        return super().forward(images)
+
+def make():
+    return Ends(nn.Conv2d(3, 4, 3, stride=32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+
+def read(path):
+    sys.exit()
+"""
+
+
+def test_code_of_the_user_that_ends_the_program_is_an_error(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    (folder / "ends.py").write_text(ENDS)
+    outcome = run(path, path, "--json", "--model", "ends.py:make", "--quiet")
+    assert outcome.status == 1
+    assert outcome.err == f"{path}: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)\n" * 2
+    outcome = run(path, path, "--json", "--reader", "ends.py:read")
+    assert outcome.status == 1
+    assert outcome.err == f"{path}: the reader read failed (SystemExit)\n" * 2
+    assert [record["status"] for record in records(outcome)] == ["failed"] * 2
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_an_error_that_nobody_expected_is_one_line(
+    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, is_wanted: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room for\n7 numbers")
+
+    monkeypatch.setattr("gradcam.classifiers.load_classifier", fail)
+    if is_wanted:
+        monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
+    outcome = run(small("coffee.jpg"))
+    assert (outcome.status, outcome.out) == (1, "")
+    line = "Error: MemoryError: no room for 7 numbers (GRADCAM_TRACEBACK=1 shows where)\n"
+    assert outcome.err.endswith(line)
+    assert ("Traceback" in outcome.err, outcome.err == line) == (is_wanted, not is_wanted)
+
+
 @pytest.mark.parametrize("index", [0, 967])
 def test_an_output_of_nan_is_an_error_not_a_number_in_a_record(
     run: Command, folder: Path, small: Photo, index: int
@@ -670,6 +724,13 @@ def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> 
 )
 def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -> None:
     assert format_result(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
+
+
+def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
+    for value, shown in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
+        lines = format_result(result(value)).splitlines()
+        assert lines[2] == f"  cup         3   {shown}"
+        assert lines[3] == f"  class 14   14   {'0':>{len(shown)}}"  # nor is what happens to lie between 0 and 1
 
 
 def test_several_methods_and_classes_without_names_are_told_apart() -> None:

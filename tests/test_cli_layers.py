@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -155,6 +156,8 @@ def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypat
             "vit_b_32 does not run with a picture of 3 x 300 x 300: Wrong image height!",
         ),
         (["alexnet", "--size", "8"], 2, "alexnet does not run with a picture of 3 x 8 x 8: "),
+        ([""], 2, "The model's name is empty: give one of those that `gradcam models` lists"),
+        (["-m", " "], 2, "The model's name is empty"),
         (["--size", "0"], 2, "'0' is no size: expected a side, 224, or height x width, 320x240."),
         (["--size", "20x"], 2, "'20x' is no size"),
         (["--size", "-5"], 2, "'-5' is no size"),
@@ -255,12 +258,60 @@ def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command
 
 
 def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=4, line="pass"))
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="raise ValueError('never')"))
     outcome = layers("own.py:build")
     assert outcome.status == 2
-    assert "own.py:build does not run with a picture of 3 x 224 x 224" in outcome.err
+    assert "own.py:build does not run with a picture of 3 x 224 x 224: never" in outcome.err
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line="float(x.mean()); x.nothing"))
     assert "has no attribute 'nothing'" in layers("own.py:build").err
+
+
+@pytest.mark.parametrize("line", ["pass", "x = x * float(x.mean())"])
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_model_of_other_channels_is_run_with_as_many(
+    layers: Command, tmp_path: Path, channels: int, line: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(channels=channels, line=line))
+    outcome = layers("own.py:build", "--size", "9")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"own.py:build   {channels} x 9 x 9   ")
+    assert "→ conv  " in outcome.out
+
+
+@pytest.mark.parametrize("line", ["pass", "x = x * float(x.mean())"])
+@pytest.mark.parametrize("precision", ["half", "bfloat16", "double"])
+def test_a_model_gets_a_picture_as_precise_as_it_is(layers: Command, tmp_path: Path, precision: str, line: str) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line=line).replace("Tied()", f"Tied().{precision}()"))
+    outcome = layers("own.py:build", "--size", "9")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "→ conv  " in outcome.out
+
+
+def test_json_is_pure_where_the_users_code_prints(layers: Command, tmp_path: Path) -> None:
+    code = OWN.format(channels=3, line="print('running')").replace("return Tied()", "print('building'); return Tied()")
+    (tmp_path / "own.py").write_text(f"print('importing')\n{code}")
+    outcome = layers("own.py:build", "--json", "--size", "9")
+    assert list(records(outcome)) == ["conv", "rows", "one", "other"]
+    assert [word in outcome.err for word in ("importing", "building", "running")] == [True] * 3
+
+
+def test_a_package_in_the_current_folder_is_found(
+    layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    (tmp_path / "package_for_layers").mkdir()
+    (tmp_path / "package_for_layers" / "make.py").write_text(OWN.format(channels=3, line="pass"))
+    outcome = layers("package_for_layers.make:build", "--size", "9")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "→ conv  " in outcome.out
+
+
+@pytest.mark.parametrize("line", ["sys.exit(3)", "x.mean().item(); sys.exit(3)"])
+def test_a_model_that_ends_the_program_gets_one_error(layers: Command, tmp_path: Path, line: str) -> None:
+    (tmp_path / "own.py").write_text("import sys\n" + OWN.format(channels=3, line=line))
+    outcome = layers("own.py:build", "--size", "9")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == "Error: own.py:build does not run with a picture of 3 x 9 x 9: SystemExit: 3\n"
 
 
 def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,10 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
         (["-m", "net.py:make", "--crop", "0"], "Error: crop is 0.0, expected the share"),
         (["-m", "net.py:make", "--activation", "relu"], "'--activation': 'relu' is not one of"),
         (["-m", "net.py:make", "--labels", "none.txt"], "'none.txt' does not exist"),
-        (["-m", "net.py:one", "--labels", "labels.txt"], "Error: There are 3 labels, and the model has a single logit"),
+        (
+            ["-m", "net.py:one", "--labels", "labels.txt"],
+            "Error: labels.txt has 3 labels, and the model has a single logit",
+        ),
         (["-m", "net.py:make", "--reader", "net:none"], "Error: There is no 'none' in net."),
         (["-m", "net.py:make", "-l", "featurs"], "Nearest: 'features'"),
         (["-m", "resnet18", "--weights", "labels.txt"], "labels.txt: is text"),

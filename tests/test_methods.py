@@ -156,10 +156,25 @@ def test_the_table_is_keyed_by_name_and_cites_its_papers() -> None:
     assert METHODS["gradcam"].paper.endswith("ICCV 2017")
 
 
-@pytest.mark.parametrize("name", ["grad-camera", "nothing", 3, ["gradcam"]])
-def test_an_unknown_name_offers_what_there_is(name: object) -> None:
-    with pytest.raises(GradcamError, match="'gradcam'"):
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [
+        ("grad-camera", "Nearest: 'gradcam'"),
+        ("zzzzzz", "`gradcam methods` lists them"),
+        (3, "`gradcam methods` lists them"),
+        (["gradcam"], "`gradcam methods` lists them"),
+    ],
+)
+def test_an_unknown_name_offers_what_is_near_or_where_to_look(name: object, offer: str) -> None:
+    with pytest.raises(GradcamError) as caught:
         find_method(name)  # type: ignore[arg-type]
+    assert offer in str(caught.value)
+    assert str(caught.value).count("'") <= 2 + 2 * 5
+
+
+@pytest.mark.parametrize("name", ["chefer", "Chefer", "gradient-rollout", "GradientRollout"])
+def test_a_method_is_found_by_what_others_call_it(name: str) -> None:
+    assert find_method(name) is METHODS["gradient-rollout"]
 
 
 @pytest.mark.parametrize("name", ["gradcam++", "Grad-CAM++", "GRADCAM-PP", METHODS["gradcam-pp"]])

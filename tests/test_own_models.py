@@ -269,11 +269,43 @@ def test_values_of_another_reader_may_have_any_scale(factory: Path, photo: Photo
         ("l.json", '{"1": "dog", "0": "cat", "2": "sea lion"}'),
         ("l.json", '{"cat": 0, "sea lion": 2, "dog": 1}'),
         ("l.txt", '["cat", "dog", "sea lion"]'),
+        ("l.json", '{"0": ["n01", "cat"], "1": ["n02", "dog"], "2": ["n03", "sea lion"]}'),
+        (
+            "config.json",
+            '{"num_labels": 3, "id2label": {"0": "cat", "1": "dog", "2": "sea lion"}, "label2id": {"cat": 0}}',
+        ),
+        ("l.csv", "cat\ndog\nsea lion\n"),
+        ("l.csv", "1,dog\n0,cat\n2,sea lion\n"),
+        ("l.csv", '\ufeffindex,name\r\n0,cat\r\n1, "dog"\r\n2,"sea lion"\r\n'),
     ],
 )
 def test_labels_are_read_in_the_order_of_their_indices(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(text.encode())
     assert read_labels(tmp_path / name) == ["cat", "dog", "sea lion"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("l.csv", "0,shark, great\n1,eel", ["0,shark, great", "1,eel"]),  # three columns: nobody knows what they are
+        ("l.csv", "shark,1\neel,0", ["shark,1", "eel,0"]),
+        ("l.csv", '0,"shark, great"\n1,eel', ["shark, great", "eel"]),
+        ("l.txt", "0,shark\n1,eel", ["0,shark", "1,eel"]),
+        ("l.txt", "sh\x0cark\neel\u2028s", ["sh\x0cark", "eel\u2028s"]),
+    ],
+)
+def test_only_what_is_certain_is_read_into_labels(tmp_path: Path, name: str, text: str, expected: list[str]) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_labels(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"), [("0,cat\n2,dog", 1), ("index,name\n0,cat\n0,dog", 1), ("1,cat\n2,dog", 0)]
+)
+def test_a_table_that_leaves_an_index_out_is_refused(tmp_path: Path, text: str, missing: int) -> None:
+    (tmp_path / "l.csv").write_text(text)
+    with pytest.raises(ModelError, match=rf"l\.csv: has 2 labels, but none for class {missing}\."):
+        read_labels(tmp_path / "l.csv")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +333,10 @@ def test_files_that_are_no_labels_are_refused(tmp_path: Path, data: bytes | None
 def test_labels_of_another_length_are_refused_with_both_numbers(factory: Path, tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("a\nb\nc\n")
     assert refusal(f"{factory}:make", labels=tmp_path / "l.txt", device="cpu") == (
-        "There are 3 labels, and the model has 5 classes."
+        f"{tmp_path / 'l.txt'} has 3 labels, and the model has 5 classes."
+    )
+    assert refusal(f"{factory}:make", labels=["a", "b"], device="cpu") == (
+        "There are 2 labels, and the model has 5 classes."
     )
     assert load(f"{factory}:make", labels=list("abcde")).find_class("d") == 3
 

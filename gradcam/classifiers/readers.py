@@ -82,7 +82,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
         found = function(path)
     except GradcamError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise ImageError(f"{path}: the reader {name} failed ({reason})") from error
     try:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradcam.classifiers import DEFAULT
+from gradcam.classifiers.preparation import find_input_dtype
 from gradcam.classifiers.providers import find_blueprint
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.errors import GradcamError, ModelError, shorten
@@ -55,36 +56,60 @@ def build_skeleton(name: str = DEFAULT, *, size: tuple[int, int] | None = None) 
 def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Survey:
     """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion.
 
-    A model that asks for values on its way does not run on the meta device: it is run with random weights.
+    A model that asks for values on its way does not run on the meta device: it is run with random weights. One that does not
+    take the usual channels gets as many as its first convolution takes.
     Raises as `build_skeleton`, and `ModelError` for a model that does not take pictures of this size.
     """
     blueprint = find_blueprint(name)
-    skeleton, note = _to_skeleton(name, blueprint, size), None
-    images = torch.empty(1, skeleton.channels, *skeleton.size, device="meta")
+    skeleton = _to_skeleton(name, blueprint, size)
     try:
-        rows = list_layers(skeleton.model, images)
+        return _survey(blueprint, skeleton)
+    except ModelError:
+        channels = _first_channels(skeleton.model)
+        if channels in (0, skeleton.channels):
+            raise
+        return _survey(blueprint, replace(skeleton, channels=channels))
+
+
+def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
+    note = None
+    try:
+        rows = list_layers(skeleton.model, _to_images(skeleton, skeleton.model, "meta"))
     except GradcamError:
         raise
-    except Exception as error:  # whatever a model raises
+    except (Exception, SystemExit) as error:  # whatever a model raises
         if "meta" not in str(error).lower():
             raise _does_not_run(skeleton, error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
     return Survey(skeleton, _suggest(rows, skeleton.layer), note)
 
 
+def _first_channels(model: nn.Module) -> int:
+    """How many channels the first convolution takes; 0 where there is none, or none that knows."""
+    convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
+    return next((convolution.in_channels for convolution in convolutions), 0)
+
+
+def _to_images(skeleton: Skeleton, model: nn.Module, device: str) -> Tensor:
+    """One picture, as precise as the model's weights."""
+    return torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=find_input_dtype(model))
+
+
 def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
     model = _build(skeleton.name, blueprint)
     try:
-        return list_layers(model, torch.zeros(1, skeleton.channels, *skeleton.size))
+        return list_layers(model, _to_images(skeleton, model, "cpu"))
     except GradcamError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _does_not_run(skeleton, error) from error
 
 
-def _does_not_run(skeleton: Skeleton, error: Exception) -> ModelError:
+def _does_not_run(skeleton: Skeleton, error: Exception | SystemExit) -> ModelError:
     channels, (height, width) = skeleton.channels, skeleton.size
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, SystemExit):
+        reason = f"SystemExit: {reason}"  # a bare number would say nothing
     return ModelError(f"{skeleton.name} does not run with a picture of {channels} x {height} x {width}: {reason}")
 
 
@@ -115,7 +140,7 @@ def _build(name: str, blueprint: Blueprint) -> nn.Module:
         model = blueprint.build()
     except ModelError:
         raise
-    except Exception as error:  # whatever the code of somebody's model raises
+    except (Exception, SystemExit) as error:  # whatever the code of somebody's model raises
         reason = " ".join(str(error).split())
         raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {reason})") from error
     if not isinstance(model, nn.Module):

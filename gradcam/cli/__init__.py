@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import traceback
+from types import FrameType
 from typing import NoReturn
 
 import click
 
 from gradcam import __version__
 from gradcam.cli.compare import compare_command
+from gradcam.cli.job import describe_unexpected
 from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
@@ -42,20 +44,26 @@ for command in (run_command, compare_command, layers_command, methods_command, m
     cli.add_command(command)
 
 
+class Terminated(BaseException):
+    """SIGTERM came: as an exception, so that nothing half written is left, and not one that a model's code may raise."""
+
+
 def main() -> NoReturn:
     """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 130 and 143 after signals."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half written is left
-    _make_streams_safe()
     try:
-        sys.exit(cli.main(standalone_mode=False, color=_colour()) or 0)
+        signal.signal(signal.SIGTERM, _terminate)
+        _make_streams_safe()
+        status = cli.main(standalone_mode=False, color=_colour()) or 0
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except GradcamError as error:
-        _show(error)
+        _show(error, str(error))
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
+    except Terminated:
+        sys.exit(143)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _discard_output()
         sys.exit(1)
@@ -63,6 +71,15 @@ def main() -> NoReturn:
         _discard_output()
         click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
         sys.exit(1)
+    except (Exception, SystemExit) as error:  # too little memory, or whatever a model's code does while it is loaded
+        if not isinstance(error.__context__, BrokenPipeError):  # of which click makes a SystemExit, with nothing to say
+            _show(error, describe_unexpected(error))
+        sys.exit(1)
+    sys.exit(status)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 def _discard_output() -> None:
@@ -75,10 +92,10 @@ def _colour() -> bool | None:
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
-def _show(error: GradcamError) -> None:
+def _show(error: BaseException, reason: str) -> None:
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
-    click.echo(f"Error: {error}", err=True)
+    click.echo(f"Error: {reason}", err=True)
 
 
 def _make_streams_safe() -> None:

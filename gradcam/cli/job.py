@@ -81,7 +81,7 @@ class Job:
             drawings = [self._drawing(each, k) for each in found for k in range(each.scores.shape[1])]
             make_folder(self.destination.folder)
             paths = write(self, image, Results(drawings, maps))
-        except Exception as error:  # one broken picture does not stop the others
+        except (Exception, SystemExit) as error:  # one broken picture does not stop the others
             return Result(Record(str(image), self.classifier.name, error=_describe(image, error)))
         explained = [self._entry(drawing, path) for drawing, path in zip(drawings, paths)]
         return Result(
@@ -208,12 +208,16 @@ def make_folder(folder: Path) -> None:
         raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
 
 
-def _describe(image: Path, error: Exception) -> str:
+def describe_unexpected(error: BaseException) -> str:
+    """The kind and the reason of an error that nobody expected, and how to see where it arose."""
+    reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+    return f"{reason} (GRADCAM_TRACEBACK=1 shows where)"
+
+
+def _describe(image: Path, error: Exception | SystemExit) -> str:
     """One line that names the picture and the reason."""
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
-    reason = str(error) or type(error).__name__
-    if not isinstance(error, GradcamError):
-        reason = f"{type(error).__name__}: {reason} (GRADCAM_TRACEBACK=1 shows where)"
+    reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
     named = reason if reason.startswith(f"{image}: ") else f"{image}: {reason}"
     return " ".join(named.split())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gradcam.cli.layer_table import format_layers
+from gradcam.cli.preparation import check_model_name, code_of_the_user
 from gradcam.errors import LayerError, join_names, nearest, shorten
 from gradcam.records import SCHEMA
 
@@ -62,9 +63,12 @@ def layers_command(
         raise click.UsageError("--all and --depth both say how much to list: give one of them.")
     chosen, pattern = _tell_apart(names, model)
 
+    check_model_name(chosen)
+
     from gradcam.classifiers.skeletons import survey
 
-    found = survey(chosen, size=size) if chosen else survey(size=size)
+    with code_of_the_user(chosen):
+        found = survey(size=size) if chosen is None else survey(chosen, size=size)
     rows = _choose(found.rows, pattern, depth, show_all=show_all or as_json)
     if as_json:
         for row in rows:

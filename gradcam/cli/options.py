@@ -12,8 +12,9 @@ from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
 from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, SMOOTHINGS
 from gradcam.cli.parameters import Opacity, Size, Values, find_reshape
 from gradcam.devices import PRECISIONS
-from gradcam.errors import GradcamError, join_names, nearest
+from gradcam.errors import GradcamError
 from gradcam.methods import METHODS, Method, find_method
+from gradcam.methods.finding import offer
 from gradcam.scores import SCORES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -130,11 +131,10 @@ def find_any(name: str) -> Method | AttributionMethod:
     """A method of either kind, by its name. Raises `GradcamError` for an unknown one, and offers the nearest."""
     if name.lower() in ATTRIBUTIONS:
         return ATTRIBUTIONS[name.lower()]
-    offers = nearest(name, [*METHODS, *ATTRIBUTIONS])
     try:
         return find_method(name)
     except GradcamError:
-        raise GradcamError(f"There is no method {name!r}. Nearest: {join_names(offers or METHODS)}.") from None
+        raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
 
 
 def _find_methods(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -70,9 +70,8 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     """
     from gradcam.classifiers import DEFAULT, load_classifier
 
-    if any(name is not None and ":" in name for name in (choice.model, choice.reader)) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    with contextlib.redirect_stdout(sys.stderr):
+    check_model_name(choice.model)
+    with code_of_the_user(choice.model, choice.reader):
         return load_classifier(
             choice.model or DEFAULT,
             weights=choice.weights,
@@ -86,6 +85,23 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
             layer=layer,
             device=choice.device,
             precision=choice.precision,
+        )
+
+
+@contextlib.contextmanager
+def code_of_the_user(*names: str | None) -> Iterator[None]:
+    """While code runs that may be named so: it can be imported from the current folder, and prints to standard error."""
+    if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def check_model_name(name: str | None) -> None:
+    """Raises `click.UsageError` for a name that is empty, such as a variable of the shell that is not set."""
+    if name is not None and not name.strip():
+        raise click.UsageError(
+            "The model's name is empty: give one of those that `gradcam models` lists, or leave it out."
         )
 
 

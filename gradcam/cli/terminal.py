@@ -46,10 +46,22 @@ def format_result(result: Result) -> str:
 def _predictions(predictions: Sequence[Prediction]) -> list[str]:
     width = max(len(_name(prediction)) for prediction in predictions)
     digits = max(len(str(prediction.index)) for prediction in predictions)
+    if not all(0 <= prediction.probability <= 1 for prediction in predictions):
+        return _plain_numbers(predictions, width, digits)
     return [
         f"  {_name(prediction):<{width}}   {prediction.index:>{digits}}   {_percent(prediction.probability):>5}   "
         + click.style(_bar(prediction.probability), fg="cyan")
         for prediction in predictions
+    ]
+
+
+def _plain_numbers(predictions: Sequence[Prediction], width: int, digits: int) -> list[str]:
+    """Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true."""
+    values = [f"{prediction.probability:.4g}" for prediction in predictions]
+    longest = max(5, *map(len, values))
+    return [
+        f"  {_name(prediction):<{width}}   {prediction.index:>{digits}}   {value:>{longest}}"
+        for prediction, value in zip(predictions, values)
     ]
 
 

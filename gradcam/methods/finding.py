@@ -9,20 +9,28 @@ from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.methods.method import Method
 from gradcam.methods.table import METHODS
 
+ALIASES = {"chefer": "gradient-rollout"}  # what others call a method
+
 
 def find_method(method: str | Method) -> Method:
     """The method of that name, or a method itself. Raises `GradcamError` for an unknown one, and offers the nearest.
 
-    Case and hyphens do not count, and `++` is understood for `-pp`.
+    Case and hyphens do not count, `++` is understood for `-pp`, and so are `ALIASES`.
     """
     if isinstance(method, Method):
         return method
     name = _plain(method) if isinstance(method, str) else ""
+    name = _plain(ALIASES.get(name, name))
     found = next((known for known in METHODS.values() if _plain(known.name) == name), None)
     if found is None:
-        offers = nearest(name, METHODS) or list(METHODS)
-        raise GradcamError(f"There is no method {shorten(method)}. Nearest: {join_names(offers)}.")
+        raise GradcamError(f"There is no method {shorten(method)}. {offer(name, METHODS)}")
     return found
+
+
+def offer(name: str, known: Iterable[str]) -> str:
+    """What to say where there is no method of that name: the nearest, if any looks like it, or where they are listed."""
+    offers = nearest(name, known)
+    return f"Nearest: {join_names(offers)}." if offers else "`gradcam methods` lists them, as gradcam.METHODS does."
 
 
 def _plain(name: str) -> str:
