@@ -588,6 +588,11 @@ def test_code_of_the_user_that_ends_the_program_is_an_error(run: Command, folder
     outcome = run(path, path, "--json", "--model", "ends.py:make", "--quiet")
     assert outcome.status == 1
     assert outcome.err == f"{path}: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)\n" * 2
+    (folder / "always.py").write_text(ENDS.replace("< 0.5", "< 1e6"))
+    outcome = run(path, "--json", "--model", "always.py:make")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "SystemExit: 3" in outcome.err
+    assert outcome.err.count("\n") == 1
     outcome = run(path, path, "--json", "--reader", "ends.py:read")
     assert outcome.status == 1
     assert outcome.err == f"{path}: the reader read failed (SystemExit)\n" * 2

@@ -71,9 +71,8 @@ def main() -> NoReturn:
         _discard_output()
         click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
         sys.exit(1)
-    except (Exception, SystemExit) as error:  # too little memory, or whatever a model's code does while it is loaded
-        if not isinstance(error.__context__, BrokenPipeError):  # of which click makes a SystemExit, with nothing to say
-            _show(error, describe_unexpected(error))
+    except Exception as error:  # too little memory, or whatever a model's code raises while it is loaded
+        _show(error, describe_unexpected(error))
         sys.exit(1)
     sys.exit(status)
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.cli.job import Job
+from gradcam.cli.job import Job, describe_unexpected
 from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination, has_layer
+from gradcam.errors import ModelError
 from gradcam.naming import OutputNames
 
 if TYPE_CHECKING:
@@ -93,8 +94,11 @@ def code_of_the_user(*names: str | None) -> Iterator[None]:
     """While code runs that may be named so: it can be imported from the current folder, and prints to standard error."""
     if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:  # it would end the program, and say nothing
+        raise ModelError(f"The model's code ended the program, {describe_unexpected(error)}.") from error
 
 
 def check_model_name(name: str | None) -> None:
