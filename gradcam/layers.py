@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
 from gradcam.hooks import Hooks
 from gradcam.nested import tensors
-from gradcam.tokens import find_layout, find_patches
+from gradcam.patches import find_patches
+from gradcam.tokens import find_layout
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside

@@ -16,8 +16,9 @@ from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors
+from gradcam.patches import find_patches
 from gradcam.recording import Batch, caller_keeps, to_batch
-from gradcam.tokens import Layout, find_layout, find_patches
+from gradcam.tokens import Layout, find_layout
 
 
 @dataclass(frozen=True)

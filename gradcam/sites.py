@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from gradcam.errors import BlindLayerError, LayerError, ModelError
 from gradcam.gradients import no_dependence
 from gradcam.layers import norm_before_last_attention
+from gradcam.patches import find_patches
 from gradcam.recording import Batch, Recorded
 from gradcam.reshaping import Picked, Reshape, pick
-from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_layout, find_patches
+from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_layout
 
 
 @dataclass(frozen=True)

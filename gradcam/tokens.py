@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
+
+from gradcam.patches import Patch, find_even_grids, find_patch_grids, may_be_merged
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
@@ -21,25 +20,6 @@ BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiL
 MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
 MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
 MOST_NAMED_PREFIX = 8  # where the grid is given
-PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
-
-
-class Patch(NamedTuple):
-    """How a convolution cuts a picture: into patches of this size, so far apart, behind so much padding."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-
-    def grids(self, size: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The grids of patches on a picture; where they lie edge to edge, the last may be cut off or padded."""
-        if self.kernel == self.stride:
-            yield tuple(length // side for length, side in zip(size, self.stride))
-            yield tuple(-(-length // side) for length, side in zip(size, self.stride))
-        yield tuple(
-            (length + 2 * padding - kernel) // stride + 1
-            for length, kernel, stride, padding in zip(size, self.kernel, self.stride, self.padding)
-        )
 
 
 Change = Callable[[Tensor], object]  # of a tensor, in place
@@ -207,7 +187,7 @@ def _given_layout(
     for axis, kind in ((1, "tokens"), (0, "tokens first")):
         prefix = shape[axis] - math.prod(grid)
         if images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
-            known = [it.grid for it in candidates(shape[axis], _cut(size, patches))]
+            known = [it.grid for it in candidates(shape[axis], find_patch_grids(size, patches))]
             return Layout(grid, kind, prefix) if grid in known or not known else None
     return None
 
@@ -237,8 +217,8 @@ def _row_layout(
 
 def _rivals(found: Layout, size: Sequence[int], patches: Sequence[Patch]) -> Iterable[tuple[int, ...]]:
     """The grids that a flattened map may have beside these tokens: what is the patches' is surer than what divides."""
-    cut = list(_cut(size, patches))
-    return cut if found.grid in cut else _grids(tuple(size))
+    cut = list(find_patch_grids(size, patches))
+    return cut if found.grid in cut else find_even_grids(tuple(size))
 
 
 def _may_be_flattened(
@@ -253,52 +233,15 @@ def _may_be_flattened(
 
 def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Patch] = ()) -> Layout | None:
     """The one grid that leaves a few tokens over: of the model's patches, or else of some that divide the picture."""
-    found = candidates(tokens, _cut(size, patches))
+    found = candidates(tokens, find_patch_grids(size, patches))
     if not found:
         most = MOST_GUESSED_PREFIX if patches else MOST_PREFIX_TOKENS
-        grids = (grid for grid in _grids(tuple(size)) if _may_be_merged(grid, size, patches))
+        grids = (grid for grid in find_even_grids(tuple(size)) if may_be_merged(grid, size, patches))
         found = [it for it in candidates(tokens, grids) if it.prefix <= most]
     return found[0] if len(found) == 1 else None
-
-
-def _may_be_merged(grid: tuple[int, ...], size: Sequence[int], patches: Sequence[Patch]) -> bool:
-    """Whether whole patches, or whole steps of a first convolution, make up the cells of this grid."""
-    steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
-    cells = [length // count for length, count in zip(size, grid)][-2:]
-    return not steps or any(all(cell % step == 0 for cell, step in zip(cells, stride[-2:])) for stride in steps)
 
 
 def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:
     """The layouts of so many tokens on one of these grids, each once."""
     prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
     return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]
-
-
-def _cut(size: Sequence[int], patches: Sequence[Patch]) -> Iterator[tuple[int, ...]]:
-    for patch in patches:
-        if len(patch.stride) == len(size):
-            yield from patch.grids(size)
-
-
-@functools.lru_cache(maxsize=64)
-def _grids(size: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The grids of square patches that divide the picture; in a volume the first axis may have a stride of its own."""
-    *depths, height, width = size
-    common = math.gcd(height, width)
-    strides = [stride for stride in range(1, common + 1) if common % stride == 0]
-    own = [[cells for cells in range(1, depth + 1) if depth % cells == 0] for depth in depths]
-    return tuple((*first, height // stride, width // stride) for stride in strides for first in product(*own))
-
-
-def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
-    """Into which patches a model's convolutions cut a picture: those edge to edge, and those on the picture itself."""
-    found: list[Patch] = []
-    for module in modules:
-        if isinstance(module, _ConvNd) and (module.stride == module.kernel_size or _is_on_picture(module)):
-            padding: Any = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
-            found.append(Patch(module.kernel_size, module.stride, padding))
-    return found
-
-
-def _is_on_picture(module: _ConvNd) -> bool:
-    return module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1

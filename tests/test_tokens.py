@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradcam.tokens import Layout, Patch, find_layout, find_patches
+from gradcam.patches import Patch, find_patches
+from gradcam.tokens import Layout, find_layout
 
 
 def edge(*sides: int) -> Patch:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from gradcam.attention.census import Census, Sighting
 from gradcam.errors import ModelError
+from gradcam.patches import find_patches
 from gradcam.recording import Batch, Recorded
-from gradcam.tokens import Layout, find_layout, find_patches
+from gradcam.tokens import Layout, find_layout
 
 
 @dataclass(frozen=True)
