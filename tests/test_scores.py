@@ -1,8 +1,11 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import gradcam
 from gradcam.errors import TargetError
 from gradcam.scores import FINER_SHARE, difference, find_nearest, probabilities
 from gradcam.targets import ClassTarget, find_logits
@@ -96,3 +99,66 @@ def test_logits_are_found_in_what_models_return(wrap: object) -> None:
 
 def test_half_precision_logits_become_float32() -> None:
     assert find_logits(LOGITS.half(), 2).dtype == torch.float32
+
+
+class TestActivation:
+    """How logits become probabilities, and a single one two classes; numbers worked by hand."""
+
+    single = torch.tensor([[2.0], [-1.0]])
+    p = torch.tensor([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(1))])
+
+    def scores(self, logits: Tensor, **options: Any) -> Tensor:
+        target = ClassTarget([[0, 1]] * len(logits), **options)
+        found = target.find_logits(logits, len(logits))
+        return target.resolve(found, len(logits)).compute(found)
+
+    def test_a_single_logit_is_for_and_against(self) -> None:
+        assert self.scores(self.single, activation="sigmoid").tolist() == [[-2, 2], [1, -1]]
+        shares = self.scores(self.single, activation="sigmoid", score="probability")
+        torch.testing.assert_close(shares, torch.stack([1 - self.p, self.p], 1))
+        assert self.scores(self.single, activation="sigmoid", score="contrast").tolist() == [[-4, 4], [2, -2]]
+
+    def test_a_single_probability_is_for_and_against(self) -> None:
+        shares = self.p[:, None]
+        for score in ("logit", "probability"):
+            found = self.scores(shares, activation="none", score=score)
+            torch.testing.assert_close(found, torch.stack([1 - self.p, self.p], 1))
+
+    @pytest.mark.parametrize("activation", ["auto", "softmax"])
+    def test_otherwise_a_single_logit_is_itself(self, activation: str) -> None:
+        target = ClassTarget(0, activation=activation)
+        assert torch.equal(target.find_logits(self.single, 2), self.single)
+        with pytest.raises(TargetError, match="Class 1 does not exist: this model has 1 classes"):
+            self.scores(self.single, activation=activation)
+
+    def test_classes_that_do_not_exclude_one_another(self) -> None:
+        logits = torch.tensor([[2.0, -1.0, 0.0]])
+        found = self.scores(logits, activation="sigmoid", score="probability")
+        torch.testing.assert_close(found, self.p[None])
+        assert self.scores(logits, activation="none", score="probability").tolist() == [[2, -1]]
+
+    def test_what_speaks_for_one_speaks_against_the_other(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)).eval()
+        images = torch.randn(2, 3, 6, 6)
+
+        def maps(target: Any, evidence: str) -> Tensor:
+            return gradcam.explain(model, images, "0", target=target, evidence=evidence).maps
+
+        both = maps(ClassTarget([[0, 1], [0, 1]], activation="sigmoid"), "signed")
+        assert both.any()
+        assert torch.equal(both[:, :1], -both[:, 1:])
+        assert torch.equal(both[:, 1:], maps(0, "signed"))
+        against = maps(ClassTarget(0, activation="sigmoid"), "positive")
+        assert torch.equal(against, maps(0, "negative"))
+        flipped = gradcam.explain(
+            model, images, "0", target=ClassTarget(0, activation="sigmoid"), evidence="signed", augmentation="flip"
+        )
+        plain = gradcam.explain(model, images, "0", target=0, evidence="signed", augmentation="flip")
+        torch.testing.assert_close(flipped.maps, -plain.maps)
+        ablated = gradcam.explain(
+            model, images, "0", target=ClassTarget(0, activation="sigmoid"), method="ablationcam", evidence="signed"
+        )
+        torch.testing.assert_close(
+            ablated.maps, -gradcam.explain(model, images, "0", target=0, method="ablationcam", evidence="signed").maps
+        )
