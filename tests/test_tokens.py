@@ -174,6 +174,7 @@ def test_a_flattened_map_is_not_taken_for_tokens(
         # Patches that overlap, and a first convolution of a few.
         (10, (64, 64), [Patch((32, 32), (16, 16), (0, 0))], Layout((3, 3), "tokens", 1)),
         (17, (64, 64), [Patch((7, 7), (4, 4), (3, 3))], Layout((4, 4), "tokens", 1)),  # of which 16 make one
+        (257, (62, 62), [Patch((7, 7), (4, 4), (3, 3))], Layout((16, 16), "tokens", 1)),  # 14 x 14 without its padding
         # Tokens that were chosen or learned are no grid, whatever their number: these are no whole patches.
         (65, (224, 224), [edge(16, 16)], None),
         (70, (224, 224), [edge(16, 16)], None),
