@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, shorten
-from gradcam.images import blaming, check_file, to_path
+from gradcam.images import blaming, open_content, to_path
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -22,31 +21,29 @@ PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 Floats = NDArray[np.float64]
 
 
-def is_dicom(path: str | os.PathLike[str]) -> bool:
-    """Whether it is to be read as DICOM: by its suffix, or by what it begins with."""
+def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
+    """Whether it is to be read as DICOM: by its suffix, or by what it, or `data`, begins with."""
     path = to_path(path)
     if path.suffix.lower() in SUFFIXES:
         return True
     try:
-        if not path.is_file():  # a pipe would be waited for
-            return False
-        with open(path, "rb") as file:
+        with open_content(path, data) as file:
             return file.read(132)[128:] == MAGIC
-    except OSError:  # whoever reads it says why
+    except (OSError, ImageError):  # whoever reads it says why
         return False
 
 
-def read_dicom(path: str | os.PathLike[str]) -> tuple[NDArray[Any], str | None]:
+def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
     """The first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or, in colour, RGB uint8 (H,W,3).
 
+    `data`: what the file holds, where that was read already.
     Grey values are rescaled by the modality's slope and intercept or its table, then taken through the VOI table or else
     the first window (PS3.3 C.11.2); 1 is white, in MONOCHROME1 too. Without a window their own range is taken.
     Raises `ImageError`, naming the file, for whatever is not a whole picture, and where pydicom or its plugin is missing.
     """
     path = to_path(path)
-    with blaming(path):
-        check_file(path)
-        dataset = _open(path)
+    with blaming(path), open_content(path, data) as file:
+        dataset = _open(file)
         frames = int(dataset.get("NumberOfFrames") or 1)
         frame_note = f"the first of {frames} frames" if frames > 1 else None
         stored = _decode(dataset)
@@ -56,7 +53,7 @@ def read_dicom(path: str | os.PathLike[str]) -> tuple[NDArray[Any], str | None]:
         return shares.astype(np.float32), "; ".join(filter(None, (frame_note, window_note))) or None
 
 
-def _open(path: Path) -> Dataset:
+def _open(file: BinaryIO) -> Dataset:
     try:
         from pydicom import dcmread
         from pydicom.errors import InvalidDicomError
@@ -64,7 +61,7 @@ def _open(path: Path) -> Dataset:
     except ImportError:
         raise ImageError("is a DICOM file, for which pydicom 3 is needed: pip install 'gradcam-torch[dicom]'") from None
     try:
-        dataset = dcmread(path)
+        dataset = dcmread(file)
     except InvalidDicomError:
         raise ImageError(f"is not a DICOM file: there is no '{MAGIC.decode()}' at byte 128") from None
     if not any(name in dataset for name in PIXELS):

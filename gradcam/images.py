@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +35,22 @@ def read_image(path: str | os.PathLike[str]) -> Pixels:
     return to_8_bits(read_values(path))
 
 
-def read_values(path: str | os.PathLike[str]) -> NDArray[Any]:
+def read_values(path: str | os.PathLike[str], data: bytes | None = None) -> NDArray[Any]:
     """A picture's values as deep as its file has them, otherwise as `read_image` gives them.
 
+    `data`: what the file holds, where that was read already; the path then only says whose it is.
     Of 8 bits or less: RGB, uint8 (H,W,3), grey ones too. Deeper grey: (H,W), uint16 of 16 bits, float32, or int32 or
     uint32 of integers that are signed or longer. Deeper RGB, in PNG and TIFF files: uint16 (H,W,3).
     Raises `ImageError` as `read_image` does.
     """
     # Pillow, not OpenCV: OpenCV gives a picture that was cut off as if it were whole, and loses transparency.
     path = to_path(path)
-    with blaming(path):
-        check_file(path)
-        # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
-        with open(path, "rb") as file, Image.open(file, formats=_formats()) as image:
-            deep = _find_deep_colours(image)
-            turn = 1 if image.format == "TIFF" or not deep else image.getexif().get(ORIENTATION, 1)
-            image.load()
-            return _decode_deep(path, deep, turn) if deep else _to_values(_upright(image), image)
+    # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
+    with blaming(path), open_content(path, data) as file, Image.open(file, formats=_formats()) as image:
+        deep = _find_deep_colours(image)
+        turn = 1 if image.format == "TIFF" or not deep else image.getexif().get(ORIENTATION, 1)
+        image.load()
+        return _decode_deep(file, deep, turn) if deep else _to_values(_upright(image), image)
 
 
 def to_path(path: Any) -> Path:
@@ -60,12 +60,17 @@ def to_path(path: Any) -> Path:
     return Path(path)
 
 
-def check_file(path: Path) -> None:
-    """Raises `ImageError` where there is no file, or nothing in it."""
-    if not path.is_file():
-        raise ImageError("is not a file" if path.exists() else "does not exist")
-    if path.stat().st_size == 0:
+def open_content(path: Path, data: bytes | None) -> BinaryIO:
+    """A file, or what was read of it, to be read from the start. Raises `ImageError` where there is none, or nothing in it."""
+    if data is None:
+        if not path.is_file():  # a pipe would be waited for
+            raise ImageError("is not a file" if path.exists() else "does not exist")
+        if path.stat().st_size == 0:
+            raise ImageError("is empty")
+        return open(path, "rb")
+    if not data:
         raise ImageError("is empty")
+    return io.BytesIO(data)
 
 
 @contextlib.contextmanager
@@ -116,11 +121,12 @@ def _find_deep_colours(image: ImageFile.ImageFile) -> str:
     return colours if deep and colours in ("RGB", "RGBA", "LA") else ""
 
 
-def _decode_deep(path: Path, colours: str, turn: int) -> NDArray[np.uint16]:
+def _decode_deep(file: BinaryIO, colours: str, turn: int) -> NDArray[np.uint16]:
     """Channels of 16 bits, on white: RGB (H,W,3), or grey (H,W). OpenCV turns a TIFF upright, but not a PNG."""
     from gradcam.opencv import cv2
 
-    values = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_UNCHANGED)
+    file.seek(0)
+    values = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError(
             "has channels of 16 bits that cannot be decoded: save it as PNG, or as TIFF without compression"
@@ -170,8 +176,6 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     It is written under another name in the same folder and renamed, so that what has this name is always whole.
     Raises `ImageError`, naming the file, where it cannot be written.
     """
-    from gradcam.opencv import cv2
-
     path = to_path(path)
     image = check_pixels(image)
     suffix = path.suffix.lower()
@@ -179,10 +183,8 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
         raise ImageError(
             f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes"
         )
-    quality = {".webp": [cv2.IMWRITE_WEBP_QUALITY, 95], ".jpg": [cv2.IMWRITE_JPEG_QUALITY, 95]}
-    quality[".jpeg"] = quality[".jpg"]
     try:
-        _write_whole(path, _encode(image, suffix, quality.get(suffix, [])))
+        write_whole(path, encode_image(image, suffix))
     except (OSError, ImageError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ImageError(f"{path}: cannot be written ({reason})") from error
@@ -190,12 +192,18 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
 
 def encode_png(image: Pixels) -> bytes:
     """An RGB picture as the bytes of a PNG file."""
-    return _encode(check_pixels(image), ".png", [])
+    return encode_image(check_pixels(image), ".png")
 
 
-def _encode(image: Pixels, suffix: str, options: Sequence[int]) -> bytes:
+def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
+    """An RGB picture, uint8 (H,W,3), as the bytes of a file with this suffix; `quality`, 1 to 100, is of JPEG and WebP.
+
+    Raises `ImageError` where it does not fit into the format.
+    """
     from gradcam.opencv import cv2
 
+    flags = {".webp": cv2.IMWRITE_WEBP_QUALITY, ".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY}
+    options = [flags[suffix], quality] if suffix in flags else []
     with contextlib.suppress(cv2.error):
         encoded, data = cv2.imencode(suffix, flip_colours(image), options)
         if encoded:
@@ -204,9 +212,13 @@ def _encode(image: Pixels, suffix: str, options: Sequence[int]) -> bytes:
     raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, beside: Path | None = None) -> None:
+    """Write a file under another name, in the same folder or in `beside`, and rename it: it is whole, or not there.
+
+    Raises `OSError`.
+    """
     # A dot, and no suffix of a picture: nobody takes it for one.
-    temporary = path.with_name(f".gradcam-{secrets.token_hex(8)}.tmp")
+    temporary = (beside or path.parent) / f".gradcam-{secrets.token_hex(8)}.tmp"
     try:
         with open(temporary, "xb") as file:
             file.write(data)

@@ -35,17 +35,18 @@ class Reading:
 Reader = Callable[[Path], Reading]
 
 
-def read_picture(path: Path) -> Reading:
+def read_picture(path: Path, data: bytes | None = None) -> Reading:
     """A picture with the depth of its file for the model, and as `gradcam.depth.show` has it for drawing.
 
+    `data`: what the file holds, where that was read already; the path then only says whose it is.
     DICOM files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and
     long or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest
     of the others. Raises `ImageError` as `gradcam.read_image` does.
     """
-    if is_dicom(path):
-        values, note = read_dicom(path)
+    if is_dicom(path, data):
+        values, note = read_dicom(path, data)
         return Reading(values, to_8_bits(values), note)
-    values = read_values(path)
+    values = read_values(path, data)
     picture, shown = show(values)
     if values.dtype.name in FULL:
         return Reading(values, picture, shown)
