@@ -61,7 +61,7 @@ def to_path(path: Any) -> Path:
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
-    """A file, or what was read of it, to be read from the start. Raises `ImageError` where there is none, or nothing in it."""
+    """A file, or what was read of it, from its start. Raises `ImageError` where there is none, or nothing in it."""
     if data is None:
         if not path.is_file():  # a pipe would be waited for
             raise ImageError("is not a file" if path.exists() else "does not exist")

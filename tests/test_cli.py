@@ -381,6 +381,8 @@ def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Phot
         "predictions": [],
         "explained": [],
         "note": None,
+        "size": None,
+        "region": None,
     }
     assert (done["status"], len(done["explained"])) == ("ok", 1)
     assert outcome.err == "missing.jpg: does not exist\n"
@@ -424,7 +426,7 @@ def test_a_bug_is_named_and_does_not_stop_the_others(
     def fail(*args: object) -> None:
         raise ZeroDivisionError("a bug\nin two lines")
 
-    monkeypatch.setattr(gradcam.Classifier, "batch", fail)
+    monkeypatch.setattr(gradcam.Classifier, "prepare", fail)
     outcome = run(path, path)
     assert outcome.status == 1
     line = f"{path}: ZeroDivisionError: a bug in two lines (GRADCAM_TRACEBACK=1 shows where)"
@@ -498,6 +500,7 @@ def test_json_is_one_record_per_picture_and_nothing_else(run: Command, small: Ph
     assert outcome.out.count("\n") == 2
     for path, record in zip(paths, records(outcome)):
         keys = ["schema", "image", "status", "error", "model", "predictions", "explained", "note"]
+        keys += ["size", "region"]
         assert list(record) == keys
         assert (record["schema"], record["image"], record["status"], record["error"]) == (1, str(path), "ok", None)
         assert [list(entry) for entry in record["predictions"]] == [["index", "label", "probability"]] * 5
@@ -712,7 +715,8 @@ def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> 
         Explained(4, None, 1.0, "layer4", "hirescam", "b.png", blank=True),
     )
     record = Record("photos/a.jpg", "net", None, (Prediction(3, "cup", share), Prediction(14, None, 0.0)), explained)
-    return Result(record, size=(10, 20), region=region, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
+    record = dataclasses.replace(record, size=(10, 20), region=region)
+    return Result(record, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
 
 
 @pytest.mark.parametrize(

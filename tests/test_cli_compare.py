@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -78,7 +79,8 @@ def test_blank_maps_are_counted() -> None:
         return Explained(1, "cat", 1.0, "layer4", method, "a.png", blank, "negative")
 
     record = Record("a.png", "m", None, [Prediction(1, "cat", 1.0)], [entry("gradcam", True), entry("hirescam", False)])
-    told = format_result(Result(record, (10, 10), (0, 0, 10, 10), [(7, 7), (7, 7)], "cpu", 0.1))
+    record = dataclasses.replace(record, size=(10, 10), region=(0, 0, 10, 10))
+    told = format_result(Result(record, [(7, 7), (7, 7)], "cpu", 0.1))
     assert "no negative evidence in 1 of 2 maps" in told
     assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in told
 

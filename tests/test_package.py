@@ -25,7 +25,9 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "explanation": 9,
     "fusion": 10, "attributions": 10,
     "classifiers": 11,
-    "cli": 12,
+    "batch": 12,
+    "report": 13,
+    "cli": 14,
 }  # fmt: skip
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 
 from gradcam.classifiers.attribution import PictureAttribution
-from gradcam.classifiers.classifier import Classifier, PictureExplanation
+from gradcam.classifiers.classifier import Classifier, Prepared
+from gradcam.classifiers.explanation import PictureExplanation
 from gradcam.classifiers.loading import Options, load
 from gradcam.classifiers.providers import DEFAULT
 
-__all__ = ["DEFAULT", "Classifier", "PictureAttribution", "PictureExplanation", "load_classifier"]
+__all__ = ["DEFAULT", "Classifier", "PictureAttribution", "PictureExplanation", "Prepared", "load_classifier"]
 
 
 def load_classifier(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradcam.attributions.attribution import Attribution
 from gradcam.attributions.drawing import draw_attribution, place
+from gradcam.classifiers.explanation import take_one
 from gradcam.drawing import sheet
 from gradcam.errors import ImageError
 from gradcam.images import Pixels, Region, encode_png
@@ -36,6 +37,31 @@ class PictureAttribution(Attribution):
             )
         height, width = self.pictures[i].shape[:2]
         return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
+
+    def one(self, i: int) -> PictureAttribution:
+        """Picture i's alone."""
+        images, picture = len(self.pictures), slice(i, i + 1)
+        return replace(
+            self,
+            values=self.values[picture],
+            classes=None if self.classes is None else self.classes[picture],
+            scores=self.scores[picture],
+            output=take_one(self.output, i, images),
+            gaps=None if self.gaps is None else self.gaps[picture],
+            pictures=self.pictures[picture],
+            regions=self.regions[picture],
+            notes=self.notes[picture],
+        )
+
+    def cpu(self) -> PictureAttribution:
+        """The same, with its values on the CPU; the model's output stays where it is."""
+        return replace(
+            self,
+            values=self.values.cpu(),
+            classes=None if self.classes is None else self.classes.cpu(),
+            scores=self.scores.cpu(),
+            gaps=None if self.gaps is None else self.gaps.cpu(),
+        )
 
     def _repr_png_(self) -> bytes:
         images, classes = self.values.shape[:2]

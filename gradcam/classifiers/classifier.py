@@ -14,56 +14,28 @@ from torch import Tensor, nn
 
 from gradcam.attributions import find_attribution
 from gradcam.classifiers.attribution import PictureAttribution
+from gradcam.classifiers.explanation import PictureExplanation, to_probabilities
 from gradcam.classifiers.labels import find_class
 from gradcam.classifiers.preparation import find_input_device, find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.readers import Reader, Reading, read_picture, to_reading
-from gradcam.drawing import overlay, sheet
 from gradcam.effort import Progress
 from gradcam.errors import ImageError, LayerError, shorten
-from gradcam.explanation import Explanation, compare
-from gradcam.images import Pixels, Region, encode_png
+from gradcam.explanation import compare
+from gradcam.images import Region
 from gradcam.methods import Method
-from gradcam.scores import probabilities
 from gradcam.targets import ClassTarget, to_class_target
-
-Picture = str | os.PathLike[str] | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class PictureExplanation(Explanation):
-    """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
+class Prepared:
+    """A picture that was read, and as the tensor (C,H,W) that the model takes."""
 
-    pictures: Sequence[Pixels] = field(repr=False)
-    regions: Sequence[Region] = field(repr=False)
-    labels: Sequence[str] | None = field(repr=False)
-    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
-    activation: str = field(repr=False)
+    reading: Reading
+    image: Tensor
 
-    __repr__ = Explanation.__repr__
 
-    def overlay(self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
-        """Picture i with its k-th heatmap, on the pixels that the network saw: RGB, uint8 (H,W,3).
-
-        Signed evidence is red for the class and blue against it, whatever the colour map.
-        Raises `ImageError` where there is no such picture or heatmap.
-        """
-        images, classes = self.maps.shape[:2]
-        if not (-images <= i < images and -classes <= k < classes):
-            raise ImageError(f"There is no map [{i}, {k}]: there are {images} picture(s), with {classes} map(s) each.")
-        heatmap = self.heatmaps[i, k]
-        signed = self.evidence == "signed"
-        return overlay(self.pictures[i], heatmap, alpha=alpha, colormap=colormap, region=self.regions[i], signed=signed)
-
-    def probabilities(self) -> Tensor:
-        """All classes' probabilities: float32 (N,C)."""
-        return to_probabilities(self.output, len(self.pictures), self.activation)
-
-    def _repr_png_(self) -> bytes:
-        images, classes = self.maps.shape[:2]
-        if images == classes == 1:
-            return encode_png(self.overlay())
-        return encode_png(sheet([[self.overlay(i, k) for k in range(classes)] for i in range(images)]))
+Picture = str | os.PathLike[str] | NDArray[Any] | Reading | Prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +68,21 @@ class Classifier:
         """The pixels of a picture of this size that the network sees: (top, left, height, width)."""
         return self.preprocess.region(height, width)
 
+    def prepare(self, picture: Picture) -> Prepared:
+        """A picture (a path, or an array) read and preprocessed, for `explain` and `compare`: several threads may do so.
+
+        Raises as `gradcam.read_image` does.
+        """
+        if isinstance(picture, Prepared):
+            return picture
+        reading = to_reading(picture, self.reader)
+        return Prepared(reading, self.preprocess(reading.values))
+
     def batch(self, pictures: Sequence[NDArray[Any]]) -> Tensor:
         """Arrays as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
-        images = [self.preprocess(picture) for picture in pictures]
+        return self._stack([self.preprocess(picture) for picture in pictures])
+
+    def _stack(self, images: list[Tensor]) -> Tensor:
         sizes = sorted({tuple(image.shape[1:]) for image in images})
         if len(sizes) > 1:
             raise ImageError(
@@ -127,9 +111,9 @@ class Classifier:
     ) -> PictureExplanation:
         """Show where the model looked in one picture (a path, or an array), or in a sequence of them.
 
-        Pictures of a sequence may be of several sizes and kinds. An array is RGB, uint8 (H,W,3), or integers or floats (H,W)
-        or (H,W,C) as the preprocessing takes them; the picture that is drawn on is made from it, stretched where its values
-        use less than half of their range.
+        Pictures of a sequence may be of several sizes and kinds, and such as `prepare` gave. An array is RGB, uint8 (H,W,3),
+        or integers or floats (H,W) or (H,W,C) as the preprocessing takes them; the picture that is drawn on is made from it,
+        stretched where its values use less than half of their range.
         `layer`: dotted name, or module; None takes the classifier's own. `target`: as in `gradcam.explain`, with labels in
         place of indices where wanted; the rest as there. Raises as `gradcam.explain` and `gradcam.read_image` do.
         """
@@ -163,10 +147,10 @@ class Classifier:
         progress: Progress | None = None,
     ) -> dict[tuple[str, str], PictureExplanation]:
         """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name)."""
-        readings = self._read_all(pictures)
+        prepared = self._prepare_all(pictures)
         explanations = compare(
             self.model,
-            self.batch([reading.values for reading in readings]),
+            self._stack([picture.image for picture in prepared]),
             layers=layers,
             methods=methods,
             target=self._to_target(target),
@@ -178,7 +162,7 @@ class Classifier:
             progress=progress,
         )
         return {
-            key: PictureExplanation(**vars(explanation), **self._describe(readings), activation=self.activation)
+            key: PictureExplanation(**vars(explanation), **self._describe(prepared), activation=self.activation)
             for key, explanation in explanations.items()
         }
 
@@ -201,11 +185,11 @@ class Classifier:
         for name, value in {"layer": layer, "reshape": reshape}.items():
             if value is not None and not chosen.has_layer:
                 raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave {name}= away.")
-        readings = self._read_all(pictures)
+        prepared = self._prepare_all(pictures)
         place = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
-        images = self.batch([reading.values for reading in readings])
+        images = self._stack([picture.image for picture in prepared])
         attribution = chosen.function(self.model, images, target=self._to_target(target), **place)
-        return PictureAttribution(**vars(attribution), **self._describe(readings))
+        return PictureAttribution(**vars(attribution), **self._describe(prepared))
 
     def find_class(self, wanted: str) -> int:
         """The index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown one."""
@@ -233,24 +217,21 @@ class Classifier:
             return replace(target, classes=classes, against=against)
         return target
 
-    def _read_all(self, pictures: Picture | Sequence[Picture]) -> list[Reading]:
-        if isinstance(pictures, (str, os.PathLike)) or (isinstance(pictures, np.ndarray) and pictures.ndim in (2, 3)):
+    def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
+        if isinstance(pictures, (str, os.PathLike, Reading, Prepared)):
+            pictures = [pictures]
+        if isinstance(pictures, np.ndarray) and pictures.ndim in (2, 3):
             pictures = [pictures]
         if not isinstance(pictures, (Sequence, np.ndarray)):
             raise ImageError(f"The pictures are {shorten(pictures)}, expected a path, an array, or a sequence of them.")
-        readings = [to_reading(picture, self.reader) for picture in pictures]
-        if not readings:
+        prepared = [self.prepare(picture) for picture in pictures]
+        if not prepared:
             raise ImageError("There are no pictures: expected one path or array, or a sequence of them.")
-        return readings
+        return prepared
 
-    def _describe(self, readings: Sequence[Reading]) -> dict[str, Any]:
+    def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
         """What results remember of the pictures."""
-        pictures = [reading.picture for reading in readings]
+        pictures = [each.reading.picture for each in prepared]
         regions = [self.region(*picture.shape[:2]) for picture in pictures]
-        notes = [reading.note for reading in readings]
+        notes = [each.reading.note for each in prepared]
         return {"pictures": pictures, "regions": regions, "labels": self.labels, "notes": notes}
-
-
-def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
-    """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
-    return probabilities(ClassTarget(activation=activation).find_logits(output, images), activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradcam.classifiers.classifier import PictureExplanation
+from gradcam.classifiers.explanation import PictureExplanation
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.fusion import check_alike
 from gradcam.images import Pixels

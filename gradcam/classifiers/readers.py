@@ -67,11 +67,13 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
     return partial(_read_with, function)
 
 
-def to_reading(picture: Path | NDArray[Any], reader: Reader) -> Reading:
+def to_reading(picture: Path | NDArray[Any] | Reading, reader: Reader) -> Reading:
     """A picture from a file, or from an array: RGB uint8 (H,W,3), or integers or floats (H,W) or (H,W,C).
 
     Raises `ImageError` for anything else.
     """
+    if isinstance(picture, Reading):
+        return picture
     if not isinstance(picture, np.ndarray):
         return reader(picture)
     return _complete(picture)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.cli import options
-from gradcam.cli.job import Job, Results, work
+from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare
 from gradcam.cli.settings import Output, to_settings
 from gradcam.methods import METHODS as TABLE
 from gradcam.naming import overlay_name
+
+if TYPE_CHECKING:
+    from gradcam.batch.findings import Finding
 
 METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
 SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
@@ -44,13 +47,13 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chos
     return work(job, images, _write_panel, output)
 
 
-def _write_panel(job: Job, image: Path, results: Results) -> list[Path]:
+def _write_panel(job: Job, image: Path, found: Finding) -> list[Path]:
     from gradcam.classifiers.comparison import panel
     from gradcam.images import write_image
 
     path = job.destination.file or job.names.claim([_name(job, image)])[0]
-    write_image(path, panel(results.maps, alpha=job.settings.alpha, colormap=job.settings.colormap))
-    return [path] * len(results.drawings)
+    write_image(path, panel(found.maps, alpha=job.settings.alpha, colormap=job.settings.colormap))
+    return [path] * len(found.drawings)
 
 
 def _name(job: Job, image: Path) -> str:

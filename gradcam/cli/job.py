@@ -7,67 +7,36 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import click
 
-from gradcam.cli.settings import Destination, Output, Settings, has_layer
+from gradcam.cli.settings import Destination, Output, Settings
 from gradcam.cli.terminal import Result, format_result
 from gradcam.errors import GradcamError
 from gradcam.methods import METHODS
 from gradcam.naming import OutputNames
-from gradcam.records import Explained, Prediction, Record
+from gradcam.records import Explained, Record
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation
+    from gradcam.batch.findings import Drawing, Finding, Question
+    from gradcam.classifiers import Classifier
     from gradcam.effort import Progress
-    from gradcam.images import Pixels
-    from gradcam.targets import ClassTarget
-
-LISTED = 5  # predictions
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """One result for a picture: what it is of, how fine it is, whether there is anything on it, and how to draw it."""
-
-    index: int
-    score: float
-    layer: str
-    method: str
-    evidence: str
-    grid: tuple[int, ...]
-    is_blank: bool
-    draw: Callable[[], Pixels]
-
-
-@dataclass(frozen=True)
-class Results:
-    """What was found in a picture: all of it to be drawn one by one, and maps as `compare` gives them."""
-
-    drawings: Sequence[Drawing]
-    maps: Mapping[tuple[str, str], PictureExplanation]
-
-
-Write = Callable[["Job", Path, Results], list[Path]]  # draws results, and gives the path of each
+Write = Callable[["Job", Path, "Finding"], list[Path]]  # draws what was found, and gives the path of each drawing
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is done with each picture; `methods` make maps at layers, `attributions` say what each pixel matters."""
+    """What is done with each picture."""
 
     settings: Settings
     classifier: Classifier
-    layers: Sequence[str]
-    methods: Sequence[str]
-    attributions: Sequence[str]
-    target: ClassTarget
+    question: Question
     destination: Destination
     names: OutputNames
 
@@ -75,80 +44,30 @@ class Job:
         """Explain one picture and write what is to be drawn of it; whatever goes wrong is in the result."""
         start = time.perf_counter()
         try:
-            maps = self._make_maps(image)
-            found: list[PictureExplanation | PictureAttribution] = [*maps.values(), *self._attribute(image)]
-            predictions = self._predict(found[0].output)
-            drawings = [self._drawing(each, k) for each in found for k in range(each.scores.shape[1])]
+            found = self._find(image)
             make_folder(self.destination.folder)
-            paths = write(self, image, Results(drawings, maps))
+            paths = write(self, image, found)
         except (Exception, SystemExit) as error:  # one broken picture does not stop the others
             return Result(Record(str(image), self.classifier.name, error=_describe(image, error)))
-        explained = [self._entry(drawing, path) for drawing, path in zip(drawings, paths)]
+        size: tuple[int, int] = found.picture.shape[:2]
+        explained = [self._entry(drawing, path) for drawing, path in zip(found.drawings, paths)]
         return Result(
-            record=Record(str(image), self.classifier.name, None, predictions, explained, found[0].notes[0]),
-            size=found[0].pictures[0].shape[:2],
-            region=found[0].regions[0],
-            grids=[drawing.grid for drawing in drawings],
+            record=Record(
+                str(image), self.classifier.name, None, found.predictions, explained, found.note, size, found.region
+            ),
+            grids=[drawing.grid for drawing in found.drawings],
             device=str(self.classifier.device),
             seconds=time.perf_counter() - start,
         )
 
-    def _make_maps(self, image: Path) -> dict[tuple[str, str], PictureExplanation]:
-        if not self.methods:
-            return {}
-        with _show_progress(self.methods) as progress:
-            return self.classifier.compare(
-                image,
-                layers=self.layers,
-                methods=self.methods,
-                target=self.target,
-                evidence=self.settings.evidence,
-                augmentation=self.settings.augmentation,
-                smoothing=self.settings.smoothing,
-                reshape=self.settings.reshape,
-                progress=progress,
-            )
+    def _find(self, image: Path) -> Finding:
+        from gradcam.batch.findings import find
 
-    def _attribute(self, image: Path) -> list[PictureAttribution]:
-        reshape = self.settings.reshape
-        return [
-            self.classifier.attribute(
-                image, method, layer=layer, target=self.target, reshape=None if layer is None else reshape
-            )
-            for method in self.attributions
-            for layer in (self.layers if has_layer(method) else [None])
-        ]
-
-    def _predict(self, output: Any) -> list[Prediction]:
-        values = self.classifier.probabilities(output, 1)[0]
-        if not values.isfinite().all():
-            raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
-        top = values.topk(min(LISTED, len(values)))
-        pairs = zip(top.indices.tolist(), top.values.tolist())
-        return [Prediction(index, self.classifier.label(index), probability) for index, probability in pairs]
-
-    def _drawing(self, found: PictureExplanation | PictureAttribution, k: int) -> Drawing:
-        """The k-th class's."""
-        from gradcam.explanation import Explanation
-
-        classes = cast("Tensor", found.classes)  # not None: a command explains classes, never a function
-        chosen = self.settings
-        if isinstance(found, Explanation):
-            values, evidence = found.maps, found.evidence
-            draw = partial(found.overlay, 0, k, alpha=chosen.alpha, colormap=chosen.colormap)
-        else:
-            values, evidence = found.values[:, :, 0], "signed"
-            draw = partial(found.picture, 0, k)
-        return Drawing(
-            index=int(classes[0, k]),
-            score=found.scores[0, k].item(),
-            layer=found.layer or "input",
-            method=found.method,
-            evidence=evidence,
-            grid=tuple(values.shape[2:]),
-            is_blank=not values[0, k].any().item(),
-            draw=draw,
-        )
+        with _show_progress(self.question.methods) as progress:
+            (found,) = find(self.classifier, self.question, [self.classifier.prepare(image)], progress=progress)
+        if isinstance(found, GradcamError):
+            raise found
+        return found
 
     def _entry(self, drawing: Drawing, path: Path) -> Explained:
         return Explained(

@@ -29,6 +29,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_p
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
+    from gradcam.batch.findings import Question
     from gradcam.drawing import find_colormap
     from gradcam.evidence import check_evidence
     from gradcam.layers import find_layer
@@ -52,13 +53,20 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_p
     places = sum(len(layers) if has_layer(name) else 1 for name in _once_each(settings.methods))
     each = 1 if one_picture_each else places * max(len(classes), settings.top_k)
     destination = find_destination(settings.output, images, len(images) * each)
-    return Job(
-        settings=settings,
-        classifier=classifier,
+    question = Question(
         layers=layers,
         methods=_once_each(methods),
         attributions=_once_each(attributions),
         target=ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score, against=against),
+        evidence=settings.evidence,
+        augmentation=settings.augmentation,
+        smoothing=settings.smoothing,
+        reshape=settings.reshape,
+    )
+    return Job(
+        settings=settings,
+        classifier=classifier,
+        question=question,
         destination=destination,
         names=OutputNames(destination.folder, images),
     )

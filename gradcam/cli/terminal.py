@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
 from gradcam.records import Explained, Prediction, Record
-
-if TYPE_CHECKING:
-    from gradcam.images import Region
 
 BAR = 24  # characters for 100 %
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -20,11 +16,9 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True)
 class Result:
-    """A record, and what else is worth saying: sizes as (height, width), time in seconds."""
+    """A record, and what else is worth saying: the maps' sizes, and the time in seconds."""
 
     record: Record
-    size: tuple[int, int] = (0, 0)
-    region: Region = (0, 0, 0, 0)
     grids: Sequence[tuple[int, ...]] = ()
     device: str = ""
     seconds: float = 0.0
@@ -33,10 +27,10 @@ class Result:
 def format_result(result: Result) -> str:
     """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen, and its note."""
     record = result.record
-    height, width = result.size
+    height, width = record.size or (0, 0)
     title = click.style(_printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
     parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
-    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(result)]
+    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(record)]
     if record.note is not None:
         lines.append(f"  {_printable(record.note[:1].upper() + record.note[1:])}.")
     lines.append("")
@@ -96,13 +90,13 @@ def _together(result: Result) -> list[str]:
         lines.append(
             click.style(f"  no {_kind(blank[0])} evidence in {len(blank)} of {len(explained)} maps", fg="yellow")
         )
-    return [*lines, f"  →  {click.style(_printable(explained[0].overlay), fg='green')}"]
+    return [*lines, f"  →  {click.style(_file(explained[0]), fg='green')}"]
 
 
 def _explained_line(entry: Explained, start: str) -> str:
     if entry.blank:
-        return f"{start}  {click.style(f'no {_kind(entry)} evidence', fg='yellow')}  →  {_printable(entry.overlay)}"
-    return f"{start}  →  {click.style(_printable(entry.overlay), fg='green')}"
+        return f"{start}  {click.style(f'no {_kind(entry)} evidence', fg='yellow')}  →  {_file(entry)}"
+    return f"{start}  →  {click.style(_file(entry), fg='green')}"
 
 
 def _kind(entry: Explained) -> str:
@@ -111,6 +105,10 @@ def _kind(entry: Explained) -> str:
 
 def _name(entry: Prediction | Explained) -> str:
     return f"class {entry.index}" if entry.label is None else entry.label
+
+
+def _file(entry: Explained) -> str:
+    return _printable(entry.overlay or "")
 
 
 def _printable(name: str) -> str:
@@ -129,9 +127,9 @@ def _bar(share: float) -> str:
     return "█" * whole + EIGHTHS[eighths].strip()
 
 
-def _seen(result: Result) -> str:
-    height, width = result.size
-    _, _, rows, columns = result.region
+def _seen(record: Record) -> str:
+    height, width = record.size or (0, 0)
+    _, _, rows, columns = record.region or (0, 0, height, width)
     share = rows * columns / (height * width)
     if share == 1:
         return "  The network saw the whole picture."

@@ -1,0 +1,1 @@
+"""Many pictures: where they are, the stages they go through, and what is written of them."""
