@@ -68,7 +68,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
     _check_classes(settings, classes, against, classifier.classes)
-    _say(classifier.notes, output)
+    say(classifier.notes, output)
     target = ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score, against=against)
     question = Question(
         layers=layers,
@@ -128,7 +128,7 @@ def check_model_name(name: str | None) -> None:
         )
 
 
-def _say(notes: Sequence[str], output: Output) -> None:
+def say(notes: Sequence[str], output: Output) -> None:
     """Notes on standard error, for people who want to know."""
     for note in () if output.quiet else notes:
         click.echo(f"Note: {note}", err=True)
