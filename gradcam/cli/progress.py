@@ -56,7 +56,7 @@ class Display:
         if self._bar is not None:
             self._bar.update()
             if self._failures:
-                self._bar.set_postfix_str(f"  {len(self._failures)} failed", refresh=False)
+                self._bar.set_postfix_str(f"{len(self._failures)} failed", refresh=False)
         if self._output.as_json:
             click.echo(record.to_json(), file=self._out)
 
@@ -84,13 +84,13 @@ class Display:
             return
         seconds = time.perf_counter() - self._start
         pace = f"{seconds:.1f} s, {self._done / seconds:.1f} pictures a second" if self._done else "nothing was left to do"
-        parts = [f"{count_pictures(self._done)} explained"]
+        parts = [f"{_count(self._done, 'picture')} explained"]
         if self._done_before:
             parts.append(f"{self._done_before} had been before")
         if self._failures:
             parts.append(click.style(f"{len(self._failures)} failed", fg="red"))
         if left_out:
-            parts.append(f"{left_out} other files left out")
+            parts.append(f"{_count(left_out, 'other file')} left out")
         click.echo(f"{', '.join(parts)}   ({pace})")
         click.echo(f"  →  {click.style(printable(folder), fg='green')}")
         if report is not None:
@@ -100,12 +100,12 @@ class Display:
         """Why it stopped, how far it came, and the line to go on with, on standard error."""
         finished = self._done + self._done_before + len(self._failures)
         click.echo(printable(reason), err=True)
-        click.echo(f"{finished} of {count_pictures(self._pictures)} are finished. To go on:", err=True)
+        click.echo(f"{finished} of {_count(self._pictures, 'picture')} are finished. To go on:", err=True)
         click.echo(f"  {resume_line(sys.argv[1:])}", err=True)
 
 
-def count_pictures(number: int) -> str:
-    return f"{number} picture" + ("" if number == 1 else "s")
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def resume_line(arguments: Sequence[str]) -> str:
