@@ -7,6 +7,7 @@ with the heatmap laid over all of it, at its full size. Each peer's loop uses th
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,12 @@ def load_ours(precision: str) -> Any:
     """Our classifier of the same network, with the peers' weights."""
     import gradcam
 
-    classifier = gradcam.load_classifier("resnet50", size=(SIZE, SIZE), layer=LAYER, device="cpu", precision=precision)
-    classifier.model.load_state_dict(build_model(NETWORK, "cpu").state_dict())
-    return classifier
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder, "weights.pth")
+        torch.save(build_model(NETWORK, "cpu").state_dict(), weights)
+        return gradcam.load_classifier(
+            "resnet50", weights=weights, size=(SIZE, SIZE), layer=LAYER, device="cpu", precision=precision
+        )
 
 
 @contextlib.contextmanager
