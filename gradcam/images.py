@@ -148,7 +148,7 @@ def _to_values(image: Image.Image, source: Image.Image) -> NDArray[Any]:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return np.array(image.convert("RGB"))
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
@@ -165,6 +165,8 @@ def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
+        if image.getexif().get(ORIENTATION, 1) == 1:
+            return image  # Pillow would give a copy
         return ImageOps.exif_transpose(image)
     except Exception:  # whatever broken EXIF data raises: the pixels are whole, and viewers show them as they lie
         return image
@@ -245,5 +247,7 @@ def check_pixels(image: Any) -> Pixels:
 
 
 def flip_colours(image: NDArray[Any]) -> NDArray[Any]:
-    """RGB to the BGR order that OpenCV thinks in, or back."""
-    return np.ascontiguousarray(image[..., ::-1])
+    """RGB (H,W,3), of 8 or 16 bits, to the BGR order that OpenCV thinks in, or back."""
+    from gradcam.opencv import cv2
+
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))  # many times faster than NumPy's [..., ::-1]
