@@ -13,9 +13,9 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, BinaryIO
 
 from gradcam.batch.contents import ArchiveFile, Refused, TarContent, UnpackedArchive, ZipContent
@@ -162,19 +162,19 @@ def _is_hidden(name: str) -> bool:
 
 def _tell_apart(pictures: list[tuple[str, Content]]) -> list[tuple[str, Content]]:
     """Of several with one name, which archives allow, the first keeps it, and the others get a number, from 2."""
-    names = {name for name, _ in pictures}
-    if len(names) == len(pictures):
+    taken = {name for name, _ in pictures}
+    if len(taken) == len(pictures):
         return pictures
-    times: Counter[str] = Counter()
+    numbers: dict[str, Iterator[int]] = {}
     told = []
     for name, content in pictures:
-        times[name] += 1
         own = name
-        while times[name] > 1 and own in names:
+        if name in numbers:
             stem, suffix = posixpath.splitext(name)
-            own = f"{stem}-{times[name]}{suffix}"
-            times[name] += own in names
-        names.add(own)
+            own = next(free for number in numbers[name] if (free := f"{stem}-{number}{suffix}") not in taken)
+            taken.add(own)
+        else:
+            numbers[name] = count(2)
         told.append((own, content))
     return told
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
 import re
 import unicodedata
@@ -39,9 +38,13 @@ def plan_stems(items: Iterable[Item], *, ending: int = ENDING) -> dict[str, str]
     still_shared = _find_shared({name: stems[name] for name in shared})
     still_shared |= {name for name in shared if _fold(stems[name]) in taken}
     taken |= {_fold(stems[name]) for name in shared - still_shared}
+    numbers = {_fold(stems[name]): count(2) for name in still_shared}
     for name in sorted(still_shared):
-        stems[name] = next(stem for stem in _number(stems[name]) if _fold(stem) not in taken)
-        taken.add(_fold(stems[name]))
+        stem = stems[name]
+        while _fold(stem) in taken:
+            stem = f"{stems[name]}-{next(numbers[_fold(stems[name])])}"
+        taken.add(_fold(stem))
+        stems[name] = stem
     return stems
 
 
@@ -58,12 +61,6 @@ def _fold(text: str) -> str:
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
-
-
-def _number(stem: str) -> Iterable[str]:
-    yield stem
-    for number in count(2):
-        yield f"{stem}-{number}"
 
 
 def _to_stem(name: str, room: int, *, with_suffix: bool) -> str:
@@ -93,4 +90,4 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _hash(text: str) -> str:
-    return hashlib.blake2b(os.fsencode(text), digest_size=5).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()

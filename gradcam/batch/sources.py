@@ -31,7 +31,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Source:
-    """One input. `folder` and `archive` are absolute paths; otherwise it is the files in `entries`, which a list may name."""
+    """One input: a folder or an archive, by its absolute path, or files, which a list may name."""
 
     folder: str | None = None
     archive: str | None = None
@@ -64,13 +64,13 @@ def list_inputs(
     texts = _to_texts(inputs)
     excluded = None if exclude is None else os.path.realpath(exclude)
     sources = [source for text in texts for source in _find_sources(text, excluded)]
-    collection = Collection(_find_root(sources), set() if excluded is None else {excluded})
+    root = _find_root(source for source in sources if not _is_output(source, excluded))
+    collection = Collection(root, set() if excluded is None else {excluded})
     for source in sources:
         collection.add(source)
     if not collection.items:
         raise InputError(_describe_nothing(texts, sources, collection.left_out, excluded))
-    is_folder = os.path.isdir(collection.root)
-    return Listing(list(collection.items.values()), collection.left_out, Path(collection.root) if is_folder else None)
+    return Listing(list(collection.items.values()), collection.left_out, Path(root) if os.path.isdir(root) else None)
 
 
 def _to_texts(inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[str]:
@@ -139,9 +139,13 @@ def _find_root(sources: Iterable[Source]) -> str:
         raise InputError("The inputs lie on different drives: explain those of each drive on their own.") from error
 
 
+def _is_output(source: Source, excluded: str | None) -> bool:
+    return source.folder is not None and os.path.realpath(source.folder) == excluded
+
+
 def _describe_nothing(texts: Sequence[str], sources: Iterable[Source], left_out: int, excluded: str | None) -> str:
     where = join_names(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")
-    is_output = any(source.folder and os.path.realpath(source.folder) == excluded for source in sources)
+    is_output = any(_is_output(source, excluded) for source in sources)
     files = f"; {left_out} other {'file was' if left_out == 1 else 'files were'} left out" if left_out else ""
     output = "; the output folder is left out, so choose another one" if is_output else ""
     return f"There are no pictures in {where}{files}{output}."
