@@ -11,14 +11,12 @@ import weakref
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from gradcam.errors import ImageError
 
-# Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever. Windows has no such pipes among its files,
-# and takes files for text unless told otherwise.
-FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
 
 Stamp = tuple[int, int, int]  # which file it is, its size and its time
@@ -36,7 +34,7 @@ class FileContent:
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had, or changes meanwhile."""
-        with _wording_errors(), open(os.open(self.where, FLAGS), "rb", buffering=0) as file:
+        with _wording_errors(), open(self.where, "rb", buffering=0, opener=_open_at_once) as file:
             before = os.fstat(file.fileno())
             if not stat.S_ISREG(before.st_mode):
                 raise ImageError("is not a file")
@@ -49,7 +47,7 @@ class FileContent:
         return data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Refused:
     """A picture that is not read, and the reason."""
 
@@ -149,16 +147,27 @@ class ZipContent:
                 raise ImageError("is damaged or cut off (it does not begin where the archive says)")
             file.seek(name_length + extra_length, os.SEEK_CUR)
             with zipfile.ZipExtFile(file, "r", self._describe()) as member:
-                data = member.read()
+                data = b"".join(iter(partial(member.read, self._step()), b""))
         if len(data) != self.size:
             raise ImageError("is damaged or cut off (it is shorter than the archive says)")
         return data
+
+    def _step(self) -> int:
+        """How much is asked for at once. Of bzip2 and LZMA, zipfile unpacks so many packed bytes, to whatever length."""
+        return (
+            self.size if self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) else zipfile.ZipExtFile.MIN_READ_SIZE
+        )
 
     def _describe(self) -> zipfile.ZipInfo:
         info = zipfile.ZipInfo()
         info.compress_type, info.compress_size = self.method, self.packed_size
         info.file_size, info.CRC = self.size, self.checksum
         return info
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without O_NONBLOCK, which Windows does not have, a pipe that nobody writes to would be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager
@@ -170,6 +179,8 @@ def _wording_errors() -> Iterator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError):
         raise ImageError("does not exist") from None
+    except IsADirectoryError:
+        raise ImageError("is not a file") from None
     except MemoryError:
         raise ImageError("does not fit into memory") from None
     except NotImplementedError as error:  # from zipfile

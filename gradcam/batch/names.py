@@ -32,6 +32,8 @@ def plan_stems(items: Iterable[Item], *, ending: int = ENDING) -> dict[str, str]
     room = LONGEST_NAME - ending - NUMBER
     stems = {name: _to_stem(name, room, with_suffix=False) for name in names}
     shared = _find_shared(stems)
+    if not shared:
+        return stems
     taken = {_fold(stem) for name, stem in stems.items() if name not in shared}
     for name in shared:
         stems[name] = _to_stem(name, room, with_suffix=True)

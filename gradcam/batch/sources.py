@@ -70,7 +70,8 @@ def list_inputs(
         collection.add(source)
     if not collection.items:
         raise InputError(_describe_nothing(texts, sources, collection.left_out, excluded))
-    return Listing(list(collection.items.values()), collection.left_out, Path(root) if os.path.isdir(root) else None)
+    is_archive = any(source.archive == root for source in sources)
+    return Listing(list(collection.items.values()), collection.left_out, None if is_archive else Path(root))
 
 
 def _to_texts(inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[str]:
@@ -110,7 +111,7 @@ def _find_source(text: str) -> Source:
     if os.path.isdir(path):
         return Source(folder=path)
     if lowered.endswith(LIST_SUFFIXES):
-        return Source(entries=read_list(path), list_name=text)
+        return Source(entries=read_list(text), list_name=text)
     if lowered.endswith(ARCHIVE_SUFFIXES):
         return Source(archive=path)
     return Source(entries=[Entry(path)])
