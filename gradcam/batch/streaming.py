@@ -77,7 +77,7 @@ def explain_files(
     Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit.
     """
     classifier = load_classifier() if classifier is None else classifier
-    asked = Question(
+    question = Question(
         layers=_find_layers(classifier, layers),
         methods=methods,
         target=_to_target(classifier, target),
@@ -86,12 +86,13 @@ def explain_files(
         smoothing=smoothing,
         reshape=reshape,
     )
+    question = _sort_methods(question)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     threads = count_cores() if workers is None else workers
     listing = _list([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)
     return explain_items(
         classifier,
-        _sort_methods(asked),
+        question,
         listing.items,
         finish=_to_result,
         batch_size=check_count("batch_size", size, "pictures to explain at once"),
@@ -126,7 +127,7 @@ def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[s
 
 
 def _sort_methods(asked: Question) -> Question:
-    """The question with attributions apart from methods that make maps, and checked as far as it can be without a picture."""
+    """The question with attributions apart from what makes maps, checked as far as it can be without a picture."""
     names = asked.methods
     attributions = [name for name in names if name in ATTRIBUTIONS] if isinstance(names, (list, tuple)) else []
     maps = [name for name in names if name not in ATTRIBUTIONS] if attributions else names
