@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -750,9 +750,9 @@ class TestSizes:
 class TestStreaming:
     @pytest.fixture(autouse=True)
     def _listing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def list_inputs(inputs: Sequence[Any]) -> Any:
-            names = [name for given in inputs for name in sorted(os.listdir(given))]
-            return SimpleNamespace(items=files(Path(inputs[0]), names), left_out=0, root=Path(inputs[0]))
+        def list_inputs(inputs: Any) -> Any:
+            (folder,) = inputs if isinstance(inputs, list) else [inputs]
+            return SimpleNamespace(items=files(Path(folder), sorted(os.listdir(folder))))
 
         monkeypatch.setattr(streaming, "_list", list_inputs)
 

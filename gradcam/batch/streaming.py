@@ -89,7 +89,7 @@ def explain_files(
     question = _sort_methods(question)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     threads = count_cores() if workers is None else workers
-    listing = _list([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)
+    listing = _list(inputs)
     return explain_items(
         classifier,
         question,
@@ -100,7 +100,7 @@ def explain_files(
     )
 
 
-def _list(inputs: Sequence[str | os.PathLike[str]]) -> Listing:
+def _list(inputs: Inputs) -> Listing:
     from gradcam.batch.sources import list_inputs
 
     return list_inputs(inputs)
