@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from gradcam.batch.batches import Cut, cut
+from gradcam.batch.batches import Cut, choose_batch_size, cut
 from gradcam.batch.computing import Explainer, Tell
 from gradcam.batch.findings import Finding, Question
 from gradcam.batch.items import Item
@@ -18,6 +18,8 @@ from gradcam.batch.reading import Fetched, Read, read_item
 from gradcam.batch.uploading import find_upload
 from gradcam.classifiers import Classifier
 from gradcam.errors import GradcamError, shorten
+
+__all__ = ["Fetched", "Tell", "check_count", "choose_batch_size", "explain_items"]
 
 T = TypeVar("T")
 
