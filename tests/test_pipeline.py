@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -425,6 +427,26 @@ class TestOrder:
         assert within(60, lambda: [next(stream) for _ in range(50)]) == [f"{i}.png" for i in range(50)]
         stream.close()
 
+    def test_a_result_does_not_wait_for_the_reading_of_others(self) -> None:
+        came = threading.Event()
+        waited: list[bool] = []
+
+        class Slow(Content):
+            def read(self) -> bytes:
+                waited.append(came.wait(10))
+                return super().read()
+
+        def finish(fetched: Fetched, found: Any) -> str:
+            time.sleep(0.1)  # so that it is not done before the stream begins to wait
+            return fetched.item.name
+
+        items = noises(4)
+        items[1] = Item("slow.png", Slow(noise(1)))
+        for each in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
+            if each == "folder/000.png":
+                came.set()
+        assert waited == [True]
+
     def test_no_items(self) -> None:
         assert run(tiny(), []) == []
         assert run(tiny(), noises(3), is_needed=lambda item: False) == []
@@ -627,6 +649,36 @@ class TestEndings:
             run(tiny(listen), noises(40), INNER)
         assert len(batches) == 3
         assert pixel_threads() == []
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT cannot be sent to one process there")
+    def test_ctrl_c_ends_a_run_that_waits(self) -> None:
+        code = """
+import itertools, time
+from gradcam.batch.items import Item
+from tests.test_pipeline import INNER, Content, explain_items, noise, pixel_threads, tiny
+
+def finish(fetched, found):
+    print("finishes", flush=True)
+    time.sleep(0.3)
+
+items = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
+try:
+    for _ in explain_items(tiny(), INNER, items, finish=finish, batch_size=4, workers=2):
+        pass
+except KeyboardInterrupt:
+    print("stopped", len(pixel_threads()), flush=True)
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(3):
+                assert process.stdout.readline() == "finishes\n"
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=60)
+        assert rest.splitlines()[-1] == "stopped 0"
+        assert process.returncode == 0
 
     def test_items_that_cannot_be_listed_to_their_end(self) -> None:
         def source() -> Iterator[Item]:

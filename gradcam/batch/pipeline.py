@@ -83,12 +83,11 @@ def _read_ahead(
 def _explain(
     explainer: Explainer,
     batch: Cut,
-    reading: list[Future[Read]],
+    reading: Sequence[Future[Read]],
     finish: Callable[[Fetched, Finding | GradcamError], T],
 ) -> list[Callable[[], T]]:
     """Run the model on a batch; what is left to do for each picture that is needed."""
     pictures = [each.result() for each in reading]
-    reading.clear()  # nothing else is to keep the pictures
     found = explainer.explain(pictures)
     return [
         partial(finish, picture.fetched, it) for picture, it, needed in zip(pictures, found, batch.needed) if needed
