@@ -13,13 +13,12 @@ from gradcam import __version__
 from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
 from gradcam.cli.interruption import Terminated, heed_sigterm
-from gradcam.cli.job import describe_unexpected
 from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
 from gradcam.cli.report import report_command
 from gradcam.cli.run import run_command
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, describe_unexpected
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

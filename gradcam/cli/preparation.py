@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.cli.job import Job, describe_unexpected
+from gradcam.cli.job import Job
 from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination, has_layer
-from gradcam.errors import ModelError
+from gradcam.errors import ModelError, describe_unexpected
 from gradcam.naming import OutputNames
 
 if TYPE_CHECKING:
