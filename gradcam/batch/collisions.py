@@ -11,8 +11,8 @@ from pathlib import Path
 from gradcam.batch.disk import show
 from gradcam.batch.findings import Question
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import HEATMAP, MAP_SUFFIX, Saving
 from gradcam.batch.result_names import COMPARISON, has_layer, name_evidence
+from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
 from gradcam.errors import OutputError
 from gradcam.naming import to_plain
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradcam import __version__
 from gradcam.errors import OutputError, shorten
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gradcam.classifiers import Classifier
-
 SCHEMA = 1
-BLOCK = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -162,55 +155,3 @@ def describe_versions() -> dict[str, str]:
         "numpy": np.__version__,
         "pillow": PIL.__version__,
     }
-
-
-def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:
-    """`{"file", "sha256", "of"}`: the name of the weights' file, and the SHA-256 of it, or of the model's own tensors.
-
-    Tensors count with their names, types, shapes and bytes, in the order of the state dict; they are hashed where there is
-    no file, or it is a folder. Raises `OSError` where the file cannot be read.
-    """
-    name = None if file is None else file.name
-    if file is not None and file.is_file():
-        return {"file": name, "sha256": _hash_file(file), "of": "file"}
-    digest = hashlib.sha256()
-    for key, value in classifier.model.state_dict().items():
-        for part in _to_parts(key, value):
-            digest.update(part)
-    return {"file": name, "sha256": digest.hexdigest(), "of": "tensors"}
-
-
-def _hash_file(file: Path) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
-    with open(file, "rb", buffering=0) as content:
-        while count := content.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
-def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:
-    """All that makes an entry of a state dict: packed and quantised tensors by the plain ones in them."""
-    import torch
-
-    if isinstance(value, (tuple, list)):
-        for i, part in enumerate(value):
-            yield from _to_parts(f"{name}.{i}", part)
-    elif isinstance(value, torch.Tensor):
-        if hasattr(value, "__tensor_flatten__"):
-            for part in value.__tensor_flatten__()[0]:
-                yield from _to_parts(f"{name}.{part}", getattr(value, part))
-            return
-        yield f"{name} {value.dtype} {tuple(value.shape)}\n".encode()
-        if not value.is_meta:
-            yield _to_bytes(value.detach())
-    else:
-        yield f"{name} {value!r}\n".encode()
-
-
-def _to_bytes(tensor: Tensor) -> memoryview:
-    import torch
-
-    plain = (
-        tensor.dequantize() if tensor.is_quantized else tensor.to_dense() if tensor.layout != torch.strided else tensor
-    )
-    return memoryview(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
