@@ -293,7 +293,8 @@ def test_a_line_of_any_length_that_was_cut_is_found(tmp_path: Path, size: int) -
     assert path.read_bytes() == b"a\nb\n"
 
 
-def test_what_is_done_is_kept_wherever_the_last_line_is_cut(tmp_path: Path) -> None:
+def test_what_is_done_is_kept_wherever_the_last_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of times, it would take long
     path = tmp_path / "manifest.jsonl"
     first, last = write(path, make_record("a"), make_record("b"))
     for length in range(len(last) + 1):

@@ -42,6 +42,7 @@ class OutputFolder:
         self.done: frozenset[str] = frozenset()
         self._part = part
         self._release = release
+        self._is_closed = False
 
     @classmethod
     def open(
@@ -109,6 +110,9 @@ class OutputFolder:
         `order`: the names of all pictures; where a resumed run has done some again, their records are brought into it.
         Raises `OutputError`.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._release)
             stack.callback(remove_empty, self.temporary)
