@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -214,16 +214,16 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
     raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
 
 
-def write_whole(path: Path, data: bytes, *, beside: Path | None = None) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
     """Write a file under another name, in the same folder or in `beside`, and rename it: it is whole, or not there.
 
-    Raises `OSError`.
+    `data`: all of it, or its parts one after another. Raises `OSError`.
     """
     # A dot, and no suffix of a picture: nobody takes it for one.
     temporary = (beside or path.parent) / f".gradcam-{secrets.token_hex(8)}.tmp"
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
+from gradcam.batch.result_names import has_layer
 from gradcam.cli.job import Job
-from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination, has_layer
+from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination
 from gradcam.errors import ModelError, describe_unexpected
 from gradcam.naming import OutputNames
 
