@@ -22,24 +22,23 @@ class Privacy:
     """Takes the paths of this machine out of texts: the page may be given to others."""
 
     def __init__(self, run: Run) -> None:
-        places = [run.folder, run.root] if run.root else [run.folder]
-        shown = {
-            f"{form}{os.sep}": "" for place in places for form in (os.path.abspath(place), os.path.realpath(place))
-        }
-        shown[str(Path.home()) + os.sep] = f"~{os.sep}"
-        self._shown = dict(sorted(shown.items(), key=lambda pair: -len(pair[0])))
+        shown = {str(Path.home()) + os.sep: f"~{os.sep}"}
+        for place in (run.folder, run.root or run.folder):
+            for form in (os.path.abspath(place), os.path.realpath(place)):
+                shown |= {f"{form}{os.sep}": "", form: os.path.basename(form)}
+        self._shown = dict(sorted(shown.items(), key=lambda pair: -len(pair[0])))  # what lies deeper comes first
 
     def clean(self, text: str) -> str:
         """The text, without the output folder, the input's root and the user's home."""
         for place, short in self._shown.items():
-            if len(place) > 1:
+            if len(place) > len(os.sep):
                 text = text.replace(place, short)
         return to_text(text)
 
     def clean_value(self, value: Any) -> Any:
         """A setting: of an absolute path the last part alone, and lists and dictionaries through and through."""
         if isinstance(value, dict):
-            return {self.clean(str(key)): self.clean_value(entry) for key, entry in value.items()}
+            return {self.clean_value(str(key)): self.clean_value(entry) for key, entry in value.items()}
         if isinstance(value, list):
             return [self.clean_value(entry) for entry in value]
         if not isinstance(value, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -101,16 +101,19 @@ def _summarise(records: Sequence[Record]) -> dict[str, list[str]]:
 
 def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list[tuple[str, str]]]]:
     """The contents of run.json for people: groups of (name, value), what belongs to no group first."""
-    cleaned = privacy.clean_value(
-        {key: value for key, value in facts.items() if key != "root"}
-    )  # a way through folders
-    alone = [(key, _show(value)) for key, value in cleaned.items() if not isinstance(value, dict)]
-    groups = [
-        (key, [(name, _show(entry)) for name, entry in value.items()])
-        for key, value in cleaned.items()
-        if isinstance(value, dict)
-    ]
-    return [group for group in [("run", alone), *groups] if group[1]]
+    hidden = ("root", "schema")  # the root is a way through folders
+    cleaned = privacy.clean_value({key: value for key, value in facts.items() if key not in hidden})
+    alone = {key: value for key, value in cleaned.items() if not isinstance(value, dict)}
+    groups = {"run": alone, **{key: value for key, value in cleaned.items() if isinstance(value, dict)}}
+    return [(name, list(_flatten(group))) for name, group in groups.items() if group]
+
+
+def _flatten(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in group.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key} ")
+        else:
+            yield prefix + key, _show(value)
 
 
 def _show(value: Any) -> str:

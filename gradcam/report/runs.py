@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradcam.errors import GradcamError
 from gradcam.records import Record
 
 
@@ -30,18 +29,13 @@ class Run:
 def read_run(folder: Path) -> Run:
     """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
 
-    Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest.
+    Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or a broken one.
     """
     from gradcam.batch.manifest import read_manifest
 
-    whole, parts = folder / "manifest.jsonl", sorted(folder.glob("manifest-*-of-*.jsonl"))
-    manifests = [whole, *parts] if whole.is_file() else parts
-    if not manifests:
-        raise GradcamError(
-            f"{folder}: holds no manifest.jsonl, expected the output folder of `gradcam batch`; name that folder"
-        )
-    records = {record.image: record for manifest in manifests for record in read_manifest(manifest)}
-    found = sorted(records.values(), key=lambda record: record.image) if parts else list(records.values())
+    records = {record.image: record for record in read_manifest(folder)}
+    is_whole = (folder / "manifest.jsonl").is_file()
+    found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
     return Run(folder, found, _read_facts(folder))
 
 

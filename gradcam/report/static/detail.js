@@ -61,6 +61,7 @@ class Detail {
     if (gradcam.isFailed(this.i)) figures.push(make("p", { className: "failure", role: "alert", text: gradcam.errors[this.i] }));
     this.figures.replaceChildren(...figures);
     this.figures.dataset.count = figures.length > 1 ? "several" : "one";
+    this.figures.style.setProperty("--columns", countColumns(explained));
     const overlays = explained.some((entry) => entry.files.overlay || entry.small);
     const remark = document.getElementById("fade-remark");
     this.fade.disabled = !picture || !overlays;
@@ -143,6 +144,12 @@ class Detail {
     else return;
     event.preventDefault();
   }
+}
+
+function countColumns(explained) { // classes beside each other, otherwise methods, otherwise layers
+  const counts = ["index", "method", "layer"].map((key) => new Set(explained.map((entry) => entry[key])).size);
+  const columns = counts.find((count) => count > 1) ?? 2;
+  return columns > 4 ? 3 : columns;
 }
 
 function sayBlank(evidence) {
