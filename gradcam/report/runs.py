@@ -29,7 +29,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
 
-    Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or a broken one.
+    Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or none that
+    can be read.
     """
     from gradcam.batch.manifest import read_manifest
 

@@ -58,7 +58,7 @@ function keep({ isNew = false } = {}) {
 function read() { // the state from the address; whatever is not known is left as it always is
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of Object.keys(DEFAULTS)) state[name] = given.get(name) ?? DEFAULTS[name];
-  if (!(state.sort in SORTS)) state.sort = DEFAULTS.sort;
+  if (!Object.hasOwn(SORTS, state.sort)) state.sort = DEFAULTS.sort;
   if (!["all", "done", "failed"].includes(state.which)) state.which = DEFAULTS.which;
   if (!["overlay", "picture"].includes(state.look)) state.look = DEFAULTS.look;
   for (const name of ["least", "most"]) if (!Number.isFinite(Number(state[name]))) state[name] = "";
@@ -128,16 +128,14 @@ function press(event) {
   else if (element("detail").open) return;
   else if (event.key === "/" && !isTyping) element("search").focus();
   else if (event.key === "Escape" && event.target === element("search")) event.target.blur();
+  else if (event.key === "Enter" && event.target === element("search")) grid.focus(0);
   else if (event.key.startsWith("Arrow") && event.target === document.body) grid.focus(grid.active);
   else return;
   event.preventDefault();
 }
 
 element("filters").addEventListener("input", change);
-element("filters").addEventListener("submit", (event) => {
-  event.preventDefault();
-  grid.focus(0);
-});
+element("filters").addEventListener("submit", (event) => event.preventDefault());
 element("clear").addEventListener("click", () => {
   for (const name of Object.keys(DEFAULTS)) if (name !== "sort" && name !== "look") state[name] = DEFAULTS[name];
   keep();
@@ -163,6 +161,7 @@ theme.system.addEventListener("change", () => {
   nameTheme();
 });
 
+element("needs").remove();
 listClasses();
 nameTheme();
 follow();

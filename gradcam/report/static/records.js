@@ -44,7 +44,7 @@ const gradcam = {
   },
 
   isFailed(i) {
-    return i in this.errors;
+    return Object.hasOwn(this.errors, i);
   },
 };
 
