@@ -105,7 +105,7 @@ def _to_entry(folder: Path, entry: Explained, stem: str | None, k: int) -> dict[
         "method": entry.method,
         "evidence": entry.evidence,
         "blank": entry.blank,
-        "small": to_url(small) if small and has_content(folder / small) else None,
+        "small": to_url(small) if small and has_content(folder, small) else None,
         "files": {kind: to_url(path) for kind, path in files.items() if to_url(path)},
     }
 
@@ -121,8 +121,8 @@ def _find(folder: Path, record: Record) -> int:
     if stem is None:
         return blank
     names = name_views(stem)
-    picture = PICTURE if has_content(folder / names.large) and has_content(folder / names.small) else 0
-    return blank | picture | (OVERLAY if has_content(folder / names.overlay(0)) else 0)
+    picture = PICTURE if has_content(folder, names.large) and has_content(folder, names.small) else 0
+    return blank | picture | (OVERLAY if has_content(folder, names.overlay(0)) else 0)
 
 
 def _stem(record: Record, name: str) -> str | int:

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
@@ -45,12 +45,12 @@ class ViewNames:
 
 def name_views(stem: str) -> ViewNames:
     """The names of the views of the picture whose results are called `<stem>-...`; `stem` is relative, with "/"."""
-    parts = PurePosixPath(stem)
-    if parts.is_absolute() or ".." in parts.parts or not parts.name:
+    if not _is_inside(stem):
         raise GradcamError(f"'{stem}' is no name inside of the output folder; results are called by one that is.")
-    name = os.fsencode(parts.name)
-    if len(name) + LONGEST_ENDING > LONGEST_NAME:
-        stem = str(parts.with_name(hashlib.sha256(name).hexdigest()))
+    folders, slash, name = stem.rpartition("/")
+    encoded = os.fsencode(name)
+    if len(encoded) + LONGEST_ENDING > LONGEST_NAME:
+        stem = folders + slash + hashlib.sha256(encoded).hexdigest()
     return ViewNames(f"{FOLDER}/{stem}")
 
 
@@ -62,9 +62,14 @@ def find_stem(record: Record) -> str | None:
         for ending, paths in endings.items():
             for path in paths:
                 stem = (path or "").rpartition(ending)[0]
-                if PurePosixPath(stem).name and not PurePosixPath(stem).is_absolute() and ".." not in stem.split("/"):
+                if _is_inside(stem):
                     return stem
     return None
+
+
+def _is_inside(stem: str) -> bool:
+    parts = stem.split("/")
+    return parts[0] != "" and parts[-1] not in ("", ".") and ".." not in parts
 
 
 def write_views(
@@ -98,29 +103,29 @@ def provide_views(folder: Path, record: Record, root: Path | None) -> None:
     if stem is None:
         return
     names = name_views(stem)
-    sources = [folder / entry.overlay if entry.overlay else None for entry in record.explained]
-    fresh = all(_is_current(folder / name, sources[0]) for name in (names.large, names.small))
+    sources = [entry.overlay for entry in record.explained]
+    fresh = all(_is_current(folder, name, sources[0]) for name in (names.large, names.small))
     picture = None if fresh or root is None else _read(root / record.image)
     overlays = [
-        None if source is None or _is_current(folder / names.overlay(k), source) else _read(source)
+        None if source is None or _is_current(folder, names.overlay(k), source) else _read(folder / source)
         for k, source in enumerate(sources)
     ]
     write_views(folder, stem, picture, overlays)
 
 
-def has_content(view: Path) -> bool:
+def has_content(folder: Path, view: str) -> bool:
     """Whether there is such a view; what a power cut left empty is none."""
     try:
-        return view.stat().st_size > 0
+        return os.stat(f"{folder}/{view}").st_size > 0
     except OSError:
         return False
 
 
-def _is_current(view: Path, source: Path | None) -> bool:
-    if not has_content(view):
+def _is_current(folder: Path, view: str, source: str | None) -> bool:
+    if not has_content(folder, view):
         return False
     try:
-        return source is None or view.stat().st_mtime_ns >= source.stat().st_mtime_ns
+        return source is None or os.stat(f"{folder}/{view}").st_mtime_ns >= os.stat(f"{folder}/{source}").st_mtime_ns
     except OSError:  # the source is gone: what there is, is the best that there will be
         return True
 
