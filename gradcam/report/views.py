@@ -1,0 +1,163 @@
+"""Views: the small pictures that the gallery shows, and the larger plain one under its slider."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradcam.errors import GradcamError
+from gradcam.images import Pixels, encode_image
+from gradcam.naming import LONGEST_NAME
+from gradcam.records import Record
+
+FOLDER = "report/views"
+SMALL, LARGE = 256, 900  # pixels of the longest side
+QUALITY = 82
+LONGEST_ENDING = 12  # bytes
+
+
+@dataclass(frozen=True)
+class ViewNames:
+    """Where one picture's views lie, relative to the output folder. No two stems share one, as no ending ends another."""
+
+    stem: str
+
+    @property
+    def large(self) -> str:
+        """The plain picture, as large as a screen needs."""
+        return f"{self.stem}.large.jpg"
+
+    @property
+    def small(self) -> str:
+        """The plain picture among others."""
+        return f"{self.stem}.small.jpg"
+
+    def overlay(self, k: int) -> str:
+        """The k-th result among others."""
+        return f"{self.stem}.{k}.jpg"
+
+
+def name_views(stem: str) -> ViewNames:
+    """The names of the views of the picture whose results are called `<stem>-...`; `stem` is relative, with "/"."""
+    if not _is_inside(stem):
+        raise GradcamError(f"'{stem}' is no name inside of the output folder; results are called by one that is.")
+    folders, slash, name = stem.rpartition("/")
+    encoded = os.fsencode(name)
+    if len(encoded) + LONGEST_ENDING > LONGEST_NAME:
+        stem = folders + slash + hashlib.sha256(encoded).hexdigest()
+    return ViewNames(f"{FOLDER}/{stem}")
+
+
+def find_stem(record: Record) -> str | None:
+    """What the names of a record's files begin with, read off them; None where nothing was written of it."""
+    for entry in record.explained:
+        # Behind the stem come the method and words without a dash; the last "-<method>" is therefore the right one.
+        endings = {f"-{entry.method}": (entry.overlay, entry.heatmap, entry.map), "-compare": (entry.panel,)}
+        for ending, paths in endings.items():
+            for path in paths:
+                stem = (path or "").rpartition(ending)[0]
+                if _is_inside(stem):
+                    return stem
+    return None
+
+
+def _is_inside(stem: str) -> bool:
+    parts = stem.split("/")
+    return parts[0] != "" and parts[-1] not in ("", ".") and ".." not in parts
+
+
+def write_views(
+    folder: Path,
+    stem: str,
+    picture: Pixels | None,
+    overlays: Sequence[Pixels | None],
+    *,
+    temporary: Path | None = None,
+) -> None:
+    """Write what the gallery shows of one picture, as JPEG under `folder/report/views`; several threads may at once.
+
+    `stem`: what the names of its results begin with, relative to `folder`, with "/" between folders. `picture`: RGB, uint8
+    (H,W,3); `overlays`: one for each result, in the order of the record; None for what there is none of. To be called
+    once the overlays are written: a view that is older than its overlay counts as out of date.
+    `temporary`: a folder on the same disk for files that are not whole yet. Raises `OSError` where one cannot be written.
+    """
+    names = name_views(stem)
+    views: list[tuple[str, Pixels]] = []
+    if picture is not None:
+        large = _fit(picture, LARGE)
+        views += [(names.large, large), (names.small, _fit(large, SMALL))]
+    views += [(names.overlay(k), _fit(overlay, SMALL)) for k, overlay in enumerate(overlays) if overlay is not None]
+    for name, view in views:
+        _write(folder / name, encode_image(view, ".jpg", QUALITY), temporary)
+
+
+def provide_views(folder: Path, record: Record, root: Path | None) -> None:
+    """Make the views of a record that are missing or out of date, from its overlays and its picture, if they are there."""
+    stem = find_stem(record)
+    if stem is None:
+        return
+    names = name_views(stem)
+    sources = [entry.overlay for entry in record.explained]
+    fresh = all(_is_current(folder, name, sources[0]) for name in (names.large, names.small))
+    picture = None if fresh or root is None else _read(root / record.image)
+    overlays = [
+        None if source is None or _is_current(folder, names.overlay(k), source) else _read(folder / source)
+        for k, source in enumerate(sources)
+    ]
+    write_views(folder, stem, picture, overlays)
+
+
+def has_content(folder: Path, view: str) -> bool:
+    """Whether there is such a view; what a power cut left empty is none."""
+    try:
+        return os.stat(f"{folder}/{view}").st_size > 0
+    except OSError:
+        return False
+
+
+def _is_current(folder: Path, view: str, source: str | None) -> bool:
+    if not has_content(folder, view):
+        return False
+    try:
+        return source is None or os.stat(f"{folder}/{view}").st_mtime_ns >= os.stat(f"{folder}/{source}").st_mtime_ns
+    except OSError:  # the source is gone: what there is, is the best that there will be
+        return True
+
+
+def _read(path: Path) -> Pixels | None:
+    from gradcam.classifiers.readers import read_picture
+
+    try:
+        return read_picture(path).picture
+    except GradcamError:  # gone, or never a file of its own: the page does without
+        return None
+
+
+def _fit(picture: Pixels, longest: int) -> Pixels:
+    """The picture with sides of at most so many pixels."""
+    from gradcam.opencv import cv2
+
+    height, width = picture.shape[:2]
+    scale = longest / max(height, width)
+    if scale >= 1:
+        return picture
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def _write(path: Path, data: bytes, temporary: Path | None) -> None:
+    """Write a whole file. Without waiting for the disk: a view can be made again at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = (temporary or path.parent) / f".gradcam-{secrets.token_hex(8)}.tmp"
+    try:
+        unfinished.write_bytes(data)
+        os.replace(unfinished, path)
+    except BaseException:  # interruptions too
+        unfinished.unlink(missing_ok=True)
+        raise
