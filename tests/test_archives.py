@@ -238,7 +238,7 @@ def test_members_of_one_name_are_told_apart(tmp_path: Path, suffix: str) -> None
     }
 
 
-class _nothing:  # noqa: N801
+class _nothing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...

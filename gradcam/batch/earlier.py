@@ -22,25 +22,29 @@ REPORT_FILES = re.compile(r"[\w-]+\.(js|css)|details-[0-9a-f]+/\d+\.js|views/.+\
 def check_earlier(folder: Path, part: Part, now: Mapping[str, Any], mode: str) -> list[str]:
     """Notes for a person who may go on. Raises `OutputError` where what the folder holds is in the way, and `OSError`."""
     parts = find_parts(folder)
-    others = [other for other in parts if other != part]
     if mode == "overwrite" and not part.of:
         return []  # all of it is to go
-    strangers = [other for other in others if other.of != part.of]
-    if strangers:
+    check_parts(folder, part, mode)
+    others = [other for other in parts if other != part]
+    for other in others[:1]:  # those that are there are alike
+        _check_alike(folder, other, now)
+    return _check_alike(folder, part, now) if part in parts and mode == "resume" else []
+
+
+def check_parts(folder: Path, part: Part, mode: str) -> None:
+    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are, and `OSError`."""
+    parts = find_parts(folder)
+    strangers = [other for other in parts if other.of != part.of]
+    if strangers and not (mode == "overwrite" and not part.of):
         raise OutputError(
             f"{show(folder)}: holds {strangers[0]}, with {_count(folder, strangers)}, and this is {part}; choose another "
             "--output"
         )
-    for other in others[:1]:  # those that are there are alike
-        _check_alike(folder, other, now)
-    if part not in parts or mode == "overwrite":
-        return []
-    if mode == "new":
+    if part in parts and mode == "new":
         raise OutputError(
             f"{show(folder)}: holds an earlier run, with {_count(folder, [part])}; give --resume to go on with it, "
             "--overwrite to start anew, or another --output"
         )
-    return _check_alike(folder, part, now)
 
 
 def _check_alike(folder: Path, part: Part, now: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock, Timeout
 
 from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
-from gradcam.batch.earlier import check_earlier, remove_part, remove_report
+from gradcam.batch.earlier import check_earlier, check_parts, remove_part, remove_report
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
@@ -22,7 +22,7 @@ from gradcam.images import write_whole
 from gradcam.records import Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.shards import Shard  # type: ignore[import-not-found]
+    from gradcam.batch.shards import Shard
 
 Mode = Literal["new", "resume", "overwrite"]
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
@@ -40,6 +40,7 @@ class OutputFolder:
         self.temporary = path / part.temporary
         self.notes = notes
         self.done: frozenset[str] = frozenset()
+        self.manifest = str(path / part.manifest)
         self._part = part
         self._release = release
         self._is_closed = False
@@ -61,8 +62,9 @@ class OutputFolder:
         Raises `OutputError`.
         """
         part = Part() if shard is None else Part(shard.of, shard.index)
+        check_folder(path, mode, shard)
         with blaming_disk(path), contextlib.ExitStack() as stack:
-            _make(path)
+            path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
             fields = run.to_fields()
@@ -143,10 +145,14 @@ class OutputFolder:
             remove(path)
 
 
-def _make(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder}: is a file, expected a folder for the results; choose another --output")
-    folder.mkdir(parents=True, exist_ok=True)
+def check_folder(path: Path, mode: Mode, shard: Shard | None = None) -> None:
+    """What can be told of an output folder before it is opened. Raises `OutputError`."""
+    with blaming_disk(path):
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
+        if not path.exists():
+            return
+        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
 
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradcam.choices import FORMATS, SAVED
 from gradcam.drawing import find_colormap
 from gradcam.errors import GradcamError, join_names, shorten
 
-KINDS = ("overlay", "heatmap", "map", "panel")
-FORMATS = ("jpg", "png", "webp")
 HEATMAP = "heatmap"  # behind the name of an overlay
 MAP_SUFFIX = ".npy"
 
@@ -17,10 +16,11 @@ MAP_SUFFIX = ".npy"
 class Saving:
     """What is written of each result, and how.
 
-    `kinds`: some of `KINDS`. "overlay": the heatmap on the picture, or an attribution's own. "heatmap": its colours alone,
-    as large as the picture, on black. "map": the raw values as NumPy's float32, (h,w) on the region that the network
-    saw, or an attribution's signed (C,H,W). "panel": one picture with all maps side by side.
-    `format`: one of `FORMATS`; `quality`, 1 to 100, is of jpg and webp. `alpha`, `colormap`: as in `gradcam.overlay`.
+    `kinds`: keys of `choices.SAVED`. "overlay": the heatmap on the picture, or an attribution's own. "heatmap": its colours
+    alone, as large as the picture, on black. "map": the raw values as NumPy's float32, (h,w) on the region that the
+    network saw, or an attribution's signed (C,H,W). "panel": one picture with all maps side by side.
+    `format`: one of `choices.FORMATS`; `quality`, 1 to 100, is of jpg and webp. `alpha`, `colormap`: as in
+    `gradcam.overlay`.
     `views`: whether a report's views are written as well.
 
     Raises `GradcamError` for anything else.
@@ -34,8 +34,8 @@ class Saving:
     views: bool = False
 
     def __post_init__(self) -> None:
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(KINDS)}.")
+        if not self.kinds or not set(self.kinds) <= set(SAVED):
+            raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
         if self.format not in FORMATS:
             raise GradcamError(f"The format is {shorten(self.format)}, expected one of {join_names(FORMATS)}.")
         if isinstance(self.quality, bool) or not isinstance(self.quality, int) or not 1 <= self.quality <= 100:

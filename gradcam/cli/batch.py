@@ -10,7 +10,7 @@ import click
 
 from gradcam.choices import FORMATS, SAVED
 from gradcam.cli import options
-from gradcam.cli.batch_job import BatchChoice, explain_all
+from gradcam.cli.batch_job import BatchChoice, Typed, explain_all
 from gradcam.cli.parameters import Limit, Share
 from gradcam.cli.settings import Output, to_settings
 
@@ -75,4 +75,4 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     settings = to_settings({name: value for name, value in chosen.items() if name not in names} | {"output": ""})
     if choice.resume and choice.overwrite:
         raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
-    return explain_all(inputs, settings, choice, Output(as_json, quiet))
+    return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))

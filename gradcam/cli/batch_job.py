@@ -50,18 +50,31 @@ class BatchChoice:
         return "resume" if self.resume else "overwrite" if self.overwrite else "new"
 
 
-def explain_all(inputs: Sequence[str], settings: Settings, choice: BatchChoice, output: Output) -> int:
-    """Explain the pictures, say what became of them, and give the exit status. Raises `GradcamError` before there is work."""
+@dataclass(frozen=True)
+class Typed:
+    """All that was typed: of which pictures, what is asked, how they are worked on, and how it is told."""
+
+    inputs: Sequence[str]
+    settings: Settings
+    choice: BatchChoice
+    output: Output
+
+
+def explain_all(typed: Typed) -> int:
+    """Explain the pictures, say what became of them, and give the exit status.
+
+    Raises `GradcamError` and `click.UsageError`, both before the first picture.
+    """
     from gradcam.batch.collisions import check_outputs
-    from gradcam.batch.earlier import check_unused
+    from gradcam.batch.folder import check_folder
     from gradcam.batch.names import plan_stems
     from gradcam.batch.sources import list_inputs
 
-    if choice.mode == "new":
-        check_unused(choice.folder, choice.shard)  # before torch is imported, and a model loaded
-    listing = list_inputs(inputs, exclude=choice.folder)
-    work = _find_work(settings, choice, listing, output)
-    saving, stems = _to_saving(settings, choice), plan_stems(listing.items)
+    choice = typed.choice
+    check_folder(choice.folder, choice.mode, choice.shard)  # before torch is imported, and a model loaded
+    listing = list_inputs(typed.inputs, exclude=choice.folder)
+    work = _find_work(typed, listing)
+    saving, stems = _to_saving(typed), plan_stems(listing.items)
     check_outputs(
         choice.folder,
         listing.items,
@@ -70,20 +83,20 @@ def explain_all(inputs: Sequence[str], settings: Settings, choice: BatchChoice, 
         question=work.question,
         labels=work.classifier.labels,
     )
-    with _open_folder(inputs, settings, choice, listing, work, saving) as folder:
-        say(folder.notes, output)
-        saver = _to_saver(folder, stems, saving, work)
-        return _Run(folder, saver, work, choice, output).explain(listing.left_out)
+    with _open_folder(typed, listing, work, saving) as folder:
+        say(folder.notes, typed.output)
+        return _Run(folder, _to_saver(folder, stems, saving, work), work, typed).explain(listing.left_out)
 
 
-def _find_work(settings: Settings, choice: BatchChoice, listing: Listing, output: Output) -> Work:
+def _find_work(typed: Typed, listing: Listing) -> Work:
     """The model, and the pictures of this share."""
+    from gradcam.batch.batches import choose_batch_size
     from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
-    from gradcam.batch.pipeline import choose_batch_size
 
-    classifier, question = ask(settings, output)
-    _check_listed_classes(classifier, listing, settings)
+    choice = typed.choice
+    classifier, question = ask(typed.settings, typed.output)
+    _check_listed_classes(classifier, listing, typed.settings)
     return Work(
         classifier=classifier,
         question=question,
@@ -103,26 +116,26 @@ def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Se
         classifier.find_class(name)
 
 
-def _to_saving(settings: Settings, choice: BatchChoice) -> Saving:
+def _to_saving(typed: Typed) -> Saving:
     from gradcam.batch.saving import Saving
 
+    settings, choice = typed.settings, typed.choice
     kinds = tuple(dict.fromkeys(choice.saved))
     return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
 
 
-def _open_folder(
-    inputs: Sequence[str], settings: Settings, choice: BatchChoice, listing: Listing, work: Work, saving: Saving
-) -> OutputFolder:
+def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> OutputFolder:
     from gradcam.batch.folder import OutputFolder
     from gradcam.batch.run_file import Run, describe_root
     from gradcam.batch.weights import describe_weights
 
+    settings, choice = typed.settings, typed.choice
     run = Run(
         device=str(work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
         settings=describe_settings(settings, work, saving),
-        inputs=list(inputs),
+        inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),
         left_out=listing.left_out,
@@ -153,15 +166,14 @@ class _Run:
     folder: OutputFolder
     saver: Saver
     work: Work
-    choice: BatchChoice
-    output: Output
+    typed: Typed
 
     def explain(self, left_out: int) -> int:
         """Explain the pictures, say what became of them, and give the exit status."""
         from gradcam.batch.failures import TooManyFailuresError
 
         names = [item.name for item in self.work.items]
-        display = Display(self.output, len(names), sum(name in self.folder.done for name in names))
+        display = Display(self.typed.output, len(names), sum(name in self.folder.done for name in names))
         try:
             self._go_through(display)
             self.folder.close(names)
@@ -181,10 +193,10 @@ class _Run:
         from gradcam.batch.engine import explain_into
 
         with display.shown():
-            for record in explain_into(self.folder, self.saver, self.work, self.choice.limit):
+            for record in explain_into(self.folder, self.saver, self.work, self.typed.choice.limit):
                 display.add(record)
 
     def _report(self) -> str | None:
         from gradcam.report import write_report
 
-        return str(write_report(self.folder.path)) if self.choice.report else None
+        return str(write_report(self.folder.path)) if self.typed.choice.report else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Work
-    from gradcam.batch.outputs import Saving
+    from gradcam.batch.saving import Saving
     from gradcam.cli.settings import Settings
 
 
@@ -40,4 +40,5 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
 
 def _describe_preprocess(preprocess: Any) -> Any:
     """Its values, or, of code that is not ours, its name: a repr may have an address in it."""
-    return asdict(preprocess) if is_dataclass(preprocess) else type(preprocess).__qualname__
+    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
+    return asdict(preprocess) if is_ours else type(preprocess).__qualname__

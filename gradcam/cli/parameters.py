@@ -68,9 +68,7 @@ class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "limit"
 
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> FailureLimit:
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> FailureLimit:
         try:
             return value if isinstance(value, FailureLimit) else parse_limit(value)
         except GradcamError as error:

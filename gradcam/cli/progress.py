@@ -76,14 +76,18 @@ class Display:
         for record in self._failures[:LISTED]:
             click.echo(printable(record.error or ""), err=True)
         if len(self._failures) > LISTED:
-            click.echo(f"... and {len(self._failures) - LISTED} more, which have the status failed in {manifest}.", err=True)
+            click.echo(
+                f"... and {len(self._failures) - LISTED} more, which have the status failed in {manifest}.", err=True
+            )
 
     def tell_end(self, folder: str, *, left_out: int, report: str | None) -> None:
         """How many, how fast, and where they are."""
         if self._output.quiet or self._output.as_json:
             return
         seconds = time.perf_counter() - self._start
-        pace = f"{seconds:.1f} s, {self._done / seconds:.1f} pictures a second" if self._done else "nothing was left to do"
+        pace = (
+            f"{seconds:.1f} s, {self._done / seconds:.1f} pictures a second" if self._done else "nothing was left to do"
+        )
         parts = [f"{_count(self._done, 'picture')} explained"]
         if self._done_before:
             parts.append(f"{self._done_before} had been before")
