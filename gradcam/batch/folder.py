@@ -32,7 +32,8 @@ class OutputFolder:
     """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it.
 
     `path`: the folder. `temporary`: one in it, for files that are not whole yet. `done`: the names of pictures that need
-    not be done again. `notes`: what a person should know.
+    not be done again. `recorded`: how many records were added since. `manifest`: where they are. `notes`: what a person
+    should know.
     """
 
     def __init__(self, path: Path, part: Part, release: Callable[[], None], notes: Sequence[str]) -> None:
@@ -40,6 +41,7 @@ class OutputFolder:
         self.temporary = path / part.temporary
         self.notes = notes
         self.done: frozenset[str] = frozenset()
+        self.recorded = 0
         self.manifest = str(path / part.manifest)
         self._part = part
         self._release = release
@@ -101,6 +103,7 @@ class OutputFolder:
         """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
         with blaming_disk(self.path):
             self._manifest.append(record)
+        self.recorded += 1
 
     def log(self, event: str, **details: Any) -> None:
         """Note what happened, with the time; several threads may."""

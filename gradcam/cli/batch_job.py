@@ -180,10 +180,10 @@ class _Run:
             report = self._report()
         except (OutputError, TooManyFailuresError) as error:
             display.tell_failures(self.folder.manifest)
-            display.tell_stop(str(error))
+            display.tell_stop(str(error), self.folder.recorded)
             return 1
         except (KeyboardInterrupt, Terminated):
-            display.tell_stop("Stopped.")
+            display.tell_stop("Stopped.", self.folder.recorded)
             raise
         display.tell_failures(self.folder.manifest)
         display.tell_end(str(self.folder.path), left_out=left_out, report=report)

@@ -100,9 +100,9 @@ class Display:
         if report is not None:
             click.echo(f"  →  {click.style(printable(report), fg='green')}")
 
-    def tell_stop(self, reason: str) -> None:
+    def tell_stop(self, reason: str, recorded: int) -> None:
         """Why it stopped, how far it came, and the line to go on with, on standard error."""
-        finished = self._done + self._done_before + len(self._failures)
+        finished = self._done_before + recorded
         click.echo(printable(reason), err=True)
         click.echo(f"{finished} of {_count(self._pictures, 'picture')} are finished. To go on:", err=True)
         click.echo(f"  {resume_line(sys.argv[1:])}", err=True)
