@@ -51,7 +51,10 @@ def without_rights() -> Iterator[None]:
     if os.geteuid():
         yield
         return
-    os.seteuid(ANYBODY)
+    try:
+        os.seteuid(ANYBODY)
+    except OSError:
+        pytest.skip("root may read everything here, and cannot become somebody else")
     try:
         yield
     finally:
