@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import threading
 import time
@@ -350,6 +351,12 @@ def test_a_glob_leaves_out_what_is_no_picture_unless_it_asks_for_that(tmp_path: 
     assert (name_all(listing), listing.left_out) == (["a.jpg"], 4)
     assert name_all(list_inputs([f"{tmp_path}/*.img"])) == ["c.img"]
     assert name_all(list_inputs([f"{tmp_path}/*.zip"])) == ["inside.jpg"]
+    with tarfile.open(tmp_path / "e.TAR.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.jpg", "packed.jpg")
+    assert name_all(list_inputs([f"{tmp_path}/*.gz"])) == ["packed.jpg"]
+    (tmp_path / "sub").mkdir()
+    make(tmp_path, "0/in.jpg")
+    assert name_all(list_inputs([f"{tmp_path}/*"])) == ["a.jpg", "0/in.jpg"]
 
 
 def test_a_link_that_leads_nowhere_is_found_by_a_glob_as_in_a_folder(tmp_path: Path) -> None:
