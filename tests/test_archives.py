@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gc
 import gzip
 import io
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 
 from gradcam.batch import archives
 from gradcam.batch.archives import _make_harmless
+from gradcam.batch.contents import ArchiveFile, TarContent
 from gradcam.batch.items import Content, Item
 from gradcam.batch.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
@@ -110,6 +112,15 @@ def test_many_threads_read_one_archive(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_every_way_of_packing_a_zip(tmp_path: Path, method: int) -> None:
     assert read_all(list_inputs([make_zip(tmp_path / "a.zip", DATA, method)])) == DATA
+
+
+def test_a_zip_with_more_than_names_in_its_headers(tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("a.jpg")
+    info.extra = struct.pack("<HH4s", 0x9999, 4, b"more")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(info, b"data")
+    assert b"a.jpg\x99\x99" in (tmp_path / "a.zip").read_bytes()
+    assert read_all(list_inputs([tmp_path / "a.zip"])) == {"a.jpg": b"data"}
 
 
 def test_a_zip_behind_something_else(tmp_path: Path) -> None:
@@ -222,7 +233,9 @@ def test_members_of_one_name_are_told_apart(tmp_path: Path, suffix: str) -> None
     if suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             for number, name in enumerate(names):
-                with pytest.warns(UserWarning, match="Duplicate") if name in names[:number] else _nothing():
+                with (
+                    pytest.warns(UserWarning, match="Duplicate") if name in names[:number] else contextlib.nullcontext()
+                ):
                     archive.writestr(name, str(number))
     else:
         with tarfile.open(path, "w") as tar:
@@ -236,12 +249,6 @@ def test_members_of_one_name_are_told_apart(tmp_path: Path, suffix: str) -> None
         "a-4.jpg": b"4",
         "a-2-2.jpg": b"5",
     }
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def test_a_thousand_members_of_one_name(tmp_path: Path) -> None:
@@ -446,6 +453,14 @@ def test_an_archive_that_changes_after_it_was_listed(tmp_path: Path, suffix: str
     assert find_reason(item.content) == "lies in an archive that changed after it was listed"
     path.unlink()
     assert find_reason(item.content) == "lies in an archive that cannot be opened (No such file or directory)"
+
+
+def test_a_member_behind_the_end(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", {"a.jpg": b"x"})
+    with open(path, "rb") as file:
+        kept = ArchiveFile(str(path), file)
+    content = TarContent(kept, path.stat().st_size - 5, 10)
+    assert find_reason(content) == "is damaged or cut off (the archive ends before it)"
 
 
 def test_a_compressed_tar_needs_no_file_any_more_and_leaves_none(

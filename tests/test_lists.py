@@ -75,6 +75,7 @@ def test_lists_name_pictures_and_perhaps_their_classes(name: str, content: str |
         "\ufeff\r\na.jpg\ttabby\r\nb.jpg\r\nc.jpg\t281",
         "image,class\na.jpg,tabby\nb.jpg\nc.jpg,281\n",
         'score,"Image","class"\r\n1,a.jpg,tabby\r\n1,b.jpg,\r\n1,c.jpg,281\r\n',
+        "\n\r\nimage,class\na.jpg,tabby\nb.jpg\nc.jpg,281\n",
         "path\tlabel\na.jpg\ttabby\nb.jpg\nc.jpg\t281\n",
     ],
 )

@@ -154,9 +154,8 @@ class ZipContent:
 
     def _step(self) -> int:
         """How much is asked for at once. Of bzip2 and LZMA, zipfile unpacks so many packed bytes, to whatever length."""
-        return (
-            self.size if self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) else zipfile.ZipExtFile.MIN_READ_SIZE
-        )
+        is_counted = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        return self.size if is_counted else zipfile.ZipExtFile.MIN_READ_SIZE
 
     def _describe(self) -> zipfile.ZipInfo:
         info = zipfile.ZipInfo()

@@ -118,18 +118,25 @@ def _find_source(text: str) -> Source:
 
 
 def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
-    """What a shell would have made of a glob, but for the files that are no pictures, unless it asks for their suffix."""
+    """What a shell would have made of a glob, but for the files that are no pictures, unless it asks for their suffix.
+
+    As in a folder, files come first.
+    """
     matches = expand_pattern(pattern, excluded)
     if not matches:
         raise InputError(f"{pattern}: does not exist, and as a glob it fits nothing")
     suffix = os.path.splitext(pattern)[1]
     asks_for_suffix = bool(suffix) and not is_pattern(suffix)
+    pictures, others, left_out = [], [], 0
     for match in matches:
-        if asks_for_suffix or is_picture(match) or os.path.isdir(match):
-            # What vanished meanwhile, or is a link that leads nowhere, is a picture that cannot be read.
-            yield _find_source(match) if os.path.exists(match) else Source(entries=[Entry(to_absolute(match))])
+        if os.path.isdir(match) or (asks_for_suffix and match.lower().endswith(LIST_SUFFIXES + ARCHIVE_SUFFIXES)):
+            others.append(match)
+        elif asks_for_suffix or is_picture(match):
+            pictures.append(Entry(to_absolute(match)))
         else:
-            yield Source(left_out=1)
+            left_out += 1
+    yield Source(entries=pictures, left_out=left_out)
+    yield from map(_find_source, others)
 
 
 def _find_root(sources: Iterable[Source]) -> str:
