@@ -741,11 +741,11 @@ class TestThreads:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(computing, "count_cores", lambda: 2)
                 list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
+                assert within(10, torch.get_num_threads) == 2  # in threads of others, from now on
                 patch.setattr(computing, "count_cores", lambda: 1)
                 list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
             assert in_model == [2, 2, 1, 1]
             assert torch.get_num_threads() == 2
-            assert within(10, torch.get_num_threads) == 2  # in threads of others, from now on
         finally:
             torch.set_num_threads(before)
         assert len(seen) == 24
