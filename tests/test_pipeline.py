@@ -240,6 +240,13 @@ class TestWanted:
         alone = classifier.explain(photo(NAMES[0]), target="espresso")
         torch.testing.assert_close(map_of(found[0]).heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
 
+    def test_those_that_have_one_are_explained_together(self) -> None:
+        sizes: list[int] = []
+        items = [replace(item, wanted=wanted) for item, wanted in zip(noises(5), ("1", None, "3", None, "1"))]
+        found = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
+        assert sizes == [3, 2]
+        assert [map_of(found[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
+
     def test_an_unknown_class_is_that_pictures_failure(self, classifier: gradcam.Classifier, photo: Any) -> None:
         first, second = files(photo(""), NAMES[:2])
         found = run(classifier, [replace(first, wanted="espreso"), second], Question(layers=[classifier.layer]))
