@@ -18,8 +18,8 @@ import torch
 T = TypeVar("T")
 
 URGENT, LATER = 0, 1
-# The model keeps a thread on each core beside these: on two cores that was faster than one thread for it (8.7 against 12.0 s
-# for 64 pictures). Its threads wait for one another at each layer, so these are to be the ones that are held up.
+# The model has a thread on each core beside these, and its threads wait for one another at each layer: these are to be the
+# ones that are held up.
 NICENESS = 10
 
 _Task = tuple[int, int, Future[Any], Callable[[], Any]]
