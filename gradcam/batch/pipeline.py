@@ -83,11 +83,12 @@ def _read_ahead(
 def _explain(
     explainer: Explainer,
     batch: Cut,
-    reading: Sequence[Future[Read]],
+    reading: list[Future[Read]],
     finish: Callable[[Fetched, Finding | GradcamError], T],
 ) -> list[Callable[[], T]]:
     """Run the model on a batch; what is left to do for each picture that is needed."""
     pictures = [each.result() for each in reading]
+    reading.clear()  # or they would still be held while more are read
     found = explainer.explain(pictures)
     return [
         partial(finish, picture.fetched, it) for picture, it, needed in zip(pictures, found, batch.needed) if needed

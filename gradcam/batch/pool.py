@@ -18,7 +18,9 @@ import torch
 T = TypeVar("T")
 
 URGENT, LATER = 0, 1
-NICENESS = 10  # of these threads, against the model's
+# The model has a thread on each core beside these, and its threads wait for one another at each layer: these are to be the
+# ones that are held up.
+NICENESS = 10
 
 _Task = tuple[int, int, Future[Any], Callable[[], Any]]
 
