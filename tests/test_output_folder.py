@@ -615,6 +615,16 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -
             folder.log("resumed")
 
 
+def test_a_folder_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").mkdir()
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"/: is a directory; choose another --output"):
+            OutputFolder.open(tmp_path, RUN, mode="resume")
+        assert not (tmp_path / ".gradcam-partial").exists()
+    (tmp_path / "log.jsonl").rmdir()
+    work(tmp_path, ORDER, mode="resume")
+
+
 def test_roots_are_seen_from_the_output_folder(tmp_path: Path) -> None:
     (tmp_path / "disk" / "explained").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "explained")
