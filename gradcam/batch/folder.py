@@ -22,7 +22,7 @@ from gradcam.images import write_whole
 from gradcam.records import Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.shards import Shard  # type: ignore[import-not-found]
+    from gradcam.batch.shards import Shard
 
 Mode = Literal["new", "resume", "overwrite"]
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none

@@ -25,7 +25,7 @@ from gradcam.naming import OutputNames
 from gradcam.records import Explained, Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.pipeline import Fetched  # type: ignore[import-not-found]
+    from gradcam.batch.pipeline import Fetched
 
 WriteViews = Callable[..., object]  # (folder, stem, picture, overlays, *, temporary), `report.write_views`
 
