@@ -441,6 +441,12 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
             OutputError, match=r"a-gradcam.jpg: is both a picture to explain and a result of the earlier"
         ):
             OutputFolder.open(path, RUN, mode="overwrite", inputs=[tmp_path / "x.jpg", picture])
+    (path / "sub").rename(path / "real")
+    (path / "sub").symlink_to(path / "real")  # by which a result's path leads to the picture
+    with pytest.raises(OutputError, match=r"b-gradcam.jpg: is both"):
+        OutputFolder.open(path, RUN, mode="overwrite", inputs=[path / "real" / "b-gradcam.jpg"])
+    (path / "sub").unlink()
+    (path / "real").rename(path / "sub")
     assert files(path) == before
     work(path, ORDER, mode="overwrite", inputs=[tmp_path / "x.jpg", path / "another.jpg"])
 
@@ -566,6 +572,15 @@ def test_a_disk_without_locks_is_used_all_the_same(
     assert [record.image for record in read_manifest(tmp_path)] == ORDER
 
 
+def test_a_lock_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(lock: filelock.FileLock) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    with pytest.raises(OutputError, match=r"/: input/output error; look after that disk, then go on with --resume"):
+        OutputFolder.open(tmp_path, RUN)
+
+
 def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(
@@ -613,6 +628,18 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -
         with OutputFolder.open(path, RUN, mode="resume") as folder:
             assert folder.done == set(names[: whole.count(b"\n")])
             folder.log("resumed")
+
+
+def test_a_folder_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").mkdir()
+    errors = []  # they are kept, and all that they know of with them
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"/: is a directory; choose another --output") as raised:
+            OutputFolder.open(tmp_path, RUN, mode="resume")
+        errors.append(raised.value)
+        assert not (tmp_path / ".gradcam-partial").exists()
+    (tmp_path / "log.jsonl").rmdir()
+    work(tmp_path, ORDER, mode="resume")
 
 
 def test_roots_are_seen_from_the_output_folder(tmp_path: Path) -> None:

@@ -74,19 +74,22 @@ class OutputFolder:
             if mode == "overwrite":
                 _clear(path, part, inputs)
             folder = cls(path, part, release, notes)
-            folder._start(fields)
+            folder._start(fields, stack)
             stack.pop_all()
         return folder
 
-    def _start(self, fields: dict[str, Any]) -> None:
+    def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack) -> None:
+        """`stack`: what undoes this where it cannot be brought to its end."""
         manifest = self.path / self._part.manifest
         self.temporary.mkdir(exist_ok=True)
+        stack.callback(remove_empty, self.temporary)
         self._sweep()
         # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
         self._write_run(fields)
         if manifest.exists():
             self.done = frozenset(keep_lines(manifest, self._is_done, self.temporary))
         self._manifest = ManifestWriter(manifest)
+        stack.callback(self._manifest.close)
         self._log = Logbook(self.path / self._part.log)
 
     def _write_run(self, fields: dict[str, Any]) -> None:

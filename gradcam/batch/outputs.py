@@ -195,7 +195,8 @@ def _encode_map(drawing: Drawing) -> bytes:
 
 def _describe(item: Item, error: Exception) -> str:
     """One line: the picture's name, and the reason."""
-    reason = str(error) if isinstance(error, GradcamError) else f"{type(error).__name__}: {error}"
+    kind = "" if isinstance(error, GradcamError) else type(error).__name__
+    reason = ": ".join(filter(None, (kind, str(error))))
     for name in (item.content.path, item.name):
         reason = reason.removeprefix(f"{name}: ")
     return " ".join(f"{item.name}: {reason}".split())
