@@ -515,6 +515,8 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
         for i in range(10_000)
     ]
     write_run(tmp_path, records)
+    (tmp_path / "099").mkdir()
+    write_image(tmp_path / "099/09999-gradcam.jpg", plain(RED))
     write_views(tmp_path, "one", None, [plain(RED)])
     views = tmp_path / "report/views"
     for record in records:
