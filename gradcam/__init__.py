@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradcam import attributions as attributions
     from gradcam import targets as targets
+    from gradcam.batch.manifest import read_manifest as read_manifest
+    from gradcam.batch.streaming import explain_files as explain_files
     from gradcam.classifiers import Classifier as Classifier
     from gradcam.classifiers import load_classifier as load_classifier
     from gradcam.classifiers.comparison import panel as panel
@@ -41,12 +43,14 @@ _HOMES = {
     "attributions": "gradcam.attributions",
     "compare": "gradcam.explanation",
     "explain": "gradcam.explanation",
+    "explain_files": "gradcam.batch.streaming",
     "fuse": "gradcam.fusion",
     "list_layers": "gradcam.listing",
     "load_classifier": "gradcam.classifiers",
     "overlay": "gradcam.drawing",
     "panel": "gradcam.classifiers.comparison",
     "read_image": "gradcam.images",
+    "read_manifest": "gradcam.batch.manifest",
     "targets": "gradcam.targets",
     "write_image": "gradcam.images",
 }

@@ -21,3 +21,12 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "flip": ((1.0, False), (1.0, True)),
     "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
 }
+
+# What `gradcam batch` writes of a picture, and as what.
+SAVED = {
+    "overlay": "the heatmap on the picture",
+    "heatmap": "the heatmap alone",
+    "map": "the method's own values, float32 (h,w), as .npy",
+    "panel": "methods, layers and classes side by side",
+}
+FORMATS = ("jpg", "png", "webp")

@@ -28,8 +28,10 @@ def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     """
     # Not from one percentile to another, as many viewers do: the few brightest pixels may be what the model looked at.
     seen, note = _choose_channels(values)
+    if seen.dtype == np.uint8:
+        return to_8_bits(seen), note
     finite = seen[np.isfinite(seen)]
-    if seen.dtype == np.uint8 or finite.size == 0:
+    if finite.size == 0:
         return to_8_bits(seen), note
     low, high, full = finite.min().item(), finite.max().item(), _find_full(seen)
     if low == high or (low >= 0 and high - low >= full / 2):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
 
 LONGEST = 60  # characters of somebody's value in a message
@@ -32,6 +34,14 @@ class ImageError(GradcamError):
     """A picture, or an input tensor, cannot be read, used or written."""
 
 
+class InputError(GradcamError):
+    """What was given to be explained cannot be listed."""
+
+
+class OutputError(GradcamError):
+    """The folder that results go to, or what an earlier run left in it, cannot be used, written to or read back."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     """The known names that look most like `name`, best first: what an error offers in place of an unknown one."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}
@@ -51,3 +61,18 @@ def shorten(value: object) -> str:
 def join_names(names: Iterable[str]) -> str:
     """Names in quotes, for a sentence."""
     return ", ".join(f"'{name}'" for name in names)
+
+
+def describe_failure(name: str, error: BaseException) -> str:
+    """One line that names a picture, once, and the reason why it failed; GRADCAM_TRACEBACK=1 prints where as well."""
+    if os.environ.get("GRADCAM_TRACEBACK"):
+        traceback.print_exception(error)
+    reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+    named = reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
+    return " ".join(named.split())
+
+
+def describe_unexpected(error: BaseException) -> str:
+    """The kind and the reason of an error that nobody expected, and how to see where it arose."""
+    reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+    return f"{reason} (GRADCAM_TRACEBACK=1 shows where)"

@@ -23,27 +23,32 @@ def overlay_name(
     label: str | None = None,
     layer: str | None = None,
     evidence: str | None = None,
+    suffix: str = ".png",
 ) -> str:
-    """`<stem>-<method>.png`, with `-<index>-<label>`, `-<layer>` and `-<evidence>` where they are given."""
+    """`<stem>-<method><suffix>`, with `-<index>-<label>`, `-<layer>` and `-<evidence>` where they are given."""
     parts = [method]
     if index is not None:
         parts.append(str(index))
     if label is not None:
-        parts.append(_plain(label))
+        parts.append(to_plain(label))
     if layer is not None:
-        parts.append(_plain(layer))
+        parts.append(to_plain(layer))
     if evidence is not None:
         parts.append(evidence)
-    ending = "-" + "-".join(parts) + ".png"
-    return _shorten(stem, LONGEST_NAME - len(os.fsencode(ending))) + ending
+    return join_name(stem, "-" + "-".join(parts) + suffix)
 
 
-def _plain(text: str) -> str:
+def join_name(stem: str, ending: str) -> str:
+    """A name with this ending; a stem that is too long for it is cut."""
+    return cut(stem, LONGEST_NAME - len(os.fsencode(ending))) + ending
+
+
+def to_plain(text: str) -> str:
     """Words of letters, digits and dots, joined by underscores: a name that every shell and file system takes."""
-    return _shorten(re.sub(r"[^\w.]+", "_", text).strip("_."), LONGEST_PART) or "_"
+    return cut(re.sub(r"[^\w.]+", "_", text).strip("_."), LONGEST_PART) or "_"
 
 
-def _shorten(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
     """At most so many bytes of it; a character is not cut in two."""
     encoded = os.fsencode(text)
     return text if len(encoded) <= most else encoded[:most].decode(errors="ignore")

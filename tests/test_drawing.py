@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,73 @@ def test_interpolation_gives_no_rim_of_the_other_sign() -> None:
     drawn = gradcam.overlay(white, heatmap, signed=True).astype(int)
     assert (drawn[..., 0] >= drawn[..., 2]).all()  # nowhere bluer than red
     assert drawn[100, 100, 2] < 160
+
+
+def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap: str, kind: type) -> np.ndarray:
+    """The formula over whole arrays, in one kind of floats; a map with values below zero is signed."""
+    signed = heat.min() < 0
+    steps = 127 if signed else 255
+    levels = np.rint(heat * np.float32(steps)).astype(int)
+    values = levels.astype(kind) / kind(steps)
+    strength = abs(values)[..., None]
+    if signed:
+        warm, cold = (
+            np.array(pair, kind) for pair in (((255, 205, 70), (225, 0, 35)), ((90, 225, 255), (25, 25, 205)))
+        )
+        pairs = np.where((values < 0)[None, ..., None], cold[:, None, None], warm[:, None, None])
+        colours = pairs[0] * (1 - strength) + pairs[1] * strength
+    else:
+        colours = np.array(table_of(COLORMAPS[colormap]), kind)[levels]
+    opacity = kind(alpha) * np.minimum(1, 2 * strength)
+    return picture * (1 - opacity) + colours * opacity
+
+
+@pytest.mark.parametrize("band", [1, 37, 2**16])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("colormap", COLORMAPS)
+def test_every_pixel_is_the_formulas_to_the_last_rounding(
+    colormap: str, signed: bool, band: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcam.drawing.BAND", band)  # rows are blended a few at a time
+    random = np.random.default_rng(list(COLORMAPS).index(colormap))
+    alphas = [0, 0.5, 1, *random.random(5)]
+    for alpha in alphas:
+        height, width = random.integers(1, 40, 2)
+        picture = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        heat = random.random((height, width), dtype=np.float32)
+        heat = heat * 2 - 1 if signed else heat
+        heat.flat[0] = -1 if signed else 0
+        drawn = gradcam.overlay(picture, heat, alpha=alpha, colormap=colormap, signed=signed)
+        exact = plain_overlay(picture, heat, alpha, colormap, np.float64)
+        assert abs(drawn - exact).max() <= 0.5001
+        single = plain_overlay(picture, heat, alpha, colormap, np.float32)
+        assert (drawn == np.rint(single)).all()  # halves to the even number, nothing else
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_large_pictures_follow_the_formula_too(signed: bool) -> None:
+    picture = RNG.integers(0, 256, (768, 1024, 3), dtype=np.uint8)  # several bands, the last of them not full
+    heat = RNG.random((768, 1000), dtype=np.float32) * (2 if signed else 1) - (1 if signed else 0)
+    drawn = gradcam.overlay(picture, heat, region=(0, 20, 768, 1000), signed=signed)
+    exact = plain_overlay(picture[:, 20:1020], heat, 0.5, "turbo", np.float64)
+    assert abs(drawn[:, 20:1020] - exact).max() <= 0.5001
+    np.testing.assert_array_equal(drawn[:, :20], picture[:, :20])
+    np.testing.assert_array_equal(drawn[:, 1020:], picture[:, 1020:])
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble])
+def test_the_kind_of_the_opacity_does_not_count(kind: type) -> None:
+    drawn = gradcam.overlay(PICTURE, HEAT, alpha=kind(0.375), region=REGION)
+    np.testing.assert_array_equal(drawn, gradcam.overlay(PICTURE, HEAT, alpha=0.375, region=REGION))
+
+
+def test_drawing_in_several_threads_gives_the_same_pictures() -> None:
+    jobs = [(name, bool(number % 2)) for number, name in enumerate(COLORMAPS)] * 4
+    picture, heat = np.tile(PICTURE, (8, 8, 1)), np.tile(HEAT, (2, 2))
+
+    def draw(job: tuple[str, bool]) -> np.ndarray:
+        return gradcam.overlay(picture, heat, colormap=job[0], signed=job[1])
+
+    with ThreadPoolExecutor(8) as pool:
+        for found, expected in zip(pool.map(draw, jobs), map(draw, jobs)):
+            np.testing.assert_array_equal(found, expected)

@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images import encode_png, read_values
+from gradcam.images import encode_image, encode_png, flip_colours, read_values
 
 # No two pixels alike, and no colour that stays itself when red and blue change places.
 PIXELS = np.array(
@@ -89,6 +90,30 @@ def test_lossy_files_are_read_nearly_exactly(tmp_path: Path, suffix: str) -> Non
     image = gradcam.read_image(save(tmp_path / f"a.{suffix}", BLOCKS, quality=95))
     centres = image[8::16, 8::16].astype(int)
     assert abs(centres - PIXELS).max() <= 8
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
+def test_a_photograph_has_the_values_that_pillow_decodes(
+    tmp_path: Path, photo: Callable[[str], Path], suffix: str
+) -> None:
+    with Image.open(photo(PHOTO)) as opened:
+        path = save(tmp_path / f"a{suffix}", opened)
+    with Image.open(path) as opened:
+        expected = np.asarray(opened)
+    np.testing.assert_array_equal(gradcam.read_image(path), expected)
+    np.testing.assert_array_equal(read_values(path, path.read_bytes()), expected)
+
+
+@pytest.mark.parametrize("exif", [None, 1])
+def test_a_picture_that_lies_upright_is_not_copied_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exif: int | None
+) -> None:
+    options = {} if exif is None else {"exif": orientation(exif)}
+    path = save(tmp_path / "a.jpg", BLOCKS, quality=100, subsampling=0, **options)
+    copied: list[str] = []
+    monkeypatch.setattr(Image.Image, "copy", lambda image: copied.append("copy"))
+    assert abs(gradcam.read_image(path).astype(int) - BLOCKS).max() <= 8
+    assert copied == []
 
 
 def test_a_picture_can_be_changed_after_reading(tmp_path: Path) -> None:
@@ -674,6 +699,29 @@ def test_webps_have_quality_95(tmp_path: Path, photo: Callable[[str], Path]) -> 
     sizes = [save(tmp_path / "theirs.webp", picture, quality=quality).stat().st_size for quality in (92, 98)]
     gradcam.write_image(tmp_path / "ours.webp", np.array(picture))
     assert sizes[0] < (tmp_path / "ours.webp").stat().st_size < sizes[1]
+
+
+@pytest.mark.parametrize(("suffix", "flag"), [(".jpg", cv2.IMWRITE_JPEG_QUALITY), (".webp", cv2.IMWRITE_WEBP_QUALITY)])
+@pytest.mark.parametrize("quality", [20, 90])
+def test_the_bytes_are_opencvs_of_blue_green_red(
+    photo: Callable[[str], Path], suffix: str, flag: int, quality: int
+) -> None:
+    picture = gradcam.read_image(photo(PHOTO))
+    for view in (picture, picture[::-1, ::2], picture[10:90, 20:80]):
+        _, expected = cv2.imencode(
+            suffix, np.stack([view[..., 2], view[..., 1], view[..., 0]], axis=2), [flag, quality]
+        )
+        assert encode_image(view, suffix, quality) == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_red_and_blue_change_places(dtype: type) -> None:
+    values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (5, 7, 3), dtype=dtype)
+    for view in (values, values[::-1], values[:, ::-2], values.transpose(1, 0, 2), values[:1, :1]):
+        flipped = flip_colours(view)
+        assert flipped.dtype == dtype
+        np.testing.assert_array_equal(flipped, view[..., ::-1])
+        assert not np.shares_memory(flipped, values)
 
 
 def test_png_bytes_hold_the_picture() -> None:

@@ -33,6 +33,11 @@ class Question:
     smoothing: str = "none"
     reshape: str | tuple[int, ...] | None = None
 
+    @property
+    def classes(self) -> int:
+        """How many of each picture are explained."""
+        return self.target.top if self.target.classes is None else len(self.target.classes[0])
+
 
 @dataclass(frozen=True, eq=False)
 class Drawing:

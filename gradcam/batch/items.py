@@ -18,7 +18,7 @@ class Content(Protocol):
         """All of it. Raises `ImageError`, without the picture's name, where that cannot be had, or changes meanwhile."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One picture.
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
-from types import FrameType
 from typing import NoReturn
 
 import click
 
 from gradcam import __version__
+from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
-from gradcam.cli.job import describe_unexpected
+from gradcam.cli.interruption import Terminated, heed_sigterm
 from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
+from gradcam.cli.report import report_command
 from gradcam.cli.run import run_command
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, describe_unexpected
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -30,6 +30,8 @@ def cli() -> None:
       gradcam run photo.jpg                     explain the top class
       gradcam run photo.jpg --class "tiger cat" explain another one
       gradcam run *.jpg --output explained/     several pictures
+      gradcam batch photos/ -o explained/       a folder of any size; --resume goes on
+      gradcam report explained/                 a gallery of it
       gradcam compare photo.jpg                 methods side by side
       gradcam run photo.jpg --model resnet50    another model
       gradcam layers resnet50                   where in a model one can look
@@ -40,18 +42,22 @@ def cli() -> None:
     """
 
 
-for command in (run_command, compare_command, layers_command, methods_command, models_command):
+for command in (
+    run_command,
+    batch_command,
+    report_command,
+    compare_command,
+    layers_command,
+    methods_command,
+    models_command,
+):
     cli.add_command(command)
-
-
-class Terminated(BaseException):
-    """SIGTERM came: as an exception, so that nothing half written is left, and not one that a model's code may raise."""
 
 
 def main() -> NoReturn:
     """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 130 and 143 after signals."""
     try:
-        signal.signal(signal.SIGTERM, _terminate)
+        heed_sigterm()
         _make_streams_safe()
         status = cli.main(standalone_mode=False, color=_colour()) or 0
     except click.ClickException as error:
@@ -75,10 +81,6 @@ def main() -> NoReturn:
         _show(error, describe_unexpected(error))
         sys.exit(1)
     sys.exit(status)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 def _discard_output() -> None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
+from gradcam.batch.result_names import panel_ending
 from gradcam.cli import options
 from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare
 from gradcam.cli.settings import Output, to_settings
 from gradcam.methods import METHODS as TABLE
-from gradcam.naming import overlay_name
+from gradcam.naming import join_name
 
 if TYPE_CHECKING:
     from gradcam.batch.findings import Finding
@@ -51,11 +52,7 @@ def _write_panel(job: Job, image: Path, found: Finding) -> list[Path]:
     from gradcam.classifiers.comparison import panel
     from gradcam.images import write_image
 
-    path = job.destination.file or job.names.claim([_name(job, image)])[0]
+    name = join_name(image.stem, panel_ending(job.settings.evidence))
+    path = job.destination.file or job.names.claim([name])[0]
     write_image(path, panel(found.maps, alpha=job.settings.alpha, colormap=job.settings.colormap))
     return [path] * len(found.drawings)
-
-
-def _name(job: Job, image: Path) -> str:
-    evidence = job.settings.evidence
-    return overlay_name(image.stem, "compare", evidence=None if evidence == "positive" else evidence)

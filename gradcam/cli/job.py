@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ import click
 
 from gradcam.cli.settings import Destination, Output, Settings
 from gradcam.cli.terminal import Result, format_result
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, describe_failure
 from gradcam.methods import METHODS
 from gradcam.naming import OutputNames
 from gradcam.records import Explained, Record
@@ -48,7 +46,7 @@ class Job:
             make_folder(self.destination.folder)
             paths = write(self, image, found)
         except (Exception, SystemExit) as error:  # one broken picture does not stop the others
-            return Result(Record(str(image), self.classifier.name, error=_describe(image, error)))
+            return Result(Record(str(image), self.classifier.name, error=describe_failure(str(image), error)))
         size: tuple[int, int] = found.picture.shape[:2]
         explained = [self._entry(drawing, path) for drawing, path in zip(found.drawings, paths)]
         return Result(
@@ -125,18 +123,3 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
-
-
-def describe_unexpected(error: BaseException) -> str:
-    """The kind and the reason of an error that nobody expected, and how to see where it arose."""
-    reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-    return f"{reason} (GRADCAM_TRACEBACK=1 shows where)"
-
-
-def _describe(image: Path, error: Exception | SystemExit) -> str:
-    """One line that names the picture and the reason."""
-    if os.environ.get("GRADCAM_TRACEBACK"):
-        traceback.print_exception(error)
-    reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-    named = reason if reason.startswith(f"{image}: ") else f"{image}: {reason}"
-    return " ".join(named.split())

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from gradcam.batch.failures import FailureLimit, parse_limit
+from gradcam.batch.shards import Shard, parse_shard
 from gradcam.choices import LAYOUTS
-from gradcam.errors import join_names
+from gradcam.errors import GradcamError, join_names
 
 
 class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -59,3 +61,27 @@ def find_reshape(context: click.Context, parameter: click.Parameter, text: str |
             f"{text!r} is neither a grid, such as 14x14, nor one of {join_names(LAYOUTS)}.", context, parameter
         )
     return tuple(map(int, text.split("x")))
+
+
+class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """How many pictures may fail: a number, or a share with %."""
+
+    name = "limit"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> FailureLimit:
+        try:
+            return value if isinstance(value, FailureLimit) else parse_limit(value)
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A share of the pictures: I/N."""
+
+    name = "share"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Shard:
+        try:
+            return value if isinstance(value, Shard) else parse_shard(value)
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)

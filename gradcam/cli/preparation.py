@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.cli.job import Job, describe_unexpected
-from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination, has_layer
-from gradcam.errors import ModelError
+from gradcam.batch.result_names import has_layer
+from gradcam.cli.job import Job
+from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination
+from gradcam.errors import ModelError, describe_unexpected
 from gradcam.naming import OutputNames
 
 if TYPE_CHECKING:
+    from gradcam.batch.findings import Question
     from gradcam.classifiers import Classifier
 
 Value = TypeVar("Value")
@@ -26,6 +28,24 @@ Value = TypeVar("Value")
 
 def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_picture_each: bool) -> Job:
     """Load the model and check all that was typed before the first picture is touched.
+
+    What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
+    """
+    classifier, question = ask(settings, output)
+    places = sum(len(question.layers) if has_layer(name) else 1 for name in _once_each(settings.methods))
+    each = 1 if one_picture_each else places * question.classes
+    destination = find_destination(settings.output, images, len(images) * each)
+    return Job(
+        settings=settings,
+        classifier=classifier,
+        question=question,
+        destination=destination,
+        names=OutputNames(destination.folder, images),
+    )
+
+
+def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
+    """The model, loaded, and what is asked of it about each picture, checked.
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
@@ -49,27 +69,19 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_p
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
     _check_classes(settings, classes, against, classifier.classes)
-    _say(classifier.notes, output)
-    places = sum(len(layers) if has_layer(name) else 1 for name in _once_each(settings.methods))
-    each = 1 if one_picture_each else places * max(len(classes), settings.top_k)
-    destination = find_destination(settings.output, images, len(images) * each)
+    say(classifier.notes, output)
+    target = ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score, against=against)
     question = Question(
         layers=layers,
         methods=_once_each(methods),
         attributions=_once_each(attributions),
-        target=ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score, against=against),
+        target=target,
         evidence=settings.evidence,
         augmentation=settings.augmentation,
         smoothing=settings.smoothing,
         reshape=settings.reshape,
     )
-    return Job(
-        settings=settings,
-        classifier=classifier,
-        question=question,
-        destination=destination,
-        names=OutputNames(destination.folder, images),
-    )
+    return classifier, question
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
@@ -117,7 +129,7 @@ def check_model_name(name: str | None) -> None:
         )
 
 
-def _say(notes: Sequence[str], output: Output) -> None:
+def say(notes: Sequence[str], output: Output) -> None:
     """Notes on standard error, for people who want to know."""
     for note in () if output.quiet else notes:
         click.echo(f"Note: {note}", err=True)

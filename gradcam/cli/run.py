@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradcam.batch.result_names import list_endings
 from gradcam.cli import options
 from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare
-from gradcam.cli.settings import Output, has_layer, to_settings
-from gradcam.naming import overlay_name
+from gradcam.cli.settings import Output, to_settings
+from gradcam.naming import join_name
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import Drawing, Finding
+    from gradcam.batch.findings import Finding
 
 
 @click.command("run", short_help="Explain pictures: write an overlay for each.")
@@ -41,22 +42,8 @@ def _write_overlays(job: Job, image: Path, found: Finding) -> list[Path]:
     if job.destination.file is not None:
         paths = [job.destination.file]
     else:
-        classes = len({drawing.index for drawing in drawings})
-        paths = job.names.claim([_name(job, image, drawing, several_classes=classes > 1) for drawing in drawings])
+        endings = list_endings(job.question, drawings, job.classifier.labels)
+        paths = job.names.claim([join_name(image.stem, ending) for ending in endings])
     for drawing, path in zip(drawings, paths):
         write_image(path, drawing.draw(alpha=chosen.alpha, colormap=chosen.colormap))
     return paths
-
-
-def _name(job: Job, image: Path, drawing: Drawing, *, several_classes: bool) -> str:
-    """The overlay's name; the class and the layer are in it where there are several."""
-    at_layer = len(job.question.layers) > 1 and has_layer(drawing.method)
-    is_map = drawing.method in job.question.methods
-    return overlay_name(
-        image.stem,
-        drawing.method,
-        index=drawing.index if several_classes else None,
-        label=job.classifier.label(drawing.index) if several_classes else None,
-        layer=drawing.layer if at_layer else None,
-        evidence=drawing.evidence if is_map and drawing.evidence != "positive" else None,
-    )

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.methods import METHODS
 from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES
 
 
@@ -79,11 +78,6 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
         raise click.UsageError("--against names the classes to contrast with: give --score contrast as well.")
     _check_for_attributions(found)
     return found
-
-
-def has_layer(method: str) -> bool:
-    """Whether a method of either kind looks at a layer."""
-    return ATTRIBUTIONS[method].has_layer if method in ATTRIBUTIONS else METHODS[method].place == "layer"
 
 
 def _check_for_attributions(found: Settings) -> None:

@@ -28,11 +28,11 @@ def format_result(result: Result) -> str:
     """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen, and its note."""
     record = result.record
     height, width = record.size or (0, 0)
-    title = click.style(_printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
+    title = click.style(printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
     parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
     lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(record)]
     if record.note is not None:
-        lines.append(f"  {_printable(record.note[:1].upper() + record.note[1:])}.")
+        lines.append(f"  {printable(record.note[:1].upper() + record.note[1:])}.")
     lines.append("")
     return "\n".join(lines)
 
@@ -108,10 +108,10 @@ def _name(entry: Prediction | Explained) -> str:
 
 
 def _file(entry: Explained) -> str:
-    return _printable(entry.overlay or "")
+    return printable(entry.overlay or "")
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """A file's name without what would move the cursor or start a new line."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)
 

@@ -1,0 +1,197 @@
+"""Archives: the pictures in zip and tar files, which stay where they are until they are read."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import posixpath
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, BinaryIO
+
+from gradcam.batch.contents import ArchiveFile, Refused, TarContent, UnpackedArchive, ZipContent
+from gradcam.batch.folders import is_picture
+from gradcam.batch.items import Content
+from gradcam.errors import InputError
+
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
+LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
+LEADS_OUT = "leads out of the archive"
+OPENERS: dict[bytes, Callable[[Any], Any]] = {  # by what a compressed file begins with
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+
+
+@dataclass(frozen=True)
+class Members:
+    """The pictures in an archive, by unique names without a way out of it; and how many other files were left out."""
+
+    pictures: list[tuple[str, Content]]
+    left_out: int
+
+
+def list_archive(path: str) -> Members:
+    """The pictures in a `.zip` or a `.tar`, compressed or not, in the archive's order; hidden files are left out.
+
+    Nothing is written under a name from the archive. Members that lead out of it, links, devices, encrypted and far too
+    large ones are pictures that say so when they are read. Raises `InputError` for an archive that is not whole.
+    """
+    pictures, left_out = [], 0
+    with _blaming(path):
+        for given, content in (_list_zip if path.lower().endswith(".zip") else _list_tar)(path):
+            name, leads_out = _make_harmless(given)
+            if _is_hidden(name):
+                continue
+            if is_picture(name):
+                pictures.append((name, Refused(LEADS_OUT) if leads_out else content))
+            else:
+                left_out += 1
+    return Members(_tell_apart(pictures), left_out)
+
+
+def _list_zip(path: str) -> Iterator[tuple[str, Content]]:
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        kept = ArchiveFile(path, file)
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if not info.is_dir() and kind != stat.S_IFDIR:
+                yield info.filename, _judge_zipped(info, kind) or _to_content(info, kept)
+
+
+def _judge_zipped(info: zipfile.ZipInfo, kind: int) -> Refused | None:
+    if kind == stat.S_IFLNK:
+        return Refused("is a link")
+    if kind not in (0, stat.S_IFREG):
+        return Refused("is not a file")
+    if info.flag_bits & 1:
+        return Refused("is encrypted: unpack the archive with its password first")
+    return _judge_size(info.file_size)
+
+
+def _judge_size(size: int) -> Refused | None:
+    if size > LARGEST:
+        return Refused(f"claims {size} bytes, more than the {LARGEST} that a picture in an archive may have")
+    return None if size else Refused("is empty")
+
+
+def _to_content(info: zipfile.ZipInfo, kept: ArchiveFile) -> ZipContent:
+    return ZipContent(kept, info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type)
+
+
+def _list_tar(path: str) -> Iterator[tuple[str, Content]]:
+    with open(path, "rb") as file:
+        start = file.read(8)
+        opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), None)
+        if opener is None:
+            yield from _list_members(file, ArchiveFile(path, file))
+        else:
+            file.seek(0)
+            unpacked = _unpack(path, opener(file))
+            yield from _list_members(unpacked, UnpackedArchive(unpacked))
+
+
+def _unpack(path: str, packed: BinaryIO) -> BinaryIO:
+    """What a compressed tar unpacks to, in an anonymous temporary file.
+
+    A compressed stream can only be read from its start: to find the members at random, which several threads do, and
+    again when a run is resumed, it is unpacked once.
+    """
+    file = tempfile.TemporaryFile()  # noqa: SIM115  whoever reads the members closes it
+    try:
+        with packed:
+            shutil.copyfileobj(packed, file, 2**20)
+        file.flush()
+    except BaseException as error:
+        file.close()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise InputError(
+                f"{path}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to a folder with room"
+            ) from error
+        raise
+    return file
+
+
+def _list_members(file: BinaryIO, kept: ArchiveFile | UnpackedArchive) -> Iterator[tuple[str, Content]]:
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all, at a kilobyte each
+            if not member.isdir():
+                yield member.name, _judge_tarred(member) or TarContent(kept, member.offset_data, member.size)
+        # tarfile takes a broken header behind the first for the end, which is made of zeros.
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError("a broken header")
+
+
+def _judge_tarred(member: tarfile.TarInfo) -> Refused | None:
+    if member.issym() or member.islnk():
+        return Refused("is a link")
+    if not member.isreg():
+        return Refused("is not a file")
+    if member.issparse():
+        return Refused("is packed as a sparse file, which cannot be read: pack it again without --sparse")
+    return _judge_size(member.size)
+
+
+def _make_harmless(given: str) -> tuple[str, bool]:
+    """A member's name as a plain relative path; and whether it was none, but would lead out of the archive."""
+    path = posixpath.normpath(given.replace("\\", "/"))
+    is_rooted = path.startswith("/") or re.match("[A-Za-z]:/", path) is not None
+    inside = re.sub("^([A-Za-z]:)?/+", "", path) if is_rooted else path
+    plain = re.sub(r"^(\.\./)+", "", inside)
+    return plain, plain != path
+
+
+def _is_hidden(name: str) -> bool:
+    """Also what macOS keeps beside each file."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def _tell_apart(pictures: list[tuple[str, Content]]) -> list[tuple[str, Content]]:
+    """Of several with one name, which archives allow, the first keeps it, and the others get a number, from 2."""
+    taken = {name for name, _ in pictures}
+    if len(taken) == len(pictures):
+        return pictures
+    numbers: dict[str, Iterator[int]] = {}
+    told = []
+    for name, content in pictures:
+        own = name
+        if name in numbers:
+            stem, suffix = posixpath.splitext(name)
+            own = next(free for number in numbers[name] if (free := f"{stem}-{number}{suffix}") not in taken)
+            taken.add(own)
+        else:
+            numbers[name] = count(2)
+        told.append((own, content))
+    return told
+
+
+@contextlib.contextmanager
+def _blaming(path: str) -> Iterator[None]:
+    """Whatever goes wrong while an archive is listed becomes one `InputError` of one line that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise InputError(f"{path}: this archive cannot be opened ({error.strerror})") from error
+        raise InputError(f"{path}: this archive is damaged or cut off ({' '.join(str(error).split())})") from error
+    except (
+        Exception
+    ) as error:  # BadZipFile, TarError, zlib.error, LZMAError, EOFError, struct.error, ValueError and more
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path}: this archive is damaged or cut off ({reason})") from error

@@ -1,0 +1,199 @@
+"""Where pictures lie: in files of their own, in archives, or nowhere that they may be read from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import threading
+import weakref
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from gradcam.errors import ImageError
+
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
+
+Stamp = tuple[int, int, int]  # which file it is, its size and its time
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A picture in a file of its own."""
+
+    where: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.where)
+
+    def read(self) -> bytes:
+        """What it holds. Raises `ImageError`, without its name, where that cannot be had, or changes meanwhile."""
+        with _wording_errors(), open(self.where, "rb", buffering=0, opener=_open_at_once) as file:
+            before = os.fstat(file.fileno())
+            if not stat.S_ISREG(before.st_mode):
+                raise ImageError("is not a file")
+            data = file.read()
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns, len(data)) != (after.st_size, after.st_mtime_ns, after.st_size):
+            raise ImageError("changed while it was read")
+        if not data:
+            raise ImageError("is empty")
+        return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """A picture that is not read, and the reason."""
+
+    reason: str
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """Raises `ImageError` with the reason."""
+        raise ImageError(self.reason)
+
+
+class ArchiveFile:
+    """An archive, as it was when it was listed.
+
+    Each reader opens it anew: threads share no position, and a thousand archives need no thousand descriptors.
+    """
+
+    def __init__(self, where: str, listed: BinaryIO) -> None:
+        self._where = where
+        self._stamp = _stamp(listed)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Its bytes. Raises `ImageError` where they are no longer those that were listed."""
+        try:
+            file = open(self._where, "rb")  # noqa: SIM115  closed below; its own errors are not those of its readers
+        except OSError as error:
+            raise ImageError(f"lies in an archive that cannot be opened ({error.strerror})") from None
+        with file:
+            if _stamp(file) != self._stamp:
+                raise ImageError("lies in an archive that changed after it was listed")
+            yield file
+
+
+class UnpackedArchive:
+    """What a compressed archive unpacks to, in a file without a name, which goes with this object."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        weakref.finalize(self, file.close)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Its bytes, for one thread at a time."""
+        with self._lock:
+            yield self._file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TarContent:
+    """A picture in a tar archive: so many bytes from there on."""
+
+    archive: ArchiveFile | UnpackedArchive
+    start: int
+    size: int
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """What it holds. Raises `ImageError`, without its name, where that cannot be had."""
+        with _wording_errors(), self.archive.open() as file:
+            file.seek(self.start)
+            data = file.read(self.size)
+        if len(data) != self.size:
+            raise ImageError("is damaged or cut off (the archive ends before it)")
+        return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZipContent:
+    """A picture in a zip archive: where its header begins, and what the archive's directory says of it."""
+
+    # Not the ZipInfo itself, which takes five times the memory.
+    archive: ArchiveFile
+    header: int
+    packed_size: int
+    size: int
+    checksum: int
+    method: int
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """What it holds. Raises `ImageError`, without its name, where that cannot be had, or is not what was packed."""
+        with _wording_errors(), self.archive.open() as file:
+            file.seek(self.header)
+            signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+            if signature != b"PK\3\4":
+                raise ImageError("is damaged or cut off (it does not begin where the archive says)")
+            file.seek(name_length + extra_length, os.SEEK_CUR)
+            with zipfile.ZipExtFile(file, "r", self._describe()) as member:
+                data = b"".join(iter(partial(member.read, self._step()), b""))
+        if len(data) != self.size:
+            raise ImageError("is damaged or cut off (it is shorter than the archive says)")
+        return data
+
+    def _step(self) -> int:
+        """How much is asked for at once. Of bzip2 and LZMA, zipfile unpacks so many packed bytes, to whatever length."""
+        return (
+            self.size if self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) else zipfile.ZipExtFile.MIN_READ_SIZE
+        )
+
+    def _describe(self) -> zipfile.ZipInfo:
+        info = zipfile.ZipInfo()
+        info.compress_type, info.compress_size = self.method, self.packed_size
+        info.file_size, info.CRC = self.size, self.checksum
+        return info
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without O_NONBLOCK, which Windows does not have, a pipe that nobody writes to would be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+@contextlib.contextmanager
+def _wording_errors() -> Iterator[None]:
+    """Whatever goes wrong with a picture's bytes becomes one `ImageError` of one line, without its name."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise ImageError("does not exist") from None
+    except IsADirectoryError:
+        raise ImageError("is not a file") from None
+    except MemoryError:
+        raise ImageError("does not fit into memory") from None
+    except NotImplementedError as error:  # from zipfile
+        raise ImageError(f"is packed in a way that cannot be read ({error})") from None
+    except OSError as error:
+        if error.errno is None:  # from a decompressor
+            raise ImageError(f"is damaged or cut off ({' '.join(str(error).split())})") from None
+        raise ImageError(f"cannot be opened ({error.strerror})") from None
+    except Exception as error:  # zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"is damaged or cut off ({reason})") from None
+
+
+def _stamp(file: BinaryIO) -> Stamp:
+    status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,128 @@
+"""What an output folder holds of earlier runs: whether a new one may go on there, and how it is cleared away."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradcam.batch.disk import find_inside, is_inside, remove, remove_empty, show
+from gradcam.batch.parts import Part, find_parts
+from gradcam.batch.run_file import list_differences, list_notes, read_run
+from gradcam.errors import GradcamError, OutputError
+from gradcam.records import Record
+
+PAGE, REPORT = "index.html", "report"
+# What a report is made of, below its folder.
+REPORT_FILES = re.compile(r"[\w-]+\.(js|css)|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL)
+
+
+def check_earlier(folder: Path, part: Part, now: Mapping[str, Any], mode: str) -> list[str]:
+    """Notes for a person who may go on. Raises `OutputError` where what the folder holds is in the way, and `OSError`."""
+    parts = find_parts(folder)
+    if mode == "overwrite" and not part.of:
+        return []  # all of it is to go
+    check_parts(folder, part, mode)
+    others = [other for other in parts if other != part]
+    for other in others[:1]:  # those that are there are alike
+        _check_alike(folder, other, now)
+    return _check_alike(folder, part, now) if part in parts and mode == "resume" else []
+
+
+def check_parts(folder: Path, part: Part, mode: str) -> None:
+    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are, and `OSError`."""
+    parts = find_parts(folder)
+    strangers = [other for other in parts if other.of != part.of]
+    if strangers and not (mode == "overwrite" and not part.of):
+        raise OutputError(
+            f"{show(folder)}: holds {strangers[0]}, with {_count(folder, strangers)}, and this is {part}; choose another "
+            "--output"
+        )
+    if part in parts and mode == "new":
+        raise OutputError(
+            f"{show(folder)}: holds an earlier run, with {_count(folder, [part])}; give --resume to go on with it, "
+            "--overwrite to start anew, or another --output"
+        )
+
+
+def _check_alike(folder: Path, part: Part, now: Mapping[str, Any]) -> list[str]:
+    """Raises `OutputError` unless that part was made with the same settings."""
+    if not (folder / part.run).exists():
+        raise OutputError(
+            f"{show(folder)}: holds {part.manifest}, but no {part.run} that says how it was made; start anew with "
+            "--overwrite"
+        )
+    earlier = read_run(folder / part.run)
+    differences = list_differences(earlier, now)
+    if differences:
+        where = f" (of {part})" if part.of else ""
+        raise OutputError(
+            f"{show(folder)}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
+            "start anew with --overwrite, or choose another --output"
+        )
+    return list_notes(earlier, now)
+
+
+def _count(folder: Path, parts: Iterable[Part]) -> str:
+    lines = 0
+    for part in parts:
+        if (folder / part.manifest).is_file():
+            with open(folder / part.manifest, "rb") as file:
+                lines += sum(1 for _ in file)
+    return "1 record" if lines == 1 else f"{lines} records"
+
+
+def remove_part(folder: Path, part: Part, inputs: Iterable[Path] = ()) -> None:
+    """Remove what a part wrote, as its manifest says, and its own files; never anything else, or out of the folder.
+
+    The manifest goes last: whatever stops this, it can be done again. Raises `OSError`, and `OutputError`, before anything
+    is removed, where one of the `inputs` would be.
+    """
+    _check_inputs(folder, part, _keep_inside(folder, inputs))
+    for path in _list_outputs(folder, part):
+        remove(path)
+    for name in (part.log, part.run, part.manifest):
+        remove(folder / name)
+
+
+def remove_report(folder: Path) -> None:
+    """Remove the report, and its folders where nothing else is in them. Raises `OSError`."""
+    if not (folder / REPORT).is_symlink():
+        for place, _, names in os.walk(folder / REPORT, topdown=False):
+            for name in names:
+                path = Path(place, name)
+                if REPORT_FILES.fullmatch(path.relative_to(folder / REPORT).as_posix()):
+                    remove(path)
+            remove_empty(Path(place))
+    remove(folder / PAGE)
+
+
+def _list_outputs(folder: Path, part: Part) -> Iterator[Path]:
+    """What was written and recorded, where it lies in the folder; lines that are no records say nothing."""
+    if not (folder / part.manifest).is_file():
+        return
+    with open(folder / part.manifest, "rb") as file:
+        for line in file:
+            try:
+                names = list(Record.from_json(line).files)
+            except GradcamError:
+                continue
+            yield from (path for name in names if (path := find_inside(folder, name)) and is_inside(folder, path))
+
+
+def _keep_inside(folder: Path, inputs: Iterable[Path]) -> set[str]:
+    """All paths of inputs that lie in the folder."""
+    roots = tuple(os.path.join(form(folder), "") for form in (os.path.abspath, os.path.realpath))
+    forms = (form(path) for path in inputs for form in (os.path.abspath, os.path.realpath))
+    return {path for path in forms if path.startswith(roots)}
+
+
+def _check_inputs(folder: Path, part: Part, inputs: Collection[str]) -> None:
+    for path in _list_outputs(folder, part) if inputs else ():
+        if os.path.abspath(path) in inputs or os.path.realpath(path) in inputs:
+            raise OutputError(
+                f"{path}: is both a picture to explain and a result of the earlier run, which --overwrite would remove; "
+                "choose another --output"
+            )

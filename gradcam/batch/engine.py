@@ -1,0 +1,56 @@
+"""The engine on this machine: the stages, and an output folder that keeps what comes out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gradcam.batch.failures import FailureLimit, TooManyFailuresError
+from gradcam.batch.findings import Question
+from gradcam.batch.folder import OutputFolder
+from gradcam.batch.items import Item
+from gradcam.batch.outputs import Saver
+from gradcam.batch.pipeline import explain_items
+from gradcam.classifiers import Classifier
+from gradcam.records import Record
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run is about: pictures, in the order of the manifest, and how they are explained.
+
+    `audit`: whether records have each input's SHA-256.
+    """
+
+    classifier: Classifier
+    question: Question
+    items: Sequence[Item]
+    batch_size: int
+    workers: int
+    audit: bool = False
+
+
+def explain_into(folder: OutputFolder, saver: Saver, work: Work, limit: FailureLimit | None = None) -> Iterator[Record]:
+    """Explain whatever the folder has no record of yet; each record is kept there before it is given.
+
+    Raises `TooManyFailuresError` beyond the limit, and `OutputError` where the folder cannot be written.
+    """
+    failures, most = 0, None if limit is None else limit.count(len(work.items))
+    outcomes = explain_items(
+        work.classifier,
+        work.question,
+        work.items,
+        finish=saver.save,
+        is_needed=lambda item: item.name not in folder.done,
+        batch_size=work.batch_size,
+        workers=work.workers,
+        tell=folder.log,
+        audit=work.audit,
+    )
+    for outcome in outcomes:
+        folder.append(outcome.record)
+        folder.log("picture", image=outcome.record.image, status=outcome.record.status, seconds=outcome.seconds)
+        yield outcome.record
+        failures += outcome.record.error is not None
+        if most is not None and failures > most:
+            raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")

@@ -1,0 +1,186 @@
+"""The output folder: one process at a time writes to it, and what was finished there is never lost or done twice."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from filelock import FileLock, Timeout
+
+from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
+from gradcam.batch.earlier import check_earlier, check_parts, remove_part, remove_report
+from gradcam.batch.logbook import Logbook
+from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
+from gradcam.batch.parts import Part, find_parts
+from gradcam.batch.run_file import Run, encode_run, read_run
+from gradcam.errors import OutputError
+from gradcam.images import write_whole
+from gradcam.records import Record
+
+if TYPE_CHECKING:
+    from gradcam.batch.shards import Shard
+
+Mode = Literal["new", "resume", "overwrite"]
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
+
+
+class OutputFolder:
+    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it.
+
+    `path`: the folder. `temporary`: one in it, for files that are not whole yet. `done`: the names of pictures that need
+    not be done again. `notes`: what a person should know.
+    """
+
+    def __init__(self, path: Path, part: Part, release: Callable[[], None], notes: Sequence[str]) -> None:
+        self.path = path
+        self.temporary = path / part.temporary
+        self.notes = notes
+        self.done: frozenset[str] = frozenset()
+        self.manifest = str(path / part.manifest)
+        self._part = part
+        self._release = release
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        run: Run,
+        *,
+        mode: Mode = "new",
+        shard: Shard | None = None,
+        inputs: Iterable[Path] = (),
+    ) -> OutputFolder:
+        """Make the folder, if need be, and take it for this run; all that may be in the way is found out here.
+
+        `mode`: "new" wants a folder that no run has used, "resume" goes on with one of the same settings, if there is one,
+        and "overwrite" removes what it wrote, but none of the `inputs`. With a `shard`, others of as many may work there.
+        Raises `OutputError`.
+        """
+        part = Part() if shard is None else Part(shard.of, shard.index)
+        check_folder(path, mode, shard)
+        with blaming_disk(path), contextlib.ExitStack() as stack:
+            path.mkdir(parents=True, exist_ok=True)
+            release = _lock(path, part)
+            stack.callback(release)
+            fields = run.to_fields()
+            notes = check_earlier(path, part, fields, mode)
+            if mode == "overwrite":
+                _clear(path, part, inputs)
+            folder = cls(path, part, release, notes)
+            folder._start(fields)
+            stack.pop_all()
+        return folder
+
+    def _start(self, fields: dict[str, Any]) -> None:
+        manifest = self.path / self._part.manifest
+        self.temporary.mkdir(exist_ok=True)
+        self._sweep()
+        # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
+        self._write_run(fields)
+        if manifest.exists():
+            self.done = frozenset(keep_lines(manifest, self._is_done, self.temporary))
+        self._manifest = ManifestWriter(manifest)
+        self._log = Logbook(self.path / self._part.log)
+
+    def _write_run(self, fields: dict[str, Any]) -> None:
+        """Of a run that goes on, the versions that it began with are kept."""
+        path = self.path / self._part.run
+        if path.exists():
+            earlier = read_run(path)
+            fields = {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}}
+            if fields == earlier:
+                return
+        write_whole(path, encode_run(fields), beside=self.temporary)
+
+    def append(self, record: Record) -> None:
+        """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
+        with blaming_disk(self.path):
+            self._manifest.append(record)
+
+    def log(self, event: str, **details: Any) -> None:
+        """Note what happened, with the time; several threads may."""
+        self._log.note(event, details)
+
+    def close(self, order: Sequence[str] = ()) -> None:
+        """Let go of the folder; more than once does no harm.
+
+        `order`: the names of all pictures; where a resumed run has done some again, their records are brought into it.
+        Raises `OutputError`.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._release)
+            stack.callback(remove_empty, self.temporary)
+            stack.callback(self._log.close)
+            stack.enter_context(blaming_disk(self.path))
+            stack.callback(self._manifest.close)
+            self._manifest.sync()
+            if self.done and order:
+                self._manifest.close()
+                sort_lines(self.path / self._part.manifest, order, self.temporary)
+
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _is_done(self, record: Record) -> bool:
+        """A picture that failed is tried again, and so is one whose files are not all there."""
+        paths = [find_inside(self.path, name) for name in record.files]
+        return record.error is None and all(path is not None and is_there(path) for path in paths)
+
+    def _sweep(self) -> None:
+        """Remove what a run that was stopped did not finish."""
+        for path in self.temporary.glob(".gradcam-*.tmp"):
+            remove(path)
+
+
+def check_folder(path: Path, mode: Mode, shard: Shard | None = None) -> None:
+    """What can be told of an output folder before it is opened. Raises `OutputError`."""
+    with blaming_disk(path):
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
+        if not path.exists():
+            return
+        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+
+
+def _lock(folder: Path, part: Part) -> Callable[[], None]:
+    """Keep others out; gives what lets them in again. Raises `OutputError` where another process was first."""
+    lock = FileLock(folder / part.lock, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        what = f" on {part}" if part.of else ""
+        raise OutputError(
+            f"{show(folder)}: another process is at work there{what}; let it finish, or choose another --output"
+        ) from None
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+            raise
+        return lambda: None  # without locks two at once are the user's own affair
+    return lock.release
+
+
+def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:
+    """Remove the earlier run; a whole one removes all shards, of which none may be at work, and the report."""
+    with contextlib.ExitStack() as stack:
+        kept = list(inputs)
+        earlier = [part] if part.of else find_parts(folder)
+        for other in earlier:
+            if other != part:
+                stack.callback(_lock(folder, other))
+        for other in earlier:
+            remove_part(folder, other, kept)
+        if not part.of:
+            remove_report(folder)

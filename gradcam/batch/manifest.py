@@ -1,0 +1,123 @@
+"""The manifest: a line for each picture, in the order of the input, appended as pictures are done."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from gradcam.batch.disk import BLOCK, LineFile
+from gradcam.batch.parts import find_parts
+from gradcam.errors import GradcamError, OutputError
+from gradcam.images import write_whole
+from gradcam.records import Record
+
+SECONDS = 1.0  # between two waits for the disk
+
+
+def read_manifest(path: str | os.PathLike[str]) -> list[Record]:
+    """The records of `gradcam batch`, in their order: of its output folder with all shards' parts, or of one file.
+
+    It may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not known here are
+    left out, too. Raises `OutputError`, naming file and line, for a line that is no record or of another schema, and
+    where there is no manifest.
+    """
+    place = Path(path)
+    try:
+        parts = _find_manifests(place) if place.is_dir() else [place]
+        if not parts:
+            raise OutputError(f"{place}: holds no manifest.jsonl, expected the output folder of `gradcam batch`")
+        return [record for part in parts for _, record in read_lines(part)]
+    except OSError as error:
+        raise OutputError(f"{place}: cannot be read ({error.strerror or error})") from error
+
+
+def _find_manifests(folder: Path) -> list[Path]:
+    """The manifest in a folder, or its shards' parts in their order."""
+    return [path for part in find_parts(folder) if (path := folder / part.manifest).is_file()]
+
+
+def read_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """Each line and the record in it; a last one that is not whole is left out. Raises `OSError` and `OutputError`."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line, Record.from_json(line)
+            except GradcamError as error:  # noqa: PERF203  (it is of this line)
+                if not line.endswith(b"\n"):
+                    return
+                raise OutputError(f"{path}, line {number}: {error}; mend the line, or remove it") from error
+
+
+def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
+    """Keep the lines of what is done, each picture's once, and no part of a line; gives the names of those pictures.
+
+    The file is written anew where it has other lines. Raises `OSError` and `OutputError`.
+    """
+    done: set[str] = set()
+    kept: list[tuple[int, int]] = []  # where lines begin and end; neighbours are joined, so that there are few of them
+    size = 0
+    for line, record in read_lines(path):
+        if line.endswith(b"\n") and record.image not in done and is_done(record):
+            done.add(record.image)
+            if kept and kept[-1][1] == size:
+                kept[-1] = (kept[-1][0], size + len(line))
+            else:
+                kept.append((size, size + len(line)))
+        size += len(line)
+    if sum(end - start for start, end in kept) < path.stat().st_size:
+        write_whole(path, _cut_out(path, kept), beside=temporary)
+    return done
+
+
+def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
+    """Bring the lines into the order of the pictures' names, whole, where they are not; what has no place goes behind.
+
+    Raises `OSError`.
+    """
+    ranks = {name: rank for rank, name in enumerate(order)}
+    found, start = [], 0
+    with open(path, "rb") as file:
+        for line in file:
+            found.append((ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line)))
+            start += len(line)
+    if found != sorted(found):
+        write_whole(path, _cut_out(path, [(start, end) for _, start, end in sorted(found)]), beside=temporary)
+
+
+def _cut_out(path: Path, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """What lies between these places of a file."""
+    with open(path, "rb") as file:
+        for start, end in pieces:
+            file.seek(start)
+            for position in range(start, end, BLOCK):
+                yield file.read(min(BLOCK, end - position))
+
+
+class ManifestWriter:
+    """Appends records. Each is there for readers at once; on the disk itself it is within a second or so.
+
+    A power cut takes the last records with it at most, and never leaves one whose overlays are lost for good: they were
+    written to the disk and had their names before the record was appended, and resuming looks for each recorded file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFile(path)
+        self._synced = time.monotonic()
+
+    def append(self, record: Record) -> None:
+        """Add a record. Raises `OSError`; nothing of it is in the file then."""
+        self._lines.append(record.to_json().encode() + b"\n")
+        if time.monotonic() - self._synced >= SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk. Raises `OSError`."""
+        self._lines.sync()
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Close it; more than once does no harm."""
+        self._lines.close()

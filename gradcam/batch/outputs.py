@@ -1,0 +1,201 @@
+"""What is written of each picture: drawn, encoded, and written whole, and the record that says what there is."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradcam.batch.disk import OF_THE_NAME, blaming_disk, describe, remove
+from gradcam.batch.findings import Drawing, Finding, Question
+from gradcam.batch.items import Item
+from gradcam.batch.result_names import has_layer, list_endings, name_result, panel_ending
+from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
+from gradcam.classifiers import Classifier, PictureExplanation
+from gradcam.classifiers.comparison import panel
+from gradcam.drawing import overlay
+from gradcam.errors import GradcamError, ImageError, OutputError
+from gradcam.images import Pixels, encode_image, write_whole
+from gradcam.naming import OutputNames
+from gradcam.records import Explained, Record
+
+if TYPE_CHECKING:
+    from gradcam.batch.pipeline import Fetched
+
+WriteViews = Callable[..., object]  # (folder, stem, picture, overlays, *, temporary), `report.write_views`
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a picture, and how long drawing, encoding and writing it took."""
+
+    record: Record
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Saver:
+    """Writes what was found in pictures; several threads may save at once.
+
+    `stems`: what the names of each picture's results begin with, by the picture's name, relative to `folder`, with "/".
+    `temporary`: a folder on the same disk, for files that are not whole yet. `write_views`: `report.write_views`, called
+    where `saving.views` asks for it.
+
+    Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
+    """
+
+    folder: Path
+    stems: Mapping[str, str]
+    saving: Saving
+    classifier: Classifier
+    question: Question
+    temporary: Path
+    write_views: WriteViews | None = None
+
+    def __post_init__(self) -> None:
+        methods = self.question.methods
+        if "panel" in self.saving.kinds and not (methods and all(map(has_layer, methods))):
+            unfit = next((name for name in methods if not has_layer(name)), "what is asked for")
+            raise GradcamError(
+                f"A panel is made of maps at layers, and {unfit} makes none there: leave one of them out."
+            )
+
+    def save(self, fetched: Fetched, found: Finding | GradcamError) -> Outcome:
+        """Write what was found in one picture. What keeps that from being done is in the record, and nothing is written.
+
+        Raises `OutputError` where the disk is the reason, which other pictures would meet as well.
+        """
+        start, item, model = time.perf_counter(), fetched.item, self.classifier.name
+        if isinstance(found, GradcamError):
+            record = Record(item.name, model, error=_describe(item, found))
+        else:
+            try:
+                record = self._save(item, found)
+            except OutputError:
+                raise
+            except Exception as error:  # one picture does not stop the others
+                record = Record(item.name, model, error=_describe(item, error))
+        return Outcome(replace(record, sha256=fetched.sha256), time.perf_counter() - start)
+
+    def _save(self, item: Item, found: Finding) -> Record:
+        stem, saving, drawings = self.stems[item.name], self.saving, found.drawings
+        overlays = self._draw(drawings)
+        files: dict[str, bytes] = {}  # all of them are ready before the first is written
+        panel_name = None
+        if "panel" in saving.kinds:
+            panel_name = name_result(stem, panel_ending(self.question.evidence, suffix=saving.suffix))
+            files[panel_name] = self._encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
+        explained = []
+        for drawing, name, picture in zip(drawings, self._name(stem, drawings), overlays):
+            contents = self._encode_all(name, drawing, picture)
+            files |= dict(contents.values())
+            names = {kind: name for kind, (name, _) in contents.items()}
+            explained.append(self._to_entry(drawing, names, panel_name))
+        self._write(files)
+        if saving.views and self.write_views is not None:
+            with blaming_disk(self.folder):
+                self.write_views(self.folder, stem, found.picture, overlays, temporary=self.temporary)
+        height, width = found.picture.shape[:2]
+        return Record(
+            image=item.name,
+            model=self.classifier.name,
+            predictions=tuple(found.predictions),
+            explained=tuple(explained),
+            note=found.note,
+            size=(height, width),
+            region=found.region,
+        )
+
+    def _draw(self, drawings: Sequence[Drawing]) -> list[Pixels | None]:
+        """The overlays, where anybody is to see them."""
+        if "overlay" not in self.saving.kinds and not self.saving.views:
+            return [None] * len(drawings)
+        return [drawing.draw(alpha=self.saving.alpha, colormap=self.saving.colormap) for drawing in drawings]
+
+    def _name(self, stem: str, drawings: Sequence[Drawing]) -> list[str]:
+        """The overlays' names; those that are alike, as of layers that differ in a sign, get numbers."""
+        endings = list_endings(self.question, drawings, self.classifier.labels, suffix=self.saving.suffix)
+        names = [name_result(stem, ending) for ending in endings]
+        if len(set(map(str.casefold, names))) == len(names):
+            return names
+        parent = PurePosixPath(stem).parent
+        claimed = OutputNames(self.folder / parent, ()).claim([PurePosixPath(name).name for name in names])
+        return [(parent / path.name).as_posix() for path in claimed]
+
+    def _encode_all(self, name: str, drawing: Drawing, picture: Pixels | None) -> dict[str, tuple[str, bytes]]:
+        """The name and the contents of each kind of file that is asked for, but the panel."""
+        kinds, suffix = self.saving.kinds, self.saving.suffix
+        base = name.removesuffix(suffix)
+        found = {}
+        if "overlay" in kinds and picture is not None:
+            found["overlay"] = (name, self._encode(picture))
+        if "heatmap" in kinds:
+            alone = _draw_heatmap(drawing, self.saving.colormap)
+            found["heatmap"] = (f"{base}-{HEATMAP}{suffix}", self._encode(alone))
+        if "map" in kinds:
+            found["map"] = (f"{base}{MAP_SUFFIX}", _encode_map(drawing))
+        return found
+
+    def _encode(self, picture: Pixels) -> bytes:
+        return encode_image(picture, self.saving.suffix, self.saving.quality)
+
+    def _to_entry(self, drawing: Drawing, names: Mapping[str, str], panel_name: str | None) -> Explained:
+        return Explained(
+            index=drawing.index,
+            label=self.classifier.label(drawing.index),
+            score=drawing.score,
+            layer=drawing.layer,
+            method=drawing.method,
+            overlay=names.get("overlay"),
+            blank=drawing.is_blank,
+            evidence=drawing.evidence,
+            heatmap=names.get("heatmap"),
+            map=names.get("map"),
+            panel=panel_name if isinstance(drawing.source, PictureExplanation) else None,
+        )
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        """All of them, or none."""
+        written: list[Path] = []
+        with blaming_disk(self.folder):
+            try:
+                for name, data in files.items():
+                    path = self.folder / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, data, beside=self.temporary)
+                    written.append(path)
+            except OSError as error:
+                for path in written:
+                    remove(path)
+                if error.errno in OF_THE_NAME:
+                    raise ImageError(f"{name}: this result cannot be written ({describe(error)})") from error
+                raise
+
+
+def _draw_heatmap(drawing: Drawing, colormap: str) -> Pixels:
+    source = drawing.source
+    if not isinstance(source, PictureExplanation):
+        return source.picture(0, drawing.k)
+    black, heatmap = np.zeros_like(source.pictures[0]), source.heatmaps[0, drawing.k]
+    signed = source.evidence == "signed"
+    return overlay(black, heatmap, alpha=1, colormap=colormap, region=source.regions[0], signed=signed)
+
+
+def _encode_map(drawing: Drawing) -> bytes:
+    source, file = drawing.source, io.BytesIO()
+    values = source.maps[0, drawing.k] if isinstance(source, PictureExplanation) else source.values[0, drawing.k]
+    np.save(file, np.ascontiguousarray(values.float().cpu().numpy()))
+    return file.getvalue()
+
+
+def _describe(item: Item, error: Exception) -> str:
+    """One line: the picture's name, and the reason."""
+    reason = str(error) if isinstance(error, GradcamError) else f"{type(error).__name__}: {error}"
+    for name in (item.content.path, item.name):
+        reason = reason.removeprefix(f"{name}: ")
+    return " ".join(f"{item.name}: {reason}".split())

@@ -1,0 +1,115 @@
+"""From an item to a picture that the model can take: read, decoded, preprocessed, in whichever thread."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from gradcam.batch.items import Item
+from gradcam.batch.uploading import Upload
+from gradcam.classifiers import Classifier, Prepared
+from gradcam.classifiers.readers import Reader, Reading, read_picture
+from gradcam.errors import GradcamError, ImageError, describe_failure
+
+CHUNK = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """An item, and the SHA-256 of the bytes that were read of it, where that is asked for and could be had."""
+
+    item: Item
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What became of reading an item: a picture for the model, or the reason why there is none.
+
+    `wanted`: the index of the class that the item asks for.
+    """
+
+    fetched: Fetched
+    picture: Prepared | GradcamError
+    wanted: int | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of its own, for a reader of the user's, and how it was before."""
+
+    path: Path
+    state: tuple[int, ...]
+
+
+def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None) -> Read:
+    """Read and preprocess one picture. Whatever goes wrong with it is in what comes back, in a line that names it."""
+    fetched = Fetched(item)
+    try:
+        wanted = None if item.wanted is None else classifier.find_class(item.wanted)
+        content = _fetch(item, classifier.reader)
+        if audit:
+            fetched = Fetched(item, _digest(content))
+        reading = _decode(item.name, content, classifier.reader)
+        image = classifier.preprocess(reading.values)
+        return Read(fetched, Prepared(reading, image if upload is None else upload(image)), wanted)
+    except MemoryError:
+        return Read(fetched, ImageError(f"{item.name}: does not fit into memory"))
+    except (Exception, SystemExit) as error:  # a reader of the user's may raise anything
+        # A new error: the one that was raised would keep all that its traceback refers to.
+        return Read(fetched, ImageError(describe_failure(item.name, error)))
+
+
+def _fetch(item: Item, reader: Reader) -> bytes | _File:
+    """The bytes, or the file where the reader is the user's, who reads files."""
+    path = item.content.path
+    if reader is read_picture or path is None:
+        return item.content.read()
+    return _File(path, _state(path))
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ImageError(f"cannot be opened ({error.strerror})") from error
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _digest(content: bytes | _File) -> str:
+    if not isinstance(content, _File):
+        return hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256()
+    try:
+        with content.path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise ImageError(f"cannot be opened ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def _decode(name: str, content: bytes | _File, reader: Reader) -> Reading:
+    if isinstance(content, _File):
+        reading = _blaming(name, content.path, reader)
+        if _state(content.path) != content.state:
+            raise ImageError("was changed while it was read: try again once it is whole")
+        return reading
+    if reader is read_picture:
+        return _blaming(name, Path(name), lambda path: read_picture(path, content))
+    with tempfile.TemporaryDirectory(prefix="gradcam-") as folder:
+        path = Path(folder) / f"picture{PurePosixPath(name).suffix}"
+        path.write_bytes(content)
+        return _blaming(name, path, reader)
+
+
+def _blaming(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:
+    """What the reader gives; its error is of the item, wherever the file that it read is."""
+    try:
+        return reader(path)
+    except GradcamError as error:
+        text = str(error).removeprefix(f"{path}: ")
+        raise ImageError(text.replace(str(path), name) if path.is_absolute() else text) from error

@@ -1,0 +1,157 @@
+"""run.json: what made the records of a manifest, so that they can be made again, and a resumed run stays of one piece."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradcam import __version__
+from gradcam.errors import OutputError, shorten
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run does. There are no times in it: the same run gives the same file.
+
+    `weights`: as `describe_weights` gives them. `settings`: whatever changes the results or their names, as values that
+    JSON has. `inputs`: as they were given. `root`: as `describe_root` gives it. `pictures`: how many there are to do;
+    `left_out`: how many files are no pictures.
+    """
+
+    device: str
+    model: str
+    weights: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    inputs: Sequence[str]
+    root: str | None
+    pictures: int
+    left_out: int
+
+    def to_fields(self) -> dict[str, Any]:
+        """What is in the file, as it is when read back."""
+        fields = {
+            "schema": SCHEMA,
+            "gradcam": __version__,
+            "versions": describe_versions(),
+            "device": self.device,
+            "model": {"name": self.model, "weights": dict(self.weights)},
+            "settings": dict(self.settings),
+            "inputs": list(self.inputs),
+            "root": self.root,
+            "pictures": self.pictures,
+            "left_out": self.left_out,
+        }
+        found: dict[str, Any] = json.loads(json.dumps(fields))
+        return found
+
+
+def encode_run(fields: Mapping[str, Any]) -> bytes:
+    """The contents of run.json."""
+    return json.dumps(fields, indent=2).encode() + b"\n"
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What is in a run.json. Raises `OutputError` for what is none, or is of another schema, and `OSError`."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "schema" not in found:
+        raise OutputError(f"{path}: is not what a run says of itself: start anew with --overwrite")
+    if found["schema"] != SCHEMA:
+        raise OutputError(
+            f"{path}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
+            "one that wrote it, or start anew with --overwrite"
+        )
+    return found
+
+
+def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Where two runs would not give the same results: "name: earlier → now" for each difference."""
+    before, after = _to_compare(earlier), _to_compare(now)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return [f"{name}: {before.get(name, 'nothing')} → {after.get(name, 'nothing')}" for name in names]
+
+
+def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a person should know who goes on with the earlier run, although nothing speaks against it."""
+    before = {"gradcam": earlier.get("gradcam"), **_dict(earlier.get("versions"))}
+    after = {"gradcam": now["gradcam"], **now["versions"]}
+    changed = [f"{name} {before.get(name)} → {after[name]}" for name in after if before.get(name) != after[name]]
+    notes = []
+    if changed:
+        notes.append(
+            f"The earlier run had other versions ({', '.join(changed)}): results may differ in their last digits."
+        )
+    if earlier.get("pictures") != now["pictures"]:
+        notes.append(
+            f"The input had {earlier.get('pictures')} pictures and has {now['pictures']} now: those that came are added, "
+            "and what was recorded of others is kept."
+        )
+    return notes
+
+
+def _to_compare(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Names and values of all that counts, as text."""
+    model = _dict(fields.get("model"))
+    counted = {
+        "model": model.get("name"),
+        "weights": _dict(model.get("weights")).get("sha256"),
+        "device": str(fields.get("device")).partition(":")[0],  # one of several alike gives the same
+        **dict(_flatten(_dict(fields.get("settings")))),
+        # Where the pictures are counts, not how that was said; what has no root has nothing else to tell it by.
+        "input": fields.get("root") or fields.get("inputs"),
+    }
+    return {name: _to_text(value) for name, value in counted.items()}
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def describe_root(root: Path | None, folder: Path) -> str | None:
+    """Where the input's names start from, as seen from the output folder: it holds when both are moved together."""
+    if root is None:
+        return None
+    try:
+        return Path(os.path.relpath(os.path.realpath(root), os.path.realpath(folder))).as_posix()
+    except ValueError:  # on another drive
+        return Path(os.path.realpath(root)).as_posix()
+
+
+def describe_versions() -> dict[str, str]:
+    """The versions of whatever has a part in the numbers."""
+    import numpy as np
+    import PIL
+    import torch
+    import torchvision
+
+    from gradcam.opencv import cv2
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torchvision": str(torchvision.__version__),
+        "opencv": str(cv2.__version__),
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
+    }

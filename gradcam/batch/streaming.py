@@ -1,0 +1,152 @@
+"""Many pictures from Python: a stream of results, for a sink of the caller's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradcam.attributions import ATTRIBUTIONS
+from gradcam.augmentation import check_augmentation
+from gradcam.batch.batches import choose_batch_size
+from gradcam.batch.cores import count_cores
+from gradcam.batch.findings import Finding, Question
+from gradcam.batch.pipeline import check_count, explain_items
+from gradcam.batch.reading import Fetched
+from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, load_classifier
+from gradcam.errors import GradcamError, LayerError, TargetError, shorten
+from gradcam.evidence import check_evidence
+from gradcam.indices import check_classes
+from gradcam.layers import find_layer
+from gradcam.methods import find_methods, smooth
+from gradcam.records import Prediction
+from gradcam.targets import ClassTarget
+
+if TYPE_CHECKING:
+    from gradcam.batch.sources import Listing
+
+Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class FileResult:
+    """What became of one picture: it failed, and `error` says why, or there are explanations of it alone (N is 1).
+
+    `name`: relative to the input's root, with "/" between folders. `path`: None for what lies in an archive.
+    `explanations`: by (layer, method). `predictions`: the most probable classes. `note`: what a person should know of how
+    the picture is shown.
+    """
+
+    name: str
+    path: Path | None
+    error: GradcamError | None = None
+    explanations: Mapping[tuple[str, str], PictureExplanation] = field(default_factory=dict, repr=False)
+    attributions: Sequence[PictureAttribution] = field(default=(), repr=False)
+    predictions: Sequence[Prediction] = field(default=(), repr=False)
+    note: str | None = None
+
+
+def explain_files(
+    inputs: Inputs,
+    classifier: Classifier | None = None,
+    *,
+    layers: Sequence[str] | None = None,
+    methods: Sequence[str] = ("gradcam",),
+    target: Any = None,
+    evidence: str = "positive",
+    augmentation: str = "none",
+    smoothing: str = "none",
+    reshape: str | tuple[int, ...] | None = None,
+    batch_size: int | str = "auto",
+    workers: int | None = None,
+) -> Iterator[FileResult]:
+    """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
+
+    `inputs`: files, folders, globs, lists and archives, one or several. `classifier`: None for the one that comes with the
+    package. `layers`: dotted names, None for the classifier's own. `methods`: keys of `gradcam.METHODS` and of
+    `gradcam.attributions.ATTRIBUTIONS`. `target`: of every picture that no list asks a class for: a class by index or label,
+    or several of them, or a `ClassTarget` with one row of classes at most; None for each picture's top class. The rest as in
+    `gradcam.explain`.
+    `batch_size`: pictures to explain at once; halved on a device that they do not fit into. `workers`: threads that read,
+    None for one on each core.
+
+    A picture that cannot be explained has its result too, with the error in it, and stops nothing. Only a few batches are in
+    memory at once. The model runs in the thread that asks for results; close the generator to stop.
+    Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit.
+    """
+    classifier = load_classifier() if classifier is None else classifier
+    question = Question(
+        layers=_find_layers(classifier, layers),
+        methods=methods,
+        target=_to_target(classifier, target),
+        evidence=evidence,
+        augmentation=augmentation,
+        smoothing=smoothing,
+        reshape=reshape,
+    )
+    question = _sort_methods(question)
+    size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
+    threads = count_cores() if workers is None else workers
+    listing = _list(inputs)
+    return explain_items(
+        classifier,
+        question,
+        listing.items,
+        finish=_to_result,
+        batch_size=check_count("batch_size", size, "pictures to explain at once"),
+        workers=check_count("workers", threads, "threads"),
+    )
+
+
+def _list(inputs: Inputs) -> Listing:
+    from gradcam.batch.sources import list_inputs
+
+    return list_inputs(inputs)
+
+
+def _to_result(fetched: Fetched, found: Finding | GradcamError) -> FileResult:
+    item = fetched.item
+    if isinstance(found, GradcamError):
+        return FileResult(item.name, item.content.path, found)
+    return FileResult(
+        name=item.name,
+        path=item.content.path,
+        explanations=found.maps,
+        attributions=found.attributions,
+        predictions=found.predictions,
+        note=found.note,
+    )
+
+
+def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[str]:
+    if isinstance(layers, str) or (layers is not None and not layers):
+        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
+    return list(dict.fromkeys(find_layer(classifier.model, layer)[0] for layer in layers or [classifier.layer]))
+
+
+def _sort_methods(asked: Question) -> Question:
+    """The question with attributions apart from what makes maps, checked as far as it can be without a picture."""
+    names = asked.methods
+    attributions = [name for name in names if name in ATTRIBUTIONS] if isinstance(names, (list, tuple)) else []
+    maps = [name for name in names if name not in ATTRIBUTIONS] if attributions else names
+    methods = find_methods(maps) if maps or not attributions else []
+    check_evidence(asked.evidence, smooth(methods, asked.smoothing))
+    check_augmentation(asked.augmentation)
+    return replace(asked, methods=[method.name for method in methods], attributions=list(dict.fromkeys(attributions)))
+
+
+def _to_target(classifier: Classifier, target: Any) -> ClassTarget:
+    """The target with one row of classes, which is every picture's."""
+    if callable(target):
+        raise TargetError(f"The target is {shorten(target)}, expected classes, a ClassTarget, or None.")
+    chosen = target if isinstance(target, ClassTarget) else ClassTarget(target)
+    if chosen.classes is None:
+        return chosen
+    given = chosen.classes.tolist() if hasattr(chosen.classes, "tolist") else chosen.classes
+    row = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(row) == 1 and isinstance(row[0], (list, tuple)):
+        row = list(row[0])
+    indices = [classifier.find_class(each) if isinstance(each, str) else each for each in row]
+    return replace(chosen, classes=check_classes([indices], 1, classifier.classes).tolist())

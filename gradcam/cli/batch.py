@@ -1,0 +1,78 @@
+"""`gradcam batch`: explain a folder of any size, and go on where it was stopped."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradcam.choices import FORMATS, SAVED
+from gradcam.cli import options
+from gradcam.cli.batch_job import BatchChoice, Typed, explain_all
+from gradcam.cli.parameters import Limit, Share
+from gradcam.cli.settings import Output, to_settings
+
+
+@click.command("batch", short_help="Explain a folder of any size, and go on where it was stopped.")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="The folder for overlays, manifest.jsonl and run.json.",
+)
+@options.choices(methods=("gradcam",))
+@options.appearance
+@click.option(
+    "--save",
+    "saved",
+    multiple=True,
+    type=click.Choice(list(SAVED)),
+    default=("overlay",),
+    help="What is written of each picture; repeatable.  [default: overlay]",
+)
+@click.option("--format", type=click.Choice(list(FORMATS)), default="jpg", show_default=True, help="Of pictures.")
+@click.option(
+    "--quality", type=click.IntRange(1, 100), default=90, show_default=True, metavar="Q", help="Of jpg and webp."
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Pictures in one pass of the model; halved where memory is short.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads that read, draw and write; by default as many as there are cores for us.",
+)
+@click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
+@click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
+@click.option("--report", is_flag=True, help="Write index.html as well, a gallery to look through.")
+@click.option("--max-failures", "limit", type=Limit(), metavar="N|P%", help="Stop when more pictures than that failed.")
+@click.option(
+    "--shard",
+    type=Share(),
+    metavar="I/N",
+    help="The I-th of N shares alone: machines share the work, and one output folder, so.",
+)
+@click.option("--audit", is_flag=True, help="Add each input's SHA-256 to its record.")
+@options.printing
+def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Explain many pictures: files, folders, globs, lists (.txt, .csv, or - for standard input), .zip and .tar archives.
+
+    Overlays get the pictures' own relative names; manifest.jsonl has a record of each, as `gradcam run --json` prints it.
+    A broken picture never stops the others. However a run ended, --resume does what is missing.
+    """
+    names = {field.name for field in fields(BatchChoice)}
+    choice = BatchChoice(**{name: value for name, value in chosen.items() if name in names})
+    settings = to_settings({name: value for name, value in chosen.items() if name not in names} | {"output": ""})
+    if choice.resume and choice.overwrite:
+        raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
+    return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))

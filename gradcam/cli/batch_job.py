@@ -1,0 +1,202 @@
+"""What `gradcam batch` does: all is checked before the first picture, and whatever ends it, what is finished is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from gradcam.cli.batch_settings import describe_settings
+from gradcam.cli.interruption import Terminated
+from gradcam.cli.preparation import ask, say
+from gradcam.cli.progress import Display
+from gradcam.cli.settings import Output, Settings
+from gradcam.errors import OutputError
+
+if TYPE_CHECKING:
+    from gradcam.batch.engine import Work
+    from gradcam.batch.failures import FailureLimit
+    from gradcam.batch.folder import OutputFolder
+    from gradcam.batch.outputs import Saver
+    from gradcam.batch.saving import Saving
+    from gradcam.batch.shards import Shard
+    from gradcam.batch.sources import Listing
+    from gradcam.classifiers import Classifier
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """What was chosen beside the questions that `gradcam run` has too, as typed."""
+
+    folder: Path
+    saved: tuple[str, ...]
+    format: str
+    quality: int
+    batch_size: int | None
+    workers: int | None
+    resume: bool
+    overwrite: bool
+    report: bool
+    limit: FailureLimit | None
+    shard: Shard | None
+    audit: bool
+
+    @property
+    def mode(self) -> Literal["new", "resume", "overwrite"]:
+        """What is done about an earlier run."""
+        return "resume" if self.resume else "overwrite" if self.overwrite else "new"
+
+
+@dataclass(frozen=True)
+class Typed:
+    """All that was typed: of which pictures, what is asked, how they are worked on, and how it is told."""
+
+    inputs: Sequence[str]
+    settings: Settings
+    choice: BatchChoice
+    output: Output
+
+
+def explain_all(typed: Typed) -> int:
+    """Explain the pictures, say what became of them, and give the exit status.
+
+    Raises `GradcamError` and `click.UsageError`, both before the first picture.
+    """
+    from gradcam.batch.collisions import check_outputs
+    from gradcam.batch.folder import check_folder
+    from gradcam.batch.names import plan_stems
+    from gradcam.batch.sources import list_inputs
+
+    choice = typed.choice
+    check_folder(choice.folder, choice.mode, choice.shard)  # before torch is imported, and a model loaded
+    listing = list_inputs(typed.inputs, exclude=choice.folder)
+    work = _find_work(typed, listing)
+    saving, stems = _to_saving(typed), plan_stems(listing.items)
+    check_outputs(
+        choice.folder,
+        listing.items,
+        stems,
+        saving=saving,
+        question=work.question,
+        labels=work.classifier.labels,
+    )
+    with _open_folder(typed, listing, work, saving) as folder:
+        say(folder.notes, typed.output)
+        return _Run(folder, _to_saver(folder, stems, saving, work), work, typed).explain(listing.left_out)
+
+
+def _find_work(typed: Typed, listing: Listing) -> Work:
+    """The model, and the pictures of this share."""
+    from gradcam.batch.batches import choose_batch_size
+    from gradcam.batch.cores import count_cores
+    from gradcam.batch.engine import Work
+
+    choice = typed.choice
+    classifier, question = ask(typed.settings, typed.output)
+    _check_listed_classes(classifier, listing, typed.settings)
+    return Work(
+        classifier=classifier,
+        question=question,
+        items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
+        batch_size=choice.batch_size or choose_batch_size(classifier),
+        workers=choice.workers or count_cores(),
+        audit=choice.audit,
+    )
+
+
+def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Settings) -> None:
+    """Raises `click.UsageError` where options say which classes as well, and `GradcamError` for one that there is not."""
+    wanted = dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None)
+    if wanted and (settings.classes or settings.top_k > 1):
+        raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
+    for name in wanted:
+        classifier.find_class(name)
+
+
+def _to_saving(typed: Typed) -> Saving:
+    from gradcam.batch.saving import Saving
+
+    settings, choice = typed.settings, typed.choice
+    kinds = tuple(dict.fromkeys(choice.saved))
+    return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
+
+
+def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> OutputFolder:
+    from gradcam.batch.folder import OutputFolder
+    from gradcam.batch.run_file import Run, describe_root
+    from gradcam.batch.weights import describe_weights
+
+    settings, choice = typed.settings, typed.choice
+    run = Run(
+        device=str(work.classifier.device),
+        model=work.classifier.name,
+        weights=describe_weights(work.classifier, settings.model.weights),
+        settings=describe_settings(settings, work, saving),
+        inputs=list(typed.inputs),
+        root=describe_root(listing.root, choice.folder),
+        pictures=len(work.items),
+        left_out=listing.left_out,
+    )
+    paths = filter(None, (item.content.path for item in listing.items))
+    return OutputFolder.open(choice.folder, run, mode=choice.mode, shard=choice.shard, inputs=paths)
+
+
+def _to_saver(folder: OutputFolder, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
+    from gradcam.batch.outputs import Saver
+    from gradcam.report import write_views
+
+    return Saver(
+        folder=folder.path,
+        stems=stems,
+        saving=saving,
+        classifier=work.classifier,
+        question=work.question,
+        temporary=folder.temporary,
+        write_views=write_views,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Pictures on their way through an open folder."""
+
+    folder: OutputFolder
+    saver: Saver
+    work: Work
+    typed: Typed
+
+    def explain(self, left_out: int) -> int:
+        """Explain the pictures, say what became of them, and give the exit status."""
+        from gradcam.batch.failures import TooManyFailuresError
+
+        names = [item.name for item in self.work.items]
+        display = Display(self.typed.output, len(names), sum(name in self.folder.done for name in names))
+        try:
+            self._go_through(display)
+            self.folder.close(names)
+            report = self._report()
+        except (OutputError, TooManyFailuresError) as error:
+            display.tell_failures(self.folder.manifest)
+            display.tell_stop(str(error))
+            return 1
+        except (KeyboardInterrupt, Terminated):
+            display.tell_stop("Stopped.")
+            raise
+        display.tell_failures(self.folder.manifest)
+        display.tell_end(str(self.folder.path), left_out=left_out, report=report)
+        return int(display.has_failures)
+
+    def _go_through(self, display: Display) -> None:
+        from gradcam.batch.engine import explain_into
+
+        with display.shown():
+            for record in explain_into(self.folder, self.saver, self.work, self.typed.choice.limit):
+                display.add(record)
+
+    def _report(self) -> str | None:
+        from gradcam.report import write_report
+
+        return str(write_report(self.folder.path)) if self.typed.choice.report else None

@@ -1,0 +1,118 @@
+"""What `gradcam batch` says while it works and when it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from gradcam.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from gradcam.cli.settings import Output
+    from gradcam.records import Record
+
+LISTED = 20  # failures that are named at the end; all of them are in the manifest
+
+
+class Display:
+    """A bar on standard error, records on standard output where they are asked for, and failures at the end."""
+
+    def __init__(self, output: Output, pictures: int, done: int) -> None:
+        self._output = output
+        self._pictures, self._done_before = pictures, done
+        self._out: TextIO = sys.stdout  # what a model of the user's prints goes to standard error meanwhile
+        self._failures: list[Record] = []
+        self._done = 0
+        self._start = time.perf_counter()
+        self._bar: tqdm[None] | None = None
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Display]:
+        """While pictures are worked on."""
+        from tqdm import tqdm
+
+        is_hidden = True if self._output.quiet else None  # None: unless standard error is a terminal
+        shape = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"
+        with tqdm(
+            total=self._pictures, initial=self._done_before, unit=" pictures", bar_format=shape, dynamic_ncols=True,
+            disable=is_hidden, file=sys.stderr, leave=False,
+        ) as self._bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+            yield self
+
+    def add(self, record: Record) -> None:
+        """One more picture."""
+        if record.error is not None:
+            self._failures.append(record)
+        else:
+            self._done += 1
+        if self._bar is not None:
+            self._bar.update()
+            if self._failures:
+                self._bar.set_postfix_str(f"{len(self._failures)} failed", refresh=False)
+        if self._output.as_json:
+            click.echo(record.to_json(), file=self._out)
+
+    def note(self, text: str) -> None:
+        """A line on standard error, above the bar."""
+        if not self._output.quiet:
+            from tqdm import tqdm
+
+            tqdm.write(f"Note: {text}", file=sys.stderr)
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failures)
+
+    def tell_failures(self, manifest: str) -> None:
+        """The broken pictures, by name, on standard error."""
+        for record in self._failures[:LISTED]:
+            click.echo(printable(record.error or ""), err=True)
+        if len(self._failures) > LISTED:
+            click.echo(
+                f"... and {len(self._failures) - LISTED} more, which have the status failed in {manifest}.", err=True
+            )
+
+    def tell_end(self, folder: str, *, left_out: int, report: str | None) -> None:
+        """How many, how fast, and where they are."""
+        if self._output.quiet or self._output.as_json:
+            return
+        seconds = time.perf_counter() - self._start
+        pace = (
+            f"{seconds:.1f} s, {self._done / seconds:.1f} pictures a second" if self._done else "nothing was left to do"
+        )
+        parts = [f"{_count(self._done, 'picture')} explained"]
+        if self._done_before:
+            parts.append(f"{self._done_before} had been before")
+        if self._failures:
+            parts.append(click.style(f"{len(self._failures)} failed", fg="red"))
+        if left_out:
+            parts.append(f"{_count(left_out, 'other file')} left out")
+        click.echo(f"{', '.join(parts)}   ({pace})")
+        click.echo(f"  →  {click.style(printable(folder), fg='green')}")
+        if report is not None:
+            click.echo(f"  →  {click.style(printable(report), fg='green')}")
+
+    def tell_stop(self, reason: str) -> None:
+        """Why it stopped, how far it came, and the line to go on with, on standard error."""
+        finished = self._done + self._done_before + len(self._failures)
+        click.echo(printable(reason), err=True)
+        click.echo(f"{finished} of {_count(self._pictures, 'picture')} are finished. To go on:", err=True)
+        click.echo(f"  {resume_line(sys.argv[1:])}", err=True)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def resume_line(arguments: Sequence[str]) -> str:
+    """What was typed behind `gradcam`, with `--resume` in place of `--overwrite`."""
+    kept = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
+    return shlex.join(["gradcam", *arguments[:1], "--resume", *kept])

@@ -1,0 +1,20 @@
+"""`gradcam report`: the gallery of a batch, made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("report", short_help="Make the gallery of a batch again.")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def report_command(folder: Path, quiet: bool) -> int:
+    """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR."""
+    from gradcam.report import write_report
+
+    page = write_report(folder)
+    if not quiet:
+        click.echo(f"  →  {click.style(str(page), fg='green')}")
+    return 0

@@ -1,0 +1,138 @@
+"""A folder of pictures explained: our pipeline, and the loops that users of the peers write, all with the same job.
+
+Each picture is read, squeezed to what the network takes, explained at `layer4` for its top class, and written as JPEG
+with the heatmap laid over all of it, at its full size. Each peer's loop uses the peer's own function for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import transforms
+from torchvision.transforms.functional import to_pil_image
+
+from benchmark.cases import SIZE, build_model
+from benchmark.floor import ask
+from benchmark.pictures import QUALITY
+
+NETWORK, LAYER = "ResNet-50", "layer4"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TRANSFORM = transforms.Compose(
+    [transforms.Resize((SIZE, SIZE)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+)
+
+Run = Callable[[Path, Path], None]  # from a folder of pictures to a folder of overlays
+Batch = list[Image.Image]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One way to do the job; `package`: whose it is, as in `CONTENDERS`. `attach(precision, batch)` gives a `Run`."""
+
+    package: str
+    precision: str
+    batch: int
+    attach: Callable[[str, int], contextlib.AbstractContextManager[Run]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.package}, {self.precision}, batch {self.batch}"
+
+
+def load_ours(precision: str) -> Any:
+    """Our classifier of the same network, with the peers' weights."""
+    import gradcam
+
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder, "weights.pth")
+        torch.save(build_model(NETWORK, "cpu").state_dict(), weights)
+        return gradcam.load_classifier(
+            "resnet50", weights=weights, size=(SIZE, SIZE), layer=LAYER, device="cpu", precision=precision
+        )
+
+
+@contextlib.contextmanager
+def attach_ours(precision: str, batch: int) -> Iterator[Run]:
+    classifier = load_ours(precision)
+    yield lambda source, output: run_pipeline(classifier, source, output, batch)
+
+
+def run_pipeline(classifier: Any, source: Path, output: Path, batch: int) -> None:
+    """What `gradcam batch` does, without its progress: overlays, and a manifest."""
+    from gradcam.batch.cores import count_cores
+    from gradcam.batch.manifest import ManifestWriter
+    from gradcam.batch.names import plan_stems
+    from gradcam.batch.outputs import Saver, Saving
+    from gradcam.batch.pipeline import explain_items
+    from gradcam.batch.sources import list_inputs
+
+    items = list_inputs([source], exclude=output).items
+    question, saving = ask(classifier), Saving(format="jpg", quality=QUALITY)
+    temporary = output / ".temporary"
+    temporary.mkdir()
+    saver = Saver(output, plan_stems(items), saving, classifier, question, temporary)
+    outcomes = explain_items(classifier, question, items, finish=saver.save, batch_size=batch, workers=count_cores())
+    with contextlib.closing(ManifestWriter(output / "manifest.jsonl")) as manifest:
+        for outcome in outcomes:
+            manifest.append(outcome.record)
+
+
+@contextlib.contextmanager
+def attach_pytorch_grad_cam(precision: str, batch: int) -> Iterator[Run]:
+    from pytorch_grad_cam import GradCAM
+    from pytorch_grad_cam.utils.image import show_cam_on_image
+
+    model = build_model(NETWORK, "cpu").to(DTYPES[precision])
+    with GradCAM(model=model, target_layers=[model.get_submodule(LAYER)]) as cam:
+
+        def run(source: Path, output: Path) -> None:
+            for paths, pictures, images in load_batches(source, batch, DTYPES[precision]):
+                for path, picture, heatmap in zip(paths, pictures, cam(input_tensor=images, targets=None)):
+                    rgb = np.float32(picture) / 255
+                    drawn = show_cam_on_image(rgb, cv2.resize(heatmap, picture.size), use_rgb=True)
+                    bgr = cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
+                    cv2.imwrite(str(output / path.name), bgr, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+
+        yield run
+
+
+@contextlib.contextmanager
+def attach_torchcam(precision: str, batch: int) -> Iterator[Run]:
+    from torchcam.methods import GradCAM
+    from torchcam.utils import overlay_mask
+
+    model: nn.Module = build_model(NETWORK, "cpu").to(DTYPES[precision])
+    with GradCAM(model, LAYER) as cam:
+
+        def run(source: Path, output: Path) -> None:
+            for paths, pictures, images in load_batches(source, batch, DTYPES[precision]):
+                scores = model(images)
+                (maps,) = cam(scores.argmax(dim=1).tolist(), scores)
+                for path, picture, found in zip(paths, pictures, maps):
+                    mask = to_pil_image(found.float(), mode="F")
+                    overlay_mask(picture, mask, alpha=0.5).save(output / path.name, quality=QUALITY)
+
+        yield run
+
+
+def load_batches(source: Path, size: int, dtype: torch.dtype) -> Iterator[tuple[Sequence[Path], Batch, Tensor]]:
+    """Files, their pictures, and what the network takes, so many at a time."""
+    files = sorted(source.iterdir())
+    for start in range(0, len(files), size):
+        paths = files[start : start + size]
+        pictures = [Image.open(path).convert("RGB") for path in paths]
+        yield paths, pictures, torch.stack([TRANSFORM(picture) for picture in pictures]).to(dtype)
+
+
+ATTACH = {"gradcam": attach_ours, "pytorch-grad-cam": attach_pytorch_grad_cam, "torchcam": attach_torchcam}

@@ -1,0 +1,101 @@
+"""Many files: the peak of memory, and what each costs beside its picture."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmark.cases import MEGABYTE
+from benchmark.loops import run_pipeline
+from benchmark.measuring import STATUS, call_in_fresh_process, read_memory, report_progress
+from benchmark.pictures import make_pictures, repeat_pictures
+from benchmark.tables import Table, format_spread
+
+COUNTS = (200, 2000)
+SMALL = (320, 240)  # width and height
+FILES = 64  # that the others are links to
+MANY = 10_000
+
+
+def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
+    """The most that a run has resident, each in a process of its own."""
+    title = "Memory of a folder (cpu)"
+    if not STATUS.exists():
+        return Table("folder memory", title, notes=["Skipped: it needs Linux's /proc."])
+    peaks = {}
+    for count in counts:
+        report_progress("folder", "memory", f"{count} pictures")
+        peaks[count] = call_in_fresh_process(measure_run, count)
+    cells = [f"{peak / MEGABYTE:.0f} MB" for peak in peaks.values()]
+    ratio = peaks[counts[-1]] / peaks[counts[0]]
+    header = ["", *(f"{count:,} pictures" for count in counts), "ratio"]
+    notes = [
+        f"The most that was resident in a process of its own, everything counted. Pictures of {SMALL[0]} x {SMALL[1]}, "
+        "and the network that comes with the package."
+    ]
+    return Table("folder memory", title, header, [["gradcam", *cells, f"{ratio:.2f}"]], notes, [{"bytes": peaks}])
+
+
+def measure_run(count: int) -> int:
+    """Bytes at the peak; to be run in a process of its own."""
+    import gradcam
+
+    classifier = gradcam.load_classifier(device="cpu")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_pictures(folder / "some", FILES, SMALL)
+        repeat_pictures(folder / "some", folder / "pictures", count)
+        (folder / "output").mkdir()
+        run_pipeline(classifier, folder / "pictures", folder / "output", batch=8)
+    return read_memory("VmHWM")
+
+
+def measure_listing(rounds: int, count: int = MANY) -> Table:
+    """Finding files, naming their results and recording them: milliseconds a file, without a look into any."""
+    report_progress("folder", "listing", f"{count} files")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for number in range(count):
+            path = folder / f"pictures/{number // 1000:02}/{number:05}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"small")
+        steps = [time_steps(folder / "pictures", folder / f"manifest-{number}.jsonl") for number in range(rounds)]
+    cells = [format_spread([1000 * each[name] / count for each in steps], 4) for name in steps[0]]
+    total = format_spread([1000 * sum(each.values()) / count for each in steps], 4)
+    header = [f"{count:,} small files", *steps[0], "together"]
+    notes = [f"Milliseconds a file: medians (with quartiles) over {rounds} rounds."]
+    return Table("folder listing", "What a file costs beside its picture", header, [["gradcam", *cells, total]], notes)
+
+
+def time_steps(source: Path, manifest: Path) -> dict[str, float]:
+    """Seconds of each step over all files."""
+    from gradcam.batch.manifest import ManifestWriter
+    from gradcam.batch.names import plan_stems
+    from gradcam.batch.sources import list_inputs
+
+    times = [time.perf_counter()]
+    items = list_inputs([source]).items
+    times.append(time.perf_counter())
+    stems = plan_stems(items)
+    times.append(time.perf_counter())
+    writer = ManifestWriter(manifest)
+    for item in items:
+        writer.append(make_record(item.name, stems[item.name]))
+    writer.close()
+    times.append(time.perf_counter())
+    return dict(zip(("list", "plan names", "write the manifest"), np.diff(times).tolist()))
+
+
+def make_record(image: str, stem: str) -> object:
+    """As one of a picture of which one class was explained."""
+    from gradcam.records import Explained, Prediction, Record
+
+    predictions = [Prediction(index, f"class {index}", 0.2) for index in range(5)]
+    overlay = f"{stem}-gradcam.jpg"
+    explained = [Explained(0, "class 0", 12.345678, "layer4", "gradcam", overlay=overlay, blank=False)]
+    return Record(
+        image, "resnet50", predictions=predictions, explained=explained, size=(768, 1024), region=(0, 0, 768, 1024)
+    )

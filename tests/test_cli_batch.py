@@ -1,0 +1,413 @@
+"""`gradcam batch` and `gradcam report`: a folder of pictures, disturbed in every way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam.cli.progress import resume_line
+from tests.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+PLACES = {
+    "chelsea.jpg": "chelsea.png",
+    "macaw.webp": "macaw.png",
+    "koala.webp": "b/koala.png",
+    "panda.webp": "b/panda.png",
+    "coffee.jpg": "c/coffee.jpg",
+}
+
+
+@pytest.fixture
+def batch(gradcam_command: Command) -> Command:
+    """`gradcam batch ...` on the processor."""
+    return lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
+
+
+@pytest.fixture
+def photos(folder: Path, photo: Photo) -> Path:
+    """Five small photographs in three folders, one of them broken, and what is no picture."""
+    root = folder / "photos"
+    for name, place in PLACES.items():
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(photo(name)).convert("RGB").reduce(2).save(path)
+    (root / "b" / "broken.jpg").write_bytes((root / "c" / "coffee.jpg").read_bytes()[:2000])
+    (root / "notes.txt").write_text("nothing to see")
+    (root / ".hidden.png").write_bytes((root / "macaw.png").read_bytes())
+    return root
+
+
+ORDER = ["chelsea.png", "macaw.png", "b/broken.jpg", "b/koala.png", "b/panda.png", "c/coffee.jpg"]
+
+
+def manifest(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All that must be the same however often a run was stopped: not the log, which has times."""
+    return {
+        name: (folder / name).read_bytes() for name in files(folder) if not Path(name).name.startswith(("log", "."))
+    }
+
+
+# What a person gets
+
+
+def test_a_folder_is_explained_under_the_same_relative_names(
+    batch: Command, folder: Path, photos: Path, classifier: gradcam.Classifier
+) -> None:
+    outcome = batch("photos", "-o", "out", "--layer", "layer4", "--format", "png", "--batch-size", 8)
+    assert outcome.status == 1
+    done = [name for name in ORDER if "broken" not in name]
+    overlays = [name.rsplit(".", 1)[0] + "-gradcam.png" for name in done]
+    assert [name for name in files(folder / "out") if name.endswith(".png")] == sorted(overlays)
+    found = manifest(folder / "out")
+    assert [(record["image"], record["status"]) for record in found] == [
+        (name, "failed" if "broken" in name else "ok") for name in ORDER
+    ]
+    assert [record["explained"][0]["overlay"] for record in found[1:]] == overlays
+    explanation = classifier.explain([photos / name for name in done], "layer4")
+    for i, name in enumerate(overlays):
+        np.testing.assert_array_equal(pixels(folder / "out" / name), explanation.overlay(i))
+
+
+def test_broken_files_are_named_at_the_end_and_others_counted(batch: Command, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out")
+    assert re.fullmatch(
+        r"5 pictures explained, 1 failed, 1 other file left out   \(\d+\.\d s, \d+\.\d pictures a second\)\n  →  out\n",
+        outcome.out,
+    ), outcome.out
+    assert re.fullmatch(r"b/broken\.jpg: is damaged or cut off \(.+\)\n", outcome.err), outcome.err
+
+
+def test_the_manifest_has_the_records_of_run(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path
+) -> None:
+    batch("photos", "-o", "out", "--batch-size", 1, "--top-k", 2)
+    plain = gradcam_command("run", "--device", "cpu", "--json", "--top-k", 2, *(photos / name for name in ORDER[1:]))
+    for ours, theirs in zip(manifest(folder / "out")[1:], records(plain)):
+        for record in (ours, theirs):
+            record.pop("image")
+            for entry in record["explained"]:  # type: ignore[union-attr,attr-defined]
+                entry["overlay"] = Path(entry["overlay"]).stem
+        assert ours == theirs
+
+
+def test_json_prints_the_records_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out", "--json")
+    assert outcome.out == (folder / "out" / "manifest.jsonl").read_text()
+
+
+def test_quiet_says_what_is_broken_alone(batch: Command, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out", "--quiet")
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("b/broken.jpg: ")
+
+
+def test_several_kinds_of_files_of_several_results(
+    batch: Command, folder: Path, photos: Path, classifier: gradcam.Classifier
+) -> None:
+    options = (
+        "--method gradcam --method layercam -c koala -c macaw --save overlay --save heatmap --save map --save panel"
+    )
+    assert batch("photos/b/koala.png", "-o", "out", *options.split()).status == 0
+    (record,) = manifest(folder / "out")
+    entries = record["explained"]
+    assert [(entry["method"], entry["label"]) for entry in entries] == [
+        (method, label) for method in ("gradcam", "layercam") for label in ("koala", "macaw")
+    ]
+    expected = classifier.compare(
+        photos / "b" / "koala.png", layers=["layer4"], methods=["gradcam", "layercam"], target=[["koala", "macaw"]]
+    )
+    for entry in entries:
+        k = ["koala", "macaw"].index(entry["label"])
+        values = expected["layer4", entry["method"]].maps[0, k].numpy()
+        np.testing.assert_array_equal(np.load(folder / "out" / entry["map"]), values)
+        assert all((folder / "out" / entry[kind]).stat().st_size > 1000 for kind in ("overlay", "heatmap", "panel"))
+    assert len({entry["panel"] for entry in entries}) == 1
+
+
+def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: Path) -> None:
+    (folder / "chosen.csv").write_text(
+        "image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\nphotos/b/panda.png,105\n"
+    )
+    assert batch("chosen.csv", "-o", "out").status == 0
+    found = manifest(folder / "out")
+    assert [(record["image"], record["explained"][0]["index"]) for record in found] == [
+        ("b/koala.png", 88),
+        ("macaw.png", 88),
+        ("b/panda.png", 105),
+    ]
+    assert found[1]["predictions"][0]["label"] == "macaw"
+    both = batch("chosen.csv", "-o", "other", "-c", "koala")
+    assert both.status == 2
+    assert "The list says which classes to explain" in both.err
+    assert not (folder / "other").exists()
+
+
+def test_a_class_that_there_is_not(batch: Command, folder: Path, photos: Path) -> None:
+    (folder / "chosen.csv").write_text("photos/b/koala.png,koalla\n")
+    outcome = batch("chosen.csv", "-o", "out")
+    assert outcome.status == 2
+    assert "koala" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_an_archive_is_a_folder(batch: Command, folder: Path, photos: Path) -> None:
+    with zipfile.ZipFile(folder / "photos.zip", "w") as archive:
+        for name in ORDER:
+            archive.write(photos / name, name)
+    batch("photos", "-o", "one")
+    assert batch("photos.zip", "-o", "two").status == 1
+    one, two = tree(folder / "one"), tree(folder / "two")
+    assert one.pop("run.json") != two.pop("run.json")
+    assert one == two
+
+
+def test_the_sums_of_the_inputs(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--audit")
+    for record in manifest(folder / "out"):
+        assert record["sha256"] == hashlib.sha256((photos / record["image"]).read_bytes()).hexdigest()
+
+
+def test_run_json_has_what_the_results_depend_on(batch: Command, folder: Path, photos: Path, photo: Photo) -> None:
+    batch("photos", "-o", "out", "--alpha", 0.25)
+    run = json.loads((folder / "out" / "run.json").read_text())
+    assert run["versions"]["torch"] == torch.__version__
+    assert (run["settings"]["alpha"], run["settings"]["layers"], run["settings"]["batch_size"]) == (0.25, ["layer4"], 8)
+    weights = Path(gradcam.__file__).parent / "classifiers" / "embedded"
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights.rglob("*") if path.is_file()]
+    assert run["model"]["weights"]["sha256"] in sums or run["model"]["weights"]["of"] == "tensors"
+    assert str(folder) not in (folder / "out" / "run.json").read_text()
+
+
+def test_a_report_at_once_or_later(gradcam_command: Command, batch: Command, folder: Path, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out", "--report")
+    assert "out/index.html" in outcome.out
+    page = (folder / "out" / "index.html").read_bytes()
+    (folder / "out" / "index.html").unlink()
+    again = gradcam_command("report", "out")
+    assert (again.status, again.err) == (0, "")
+    assert (folder / "out" / "index.html").read_bytes() == page
+
+
+def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for place in ("empty", "missing"):
+        outcome = gradcam_command("report", place)
+        assert outcome.status == 2
+        assert outcome.err.count("\n") == 1
+
+
+# What goes wrong before the first picture
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["empty", "-o", "out"], "no pictures"),
+        (["missing", "-o", "out"], "does not exist"),
+        (["photos", "-o", "photos/macaw.png"], "is a file"),
+        (["photos"], "Missing option '-o'"),
+        (["photos", "-o", "out", "--resume", "--overwrite"], "give one of them"),
+        (["photos", "-o", "out", "--max-failures", "many"], "neither a number"),
+        (["photos", "-o", "out", "--shard", "3/2"], "3"),
+        (["photos", "-o", "out", "-c", "koalla"], "koala"),
+        (["photos", "-o", "out", "-l", "layer9"], "layer9"),
+    ],
+)
+def test_wrong_usage(batch: Command, folder: Path, photos: Path, arguments: list[str], said: str) -> None:
+    (folder / "empty").mkdir()
+    before = files(folder)
+    outcome = batch(*arguments)
+    assert outcome.status == 2
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+    assert files(folder) == before
+
+
+def test_a_used_folder_is_refused(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out")
+    before = tree(folder)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 2
+    assert "--resume" in outcome.err
+    assert "--overwrite" in outcome.err
+    assert tree(folder) == before
+
+
+def test_other_settings_are_refused_and_named(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out")
+    before = tree(folder)
+    outcome = batch("photos", "-o", "out", "--resume", "--alpha", 0.3, "--method", "layercam")
+    assert outcome.status == 2
+    assert re.search(r"alpha.*0\.5.*0\.3", outcome.err)
+    assert re.search(r"methods.*gradcam.*layercam", outcome.err)
+    assert "colormap" not in outcome.err
+    assert tree(folder) == before
+
+
+def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--report")
+    (folder / "out" / "mine.txt").write_text("keep")
+    assert batch("photos/b", "-o", "out", "--overwrite", "--method", "layercam").status == 1
+    left = set(files(folder / "out")) - {"log.jsonl"}
+    assert left == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
+
+
+def test_an_output_folder_inside_the_input_is_left_out(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "photos/out", "--format", "png")
+    first = manifest(photos / "out")
+    assert batch("photos", "-o", "photos/out", "--format", "png", "--overwrite").status == 1
+    assert manifest(photos / "out") == first
+
+
+# Stopped, and resumed
+
+
+def test_resuming_gives_the_same_bytes(batch: Command, folder: Path, photos: Path) -> None:
+    """Wherever the manifest was cut, and whatever overlay is missing."""
+    batch("photos", "-o", "whole", "--batch-size", 4)
+    expected = tree(folder / "whole")
+    text = expected["manifest.jsonl"]
+    for cut in (0, 1, len(text) // 3, len(text) // 2, len(text) - 1, len(text)):
+        (folder / "whole" / "manifest.jsonl").write_bytes(text[:cut])
+        (folder / "whole" / "b" / "koala-gradcam.jpg").unlink()
+        (folder / "whole" / "macaw-gradcam.jpg").write_bytes(b"")
+        assert batch("photos", "-o", "whole", "--batch-size", 4, "--resume").status == 1
+        assert tree(folder / "whole") == expected
+
+
+def test_nothing_is_done_twice(batch: Command, folder: Path, photos: Path) -> None:
+    (photos / "b" / "broken.jpg").unlink()
+    batch("photos", "-o", "out")
+    before = {
+        name: (folder / "out" / name).stat().st_mtime_ns for name in files(folder / "out") if name.endswith(".jpg")
+    }
+    outcome = batch("photos", "-o", "out", "--resume")
+    assert outcome.status == 0
+    assert outcome.out.startswith("0 pictures explained, 5 had been before")
+    after = {name: (folder / "out" / name).stat().st_mtime_ns for name in before}
+    assert before == after
+
+
+def test_a_mended_picture_is_tried_again(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--batch-size", 2)
+    (photos / "b" / "broken.jpg").write_bytes((photos / "c" / "coffee.jpg").read_bytes())
+    assert batch("photos", "-o", "out", "--batch-size", 2, "--resume").status == 0
+    assert [record["image"] for record in manifest(folder / "out")] == ORDER
+    assert {record["status"] for record in manifest(folder / "out")} == {"ok"}
+
+
+def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None:
+    for limit, most in (("0", 0), ("10%", 0), ("1", 1), ("20%", 1)):
+        outcome = batch("photos", "-o", "out", "--max-failures", limit, "--overwrite", "--batch-size", 1)
+        assert outcome.status == 1
+        stopped = "Stopped after 1 failure" in outcome.err
+        assert stopped == (most == 0)
+        assert len(manifest(folder / "out")) == (1 if stopped else 6)
+        assert ("--resume" in outcome.err) == stopped
+
+
+def test_shares_of_one_folder(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "whole")
+    for shard in ("1/3", "2/3", "3/3"):
+        assert batch("photos", "-o", "out", "--shard", shard).status in (0, 1)
+    assert {name for name in files(folder / "out") if name.endswith(".jpg")} == {
+        name for name in files(folder / "whole") if name.endswith(".jpg")
+    }
+    assert sorted(record.image for record in gradcam.read_manifest(folder / "out")) == sorted(ORDER)
+    again = batch("photos", "-o", "out", "--shard", "2/3")
+    assert again.status == 2
+    other = batch("photos", "-o", "out", "--shard", "1/2")
+    assert other.status == 2
+
+
+def test_the_line_to_resume() -> None:
+    typed = ["batch", "my photos/", "-o", "out", "--overwrite", "--layer", "layer4"]
+    line = resume_line(typed)
+    assert shlex.split(line) == ["gradcam", "batch", "--resume", "my photos/", "-o", "out", "--layer", "layer4"]
+    assert resume_line(shlex.split(line)[1:]) == line
+
+
+def start(photos: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=photos.parent, text=True, env=environment, **pipes)
+
+
+def wait_for_records(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        path = folder / "manifest.jsonl"
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.005)
+    pytest.fail("no record was written in two minutes")
+
+
+@pytest.fixture
+def many(photos: Path) -> Path:
+    """Forty pictures."""
+    (photos / "b" / "broken.jpg").unlink()
+    for number in range(35):
+        name = [each for each in ORDER if "broken" not in each][number % 5]
+        (photos / f"more-{number:02}{Path(name).suffix}").write_bytes((photos / name).read_bytes())
+    return photos
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, number: int) -> None:
+    process = start(many, "--batch-size", "2")
+    wait_for_records(folder / "out", 3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    line = err.strip().splitlines()[-1].strip()
+    assert line.startswith("gradcam batch --resume photos -o out")
+    done = len(manifest(folder / "out"))
+    assert 3 <= done < 40
+    assert f"{done} of 40 pictures are finished" in err
+    assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
+    assert batch(*shlex.split(line)[2:]).status == 0
+    batch("photos", "-o", "whole", "--batch-size", 2)
+    assert tree(folder / "out") == tree(folder / "whole")
+
+
+@POSIX
+@pytest.mark.slow
+def test_killed_again_and_again(batch: Command, folder: Path, many: Path) -> None:
+    batch("photos", "-o", "whole", "--batch-size", 3)
+    for records_before in (1, 8, 17, 30):
+        process = start(many, "--batch-size", "3", "--resume")
+        wait_for_records(folder / "out", records_before)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    assert batch("photos", "-o", "out", "--batch-size", 3, "--resume").status == 0
+    assert tree(folder / "out") == tree(folder / "whole")
+    assert not (folder / "out" / ".gradcam-partial").exists()

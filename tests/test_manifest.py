@@ -1,0 +1,353 @@
+"""The manifest: whole lines, whatever happens, and readers that get back what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gradcam.batch.disk import BLOCK, LineFile, find_end
+from gradcam.batch.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
+from gradcam.errors import GradcamError, OutputError
+from gradcam.records import Explained, Prediction, Record
+
+
+def make_record(name: str = "a/cat.jpg", *, error: str | None = None) -> Record:
+    if error is not None:
+        return Record(name, "net", error=f"{name}: {error}")
+    return Record(
+        image=name,
+        model="net",
+        predictions=(Prediction(281, "tabby", 0.75), Prediction(7, None, 1 / 3)),
+        explained=(
+            Explained(281, "tabby", 9.5, "layer4", "gradcam", f"{name}-gradcam.jpg", False, map=f"{name}-gradcam.npy"),
+            Explained(7, None, -0.1, "input", "rise", None, True, "signed", heatmap="h.png", panel="p.png"),
+        ),
+        note="8 bits of 16",
+        size=(480, 640),
+        region=(0, 80, 480, 480),
+        sha256="ab" * 32,
+    )
+
+
+def write(path: Path, *records: Record) -> list[bytes]:
+    lines = [record.to_json().encode() + b"\n" for record in records]
+    path.write_bytes(b"".join(lines))
+    return lines
+
+
+def names(path: Path) -> list[str]:
+    return [record.image for record in read_manifest(path)]
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """The system takes what fits, and refuses the rest: as a disk does that gets full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("record", [make_record(), make_record("b", error="is broken"), Record("ä\udce9\n.jpg", "net")])
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    line = record.to_json()
+    assert "\n" not in line
+    assert line.isascii()
+    assert Record.from_json(line) == record
+    assert Record.from_json(line.encode()).to_json() == line
+
+
+def test_a_record_lists_its_files_once() -> None:
+    record = make_record("x")
+    assert list(record.files) == ["x-gradcam.jpg", "x-gradcam.npy", "h.png", "p.png"]
+    assert list(Record("x", "net", explained=record.explained * 2).files) == list(record.files)
+
+
+def test_keys_of_later_versions_are_left_out_at_any_depth() -> None:
+    fields = json.loads(make_record().to_json())
+    fields["new"] = {"deep": 1}
+    fields["predictions"][0]["new"] = 2
+    fields["explained"][1]["new"] = [3]
+    assert Record.from_json(json.dumps(fields)) == make_record()
+
+
+def test_keys_that_have_a_usual_value_may_be_missing() -> None:
+    line = '{"schema": 1, "image": "a", "model": "m", "explained": [%s]}'
+    entry = '{"index": 1, "label": null, "score": 2, "layer": "l", "method": "m", "overlay": null, "blank": false}'
+    assert Record.from_json(line % entry) == Record(
+        "a", "m", explained=(Explained(1, None, 2, "l", "m", None, False, "positive"),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "no line of JSON"),
+        ("", "no line of JSON"),
+        (b"\xff", "no line of JSON"),
+        ("[1]", r"it is \[1\], expected a record"),
+        ("{}", "expected a record"),
+        (
+            '{"schema": 2, "image": "a", "model": "m"}',
+            "its schema is 2, and this version of gradcam knows 1: .* newer one",
+        ),
+        ('{"schema": 1, "model": "m"}', "no whole record .*image"),
+        ('{"schema": 1, "image": 3, "model": "m"}', "3 is no str"),
+        ('{"schema": 1, "image": "a", "model": "m", "size": [1, "b"]}', "'b' is no int"),
+        ('{"schema": 1, "image": "a", "model": "m", "predictions": [{"index": 1}]}', "no whole record .*label"),
+        ('{"schema": 1, "image": "a", "model": "m", "explained": 5}', "no whole record"),
+    ],
+)
+def test_what_is_no_record_is_refused(line: str | bytes, message: str) -> None:
+    with pytest.raises(GradcamError, match=message):
+        Record.from_json(line)
+
+
+def test_a_manifest_is_read_from_its_folder_or_by_itself(tmp_path: Path) -> None:
+    records = [make_record("b"), make_record("a"), make_record("c", error="is broken")]
+    write(tmp_path / "manifest.jsonl", *records)
+    assert read_manifest(tmp_path) == records
+    assert read_manifest(str(tmp_path / "manifest.jsonl")) == records
+
+
+def test_the_parts_of_all_shards_are_read_together_in_their_order(tmp_path: Path) -> None:
+    for index in (10, 2, 1):
+        write(tmp_path / f"manifest-{index}-of-12.jsonl", make_record(f"{index}b"), make_record(f"{index}a"))
+    for other in ("manifest-1.jsonl", "manifest-1-of-2.jsonl.bak", "manifest-x-of-2.jsonl", "run-3-of-12.json"):
+        (tmp_path / other).write_text("not a manifest")
+    assert names(tmp_path) == ["1b", "1a", "2b", "2a", "10b", "10a"]
+
+
+def test_a_folder_without_a_manifest_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=f"{tmp_path}: holds no manifest.jsonl, expected the output folder"):
+        read_manifest(tmp_path)
+    with pytest.raises(OutputError, match="nowhere: cannot be read .No such file"):
+        read_manifest(tmp_path / "nowhere")
+
+
+def test_a_last_line_is_left_out_wherever_it_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    first, last = write(path, make_record("a"), make_record("b"))
+    for length in range(len(last) + 1):
+        path.write_bytes(first + last[:length])
+        is_whole = length >= len(last) - 1  # its end apart, which no information is in
+        assert names(path) == (["a", "b"] if is_whole else ["a"])
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    first, second, third = write(path, make_record("a"), make_record("b"), make_record("c"))
+    path.write_bytes(first + second[:20] + b"\n" + third)
+    with pytest.raises(OutputError, match=f"{path}, line 2: it is no line of JSON; mend the line, or remove it"):
+        read_manifest(tmp_path)
+    path.write_bytes(first + second[:20] + b"\n")  # it was ended, and is no unfinished one
+    with pytest.raises(OutputError, match="line 2"):
+        read_manifest(tmp_path)
+
+
+def test_another_schema_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    path.write_bytes(write(path, make_record())[0].replace(b'"schema": 1', b'"schema": 2'))
+    with pytest.raises(OutputError, match="line 1: its schema is 2, and this version of gradcam knows 1"):
+        read_manifest(path)
+
+
+def test_pandas_loads_it_as_it_is(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    path = tmp_path / "manifest.jsonl"
+    write(path, make_record("a"), make_record("b", error="is broken"), make_record("c"))
+    table = pandas.read_json(path, lines=True)
+    assert list(table["image"]) == ["a", "b", "c"]
+    assert list(table["status"]) == ["ok", "failed", "ok"]
+    assert table["explained"][0][0]["score"] == 9.5
+    assert table["explained"][1] == []
+    assert table["predictions"][2][1]["probability"] == pytest.approx(1 / 3)
+
+
+def test_records_are_there_for_readers_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    writer = ManifestWriter(path)
+    for count in range(1, 4):
+        writer.append(make_record(str(count)))
+        assert names(path) == [str(number) for number in range(1, count + 1)]
+    writer.close()
+    writer.close()
+
+
+def test_each_record_is_one_write_of_a_whole_line(tmp_path: Path) -> None:
+    writer = ManifestWriter(tmp_path / "manifest.jsonl")
+    lines = writer._lines
+    written = []
+
+    class Spy:
+        def write(self, data: memoryview) -> int:
+            written.append(bytes(data))
+            return len(data)
+
+    file, lines._file = lines._file, Spy()  # type: ignore[assignment]
+    writer.append(make_record("a"))
+    writer.append(make_record("b"))
+    lines._file = file
+    writer.close()
+    assert written == [make_record(name).to_json().encode() + b"\n" for name in "ab"]
+
+
+def test_the_disk_is_waited_for_once_a_second_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, syncs = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(os, "fsync", lambda file: syncs.append(clock[0]))
+    writer = ManifestWriter(tmp_path / "manifest.jsonl")
+    for step in range(35):
+        clock[0] = step / 10
+        writer.append(make_record())
+    assert syncs == [1.0, 2.0, 3.0]
+    writer.sync()
+    writer.close()
+    assert len(syncs) == 4
+
+
+def test_ten_thousand_records_take_less_than_a_millisecond_each(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    writer, record = ManifestWriter(path), make_record()
+    start = time.process_time()
+    for _ in range(10_000):
+        writer.append(record)
+    writer.sync()
+    writer.close()
+    assert len(read_manifest(path)) == 10_000
+    assert time.process_time() - start < 10
+
+
+def test_a_disk_that_takes_any_part_of_a_line_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    first, last = write(path, make_record("a"), make_record("b"))
+    path.write_bytes(first)
+    lines = LineFile(path)
+    for taken in range(len(last)):
+        with no_file_longer_than(len(first) + taken), pytest.raises(OSError, match="too large"):
+            lines.append(last)
+        assert path.read_bytes() == first
+    lines.append(last)
+    lines.close()
+    assert path.read_bytes() == first + last
+
+
+def test_a_line_that_the_disk_takes_in_pieces_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    lines = LineFile(path)
+    file = lines._file
+
+    class Slow:
+        def write(self, data: memoryview) -> int:
+            return file.write(data[:7])
+
+    lines._file = Slow()  # type: ignore[assignment]
+    lines.append(b"0123456789" * 5 + b"\n")
+    lines._file = file
+    lines.close()
+    assert path.read_bytes() == b"0123456789" * 5 + b"\n"
+
+
+def test_an_interrupted_line_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    lines = LineFile(path)
+    lines.append(b"first\n")
+    file = lines._file
+
+    class Interrupted:
+        truncate = file.truncate
+
+        def write(self, data: memoryview) -> int:
+            file.write(data[:3])
+            raise KeyboardInterrupt
+
+    lines._file = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        lines.append(b"second\n")
+    lines._file = file
+    lines.append(b"third\n")
+    lines.close()
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_a_line_of_any_length_that_was_cut_is_found(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\n" + b"b" * size)
+    assert find_end(path) == 2
+    path.write_bytes(b"b" * size)
+    assert find_end(path) == 0
+    path.write_bytes(b"b" * size + b"\n")
+    assert find_end(path) == size + 1
+    path.write_bytes(b"a\nb\n" + bytes(size))  # what a power cut may leave behind
+    LineFile(path).close()
+    assert path.read_bytes() == b"a\nb\n"
+
+
+def test_what_is_done_is_kept_wherever_the_last_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of times, it would take long
+    path = tmp_path / "manifest.jsonl"
+    first, last = write(path, make_record("a"), make_record("b"))
+    for length in range(len(last) + 1):
+        path.write_bytes(first + last[:length])
+        is_whole = length == len(last)
+        assert keep_lines(path, lambda record: True, tmp_path) == ({"a", "b"} if is_whole else {"a"})
+        assert path.read_bytes() == (first + last if is_whole else first)
+        assert os.listdir(tmp_path) == ["manifest.jsonl"]
+
+
+def test_what_is_not_done_is_dropped_and_a_double_is_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    failed, done = make_record("b", error="is broken"), make_record("b")
+    lines = write(path, make_record("a"), failed, make_record("c"), done, make_record("a"), make_record("gone"))
+    keeps = keep_lines(path, lambda record: record.error is None and record.image != "gone", tmp_path)
+    assert keeps == {"a", "b", "c"}
+    assert path.read_bytes() == lines[0] + lines[2] + lines[3]
+
+
+def test_lines_that_stay_are_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    write(path, make_record("a"), make_record("b"))
+    before = path.stat()
+    keep_lines(path, lambda record: True, tmp_path)
+    sort_lines(path, ["a", "c", "b"], tmp_path)
+    assert path.stat().st_ino == before.st_ino
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_lines_are_brought_into_the_order_of_the_input(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    a, b, c, gone, old = write(path, *(make_record(name) for name in ("a", "b", "c", "gone", "old")))
+    path.write_bytes(gone + c + a + old + b)
+    sort_lines(path, ["a", "b", "x", "c"], tmp_path)
+    assert path.read_bytes() == a + b + c + gone + old
+    assert os.listdir(tmp_path) == ["manifest.jsonl"]
+
+
+def test_pieces_larger_than_a_block_are_kept_whole(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    lines = write(path, *(make_record(f"{number:05}" * 30) for number in range(400)))
+    assert sum(map(len, lines)) > 3 * BLOCK
+    keep_lines(path, lambda record: not record.image.startswith("00399"), tmp_path)
+    assert path.read_bytes() == b"".join(lines[:399])
+
+
+def test_a_manifest_that_cannot_be_rewritten_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    lines = write(path, make_record("a"), make_record("b"), make_record("c"))
+    for size in (0, 1, len(lines[0]), len(lines[0]) * 2 - 1):
+        with no_file_longer_than(size), pytest.raises(OSError, match="too large"):
+            keep_lines(path, lambda record: record.image != "b", tmp_path)
+        with no_file_longer_than(size), pytest.raises(OSError, match="too large"):
+            sort_lines(path, ["c", "b", "a"], tmp_path)
+        assert path.read_bytes() == b"".join(lines)
+        assert os.listdir(tmp_path) == ["manifest.jsonl"]

@@ -1,0 +1,681 @@
+"""The output folder: one run at a time, nothing lost and nothing twice, and one clear line where it cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+import gradcam
+from gradcam.batch.folder import OutputFolder
+from gradcam.batch.manifest import read_manifest
+from gradcam.batch.run_file import Run, describe_root, describe_versions
+from gradcam.batch.weights import describe_weights
+from gradcam.errors import OutputError
+from gradcam.images import write_whole
+from gradcam.records import Explained, Record
+
+RUN = Run(
+    device="cpu",
+    model="net",
+    weights={"file": None, "sha256": "ab" * 32, "of": "tensors"},
+    settings={"alpha": 0.5, "layers": ("layer4",), "preprocessing": {"size": (224, 224), "mean": None}},
+    inputs=["photos"],
+    root="../photos",
+    pictures=4,
+    left_out=1,
+)
+ORDER = ["a.jpg", "sub/b.jpg", "c.jpg", "d.jpg"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    index: int
+    of: int
+
+
+def finish(folder: OutputFolder, name: str) -> Record:
+    """Write a result, as whoever draws does, and give its record."""
+    result = f"{name.removesuffix('.jpg')}-gradcam.jpg"
+    (folder.path / result).parent.mkdir(exist_ok=True)
+    write_whole(folder.path / result, f"of {name}".encode(), beside=folder.temporary)
+    return Record(name, "net", explained=(Explained(1, "cat", 2.0, "layer4", "gradcam", result, False),))
+
+
+def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **how: Any) -> OutputFolder:
+    """A run over these pictures, without those that are done."""
+    with OutputFolder.open(path, run, **how) as folder:
+        for name in names:
+            if name not in folder.done:
+                folder.append(Record(name, "net", error="broken") if name == failing else finish(folder, name))
+        folder.close(ORDER)
+    return folder
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """All that a person keeps: not the log, which has times in it, nor the lock."""
+    found = (entry for entry in path.rglob("*") if entry.is_file())
+    return {
+        entry.relative_to(path).as_posix(): entry.read_bytes()
+        for entry in found
+        if not entry.name.startswith(("log", ".gradcam"))
+    }
+
+
+@contextlib.contextmanager
+def mounted(path: Path, size: str) -> Iterator[Path]:
+    """A disk of its own, of so many bytes."""
+    path.mkdir()
+    made = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False, capture_output=True
+    )
+    if not made or made.returncode:
+        pytest.skip("a disk can be mounted by root alone, on Linux")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_run_leaves_its_manifest_its_settings_and_its_log(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "explained"
+    folder = work(path, ORDER)
+    assert [record.image for record in read_manifest(path)] == ORDER
+    results = {"a-gradcam.jpg", "sub/b-gradcam.jpg", "c-gradcam.jpg", "d-gradcam.jpg"}
+    assert set(files(path)) == {"manifest.jsonl", "run.json", *results}
+    assert not folder.temporary.exists()
+    assert sorted(os.listdir(path)) == [
+        ".gradcam.lock",
+        "a-gradcam.jpg",
+        "c-gradcam.jpg",
+        "d-gradcam.jpg",
+        "log.jsonl",
+        "manifest.jsonl",
+        "run.json",
+        "sub",
+    ]
+
+
+def test_run_json_says_what_made_the_results_and_has_no_times(tmp_path: Path) -> None:
+    work(tmp_path / "one", [])
+    work(tmp_path / "two", [])
+    assert (tmp_path / "one" / "run.json").read_bytes() == (tmp_path / "two" / "run.json").read_bytes()
+    import cv2
+    import numpy as np
+    import PIL
+    import torch
+    import torchvision
+
+    assert json.loads((tmp_path / "one" / "run.json").read_text()) == {
+        "schema": 1,
+        "gradcam": gradcam.__version__,
+        "versions": {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "opencv": cv2.__version__,
+            "numpy": np.__version__,
+            "pillow": PIL.__version__,
+        },
+        "device": "cpu",
+        "model": {"name": "net", "weights": {"file": None, "sha256": "ab" * 32, "of": "tensors"}},
+        "settings": {"alpha": 0.5, "layers": ["layer4"], "preprocessing": {"size": [224, 224], "mean": None}},
+        "inputs": ["photos"],
+        "root": "../photos",
+        "pictures": 4,
+        "left_out": 1,
+    }
+
+
+def test_the_log_has_the_times(tmp_path: Path) -> None:
+    with OutputFolder.open(tmp_path, RUN) as folder:
+        before = datetime.now().astimezone()
+        folder.log("batch", pictures=3, seconds=0.25, place=tmp_path)
+        folder.log("stopped", reason="SIGTERM")
+    folder.log("too late")
+    first, second = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
+    time = datetime.fromisoformat(first.pop("time"))
+    assert time.utcoffset() is not None
+    assert abs((time - before).total_seconds()) < 60
+    assert first == {"event": "batch", "pictures": 3, "seconds": 0.25, "place": str(tmp_path)}
+    assert (second["event"], second["reason"]) == ("stopped", "SIGTERM")
+
+
+def test_a_cut_line_of_the_log_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"event": "batch"}\n{"event": "ba')
+    with OutputFolder.open(tmp_path, RUN) as folder:
+        folder.log("resumed")
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["batch", "resumed"]
+
+
+def test_a_used_folder_is_refused(tmp_path: Path) -> None:
+    work(tmp_path, ORDER[:3])
+    before = files(tmp_path)
+    with pytest.raises(OutputError) as raised:
+        OutputFolder.open(tmp_path, RUN)
+    assert str(raised.value) == (
+        f"{tmp_path}/: holds an earlier run, with 3 records; give --resume to go on with it, --overwrite to start anew, or "
+        "another --output"
+    )
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["manifest.jsonl", "run.json", "manifest-1-of-2.jsonl", "run-2-of-3.json"])
+def test_any_file_of_an_earlier_run_makes_a_folder_used(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("one line\n")
+    with pytest.raises(
+        OutputError, match=r"holds (an earlier run, with|shard 1/2, with 1 record|shard 2/3, with 0 rec)"
+    ):
+        OutputFolder.open(tmp_path, RUN)
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "manifest.json", "run_me.json", "my-run.json", "manifest-0-of-2.jsonl"])
+def test_other_files_in_the_folder_do_not_matter(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    work(tmp_path, ORDER)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_resuming_an_empty_folder_starts(tmp_path: Path) -> None:
+    folder = work(tmp_path, ORDER, mode="resume")
+    assert folder.done == frozenset()
+    work(tmp_path / "plain", ORDER)
+    assert files(tmp_path / "plain").items() <= files(tmp_path).items()
+
+
+@pytest.mark.parametrize("finished", range(5))
+def test_resuming_does_the_rest_once_and_gives_the_same_bytes(tmp_path: Path, finished: int) -> None:
+    work(tmp_path / "plain", ORDER)
+    work(tmp_path / "stopped", ORDER[:finished])
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "stopped").rglob("*-gradcam.jpg")}
+    folder = work(tmp_path / "stopped", ORDER, mode="resume")
+    assert folder.done == set(ORDER[:finished])
+    assert folder.notes == []
+    assert files(tmp_path / "stopped") == files(tmp_path / "plain")
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+
+
+def test_a_run_stopped_anywhere_in_its_manifest_is_resumed_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of times, it would take long
+    path, plain = tmp_path / "stopped", tmp_path / "plain"
+    work(plain, ORDER)
+    work(path, ORDER)
+    whole = (plain / "manifest.jsonl").read_bytes()
+    for length in range(0, len(whole) + 1, 7):
+        (path / "manifest.jsonl").write_bytes(whole[:length])
+        folder = work(path, ORDER, mode="resume")
+        assert len(folder.done) == whole[:length].count(b"\n")
+        assert files(path) == files(plain)
+
+
+def test_failed_pictures_are_tried_again_and_come_to_their_place(tmp_path: Path) -> None:
+    work(tmp_path / "plain", ORDER)
+    work(tmp_path / "failed", ORDER, failing="sub/b.jpg")
+    assert read_manifest(tmp_path / "failed")[1].error == "broken"
+    folder = work(tmp_path / "failed", ORDER, mode="resume")
+    assert folder.done == set(ORDER) - {"sub/b.jpg"}
+    assert files(tmp_path / "failed") == files(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("harm", ["removed", "emptied", "a folder"])
+def test_pictures_whose_results_are_lost_are_done_again(tmp_path: Path, harm: str) -> None:
+    work(tmp_path / "plain", ORDER)
+    work(tmp_path / "harmed", ORDER)
+    result = tmp_path / "harmed" / "a-gradcam.jpg"
+    result.unlink()
+    if harm == "emptied":
+        result.touch()
+    elif harm == "a folder":
+        result.mkdir()
+        (result / "x").touch()
+    with OutputFolder.open(tmp_path / "harmed", RUN, mode="resume") as folder:
+        assert folder.done == set(ORDER) - {"a.jpg"}
+    if harm != "a folder":
+        work(tmp_path / "harmed", ORDER, mode="resume")
+        assert files(tmp_path / "harmed") == files(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("name", ["../outside.jpg", "/etc/hostname", "", "a/../../outside.jpg"])
+def test_a_result_out_of_the_folder_does_not_count_as_done(tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside.jpg").write_text("something")
+    path = tmp_path / "explained"
+    with OutputFolder.open(path, RUN) as folder:
+        folder.append(Record("a.jpg", "net", explained=(Explained(1, None, 2.0, "l", "m", name, False),)))
+    with OutputFolder.open(path, RUN, mode="resume") as folder:
+        assert folder.done == set()
+
+
+def test_other_settings_are_refused_and_said(tmp_path: Path) -> None:
+    work(tmp_path, ORDER[:2])
+    before = files(tmp_path)
+    settings = {"alpha": 0.7, "layers": ["layer4"], "preprocessing": {"size": [224, 256], "mean": None}, "audit": True}
+    other = replace(RUN, settings=settings, model="other", weights={**RUN.weights, "sha256": "cd" * 32})
+    with pytest.raises(OutputError) as raised:
+        OutputFolder.open(tmp_path, other, mode="resume")
+    assert str(raised.value) == (
+        f"{tmp_path}/: the earlier run had other settings: model: net → other; weights: {'ab' * 32} → {'cd' * 32}; "
+        "alpha: 0.5 → 0.7; preprocessing.size: [224, 224] → [224, 256]; audit: nothing → true. Give the same ones, start "
+        "anew with --overwrite, or choose another --output"
+    )
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"device": "cuda:1"}, "device: cpu → cuda"),
+        ({"root": "../others"}, "input: ../photos → ../others"),
+        ({"settings": {**RUN.settings, "layers": ["layer3"]}}, r'layers: \["layer4"\] → \["layer3"\]'),
+        (
+            {"settings": {key: RUN.settings[key] for key in ("alpha", "layers")}},
+            r"preprocessing.size: \[224, 224\] → nothing",
+        ),
+    ],
+)
+def test_each_difference_that_counts_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    work(tmp_path, ORDER[:2])
+    with pytest.raises(OutputError, match=f"other settings: {said}"):
+        OutputFolder.open(tmp_path, replace(RUN, **changes), mode="resume")
+
+
+def test_inputs_without_a_root_are_told_by_how_they_were_given(tmp_path: Path) -> None:
+    work(tmp_path, [], run=replace(RUN, root=None, inputs=["a.zip"]))
+    with pytest.raises(OutputError, match=r'input: \["a.zip"\] → \["b.zip"\]'):
+        OutputFolder.open(tmp_path, replace(RUN, root=None, inputs=["b.zip"]), mode="resume")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"inputs": ["./photos/"]}, {"weights": {**RUN.weights, "file": "renamed.pth"}}, {"left_out": 2}]
+)
+def test_what_changes_no_result_is_no_difference(tmp_path: Path, changes: dict[str, Any]) -> None:
+    work(tmp_path, ORDER[:2])
+    assert work(tmp_path, ORDER, run=replace(RUN, **changes), mode="resume").notes == []
+
+
+def test_another_card_of_one_kind_is_no_difference(tmp_path: Path) -> None:
+    work(tmp_path, ORDER[:2], run=replace(RUN, device="cuda:0"))
+    assert work(tmp_path, ORDER, run=replace(RUN, device="cuda:1"), mode="resume").done == set(ORDER[:2])
+
+
+def test_other_versions_are_noted_and_the_first_ones_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(tmp_path, ORDER[:2])
+    before = (tmp_path / "run.json").read_bytes()
+    versions = {**describe_versions(), "torch": "99.0"}
+    monkeypatch.setattr("gradcam.batch.run_file.describe_versions", lambda: versions)
+    (note,) = work(tmp_path, ORDER, mode="resume").notes
+    assert note.startswith("The earlier run had other versions (torch ")
+    assert note.endswith(" → 99.0): results may differ in their last digits.")
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_more_pictures_are_noted_and_counted(tmp_path: Path) -> None:
+    work(tmp_path, ORDER[:3], run=replace(RUN, pictures=3))
+    folder = work(tmp_path, ORDER, mode="resume")
+    assert folder.notes == [
+        "The input had 3 pictures and has 4 now: those that came are added, and what was recorded of others is kept."
+    ]
+    assert json.loads((tmp_path / "run.json").read_text())["pictures"] == 4
+    assert [record.image for record in read_manifest(tmp_path)] == ORDER
+
+
+@pytest.mark.parametrize("contents", ["", "{", "[]", "{}", '{"schema": 2}'])
+def test_a_run_json_that_says_nothing_is_named(tmp_path: Path, contents: str) -> None:
+    work(tmp_path, ORDER[:2])
+    (tmp_path / "run.json").write_text(contents)
+    with pytest.raises(OutputError, match=r"run.json: (is not what a run says|its schema is 2).* --overwrite"):
+        OutputFolder.open(tmp_path, RUN, mode="resume")
+    work(tmp_path, ORDER, mode="overwrite")
+
+
+def test_a_manifest_without_its_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    work(tmp_path, ORDER[:2])
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(
+        OutputError, match=r"holds manifest.jsonl, but no run.json that says how it was made; .*overwrite"
+    ):
+        OutputFolder.open(tmp_path, RUN, mode="resume")
+
+
+def test_a_broken_line_stops_resuming_and_nothing_is_changed(tmp_path: Path) -> None:
+    work(tmp_path, ORDER)
+    lines = (tmp_path / "manifest.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "manifest.jsonl").write_bytes(lines[0] + lines[1][:9] + b"\n" + lines[2])
+    before = files(tmp_path)
+    with pytest.raises(
+        OutputError, match=r"manifest.jsonl, line 2: it is no line of JSON; mend the line, or remove it"
+    ):
+        OutputFolder.open(tmp_path, RUN, mode="resume")
+    assert files(tmp_path) == before
+    work(tmp_path, ORDER, mode="overwrite")  # the lock is free again
+
+
+def test_what_was_not_finished_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    folder = OutputFolder.open(tmp_path, RUN)
+    folder.close()
+    folder.temporary.mkdir()
+    (folder.temporary / ".gradcam-0123.tmp").write_bytes(b"half")
+    (folder.temporary / "mine").write_text("mine")
+    with OutputFolder.open(tmp_path, RUN, mode="resume") as folder:
+        assert os.listdir(folder.temporary) == ["mine"]
+    assert os.listdir(folder.temporary) == ["mine"]
+
+
+def test_temporary_files_are_on_the_same_disk_and_hidden(tmp_path: Path) -> None:
+    with OutputFolder.open(tmp_path, RUN) as folder:
+        assert folder.temporary == tmp_path / ".gradcam-partial"
+        assert folder.temporary.is_dir()
+    with OutputFolder.open(tmp_path / "shards", RUN, shard=Shard(2, 4)) as folder:
+        assert folder.temporary == tmp_path / "shards" / ".gradcam-partial-2-of-4"
+
+
+def test_overwriting_removes_what_the_earlier_run_wrote_and_nothing_else(tmp_path: Path) -> None:
+    path, other = tmp_path / "explained", tmp_path / "other"
+    work(path, ORDER)
+    work(other, ["c.jpg"])
+    for name in ("index.html", "report/style.css", "report/gallery.js", "report/details-0a1b/0.js"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    for name in ("a.small.jpg", "sub/b.large.jpg", "sub/b.0.jpg", "sub/b.12.jpg"):
+        (path / "report/views" / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / "report/views" / name).touch()
+    mine = ("mine.jpg", "a-gradcam-2.jpg", "sub/mine.txt", "report/notes.txt", "report/views/photo.jpg")
+    for name in mine:
+        (path / name).write_text("mine")
+    work(path, ["c.jpg"], mode="overwrite")
+    left = files(path)
+    assert [left.pop(name) for name in mine] == [b"mine"] * len(mine)
+    assert left == files(other)
+    assert not (path / "report/views/sub").exists()
+
+
+def test_an_emptied_report_goes_with_its_folder(tmp_path: Path) -> None:
+    work(tmp_path, ORDER)
+    (tmp_path / "report/views").mkdir(parents=True)
+    (tmp_path / "report/views/a.small.jpg").touch()
+    work(tmp_path, ORDER, mode="overwrite")
+    assert not (tmp_path / "report").exists()
+
+
+def test_overwriting_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
+    path, outside = tmp_path / "explained", tmp_path / "outside"
+    outside.mkdir()
+    for name in ("1.jpg", "2.jpg", "3.jpg", "views/a.small.jpg"):
+        (outside / name).parent.mkdir(exist_ok=True)
+        (outside / name).write_text("precious")
+    with OutputFolder.open(path, RUN) as folder:
+        (path / "link").symlink_to(outside)
+        (path / "report").symlink_to(outside)
+        (path / "own.jpg").symlink_to(outside / "3.jpg")
+        for name in ("../outside/1.jpg", str(outside / "2.jpg"), "link/3.jpg", "own.jpg", "nul\0.jpg", "sub", "link"):
+            folder.append(Record("a", "net", explained=(Explained(1, None, 2.0, "l", "m", name, False),)))
+        (path / "sub").mkdir()
+    work(path, [], mode="overwrite")
+    assert files(outside) == dict.fromkeys(files(outside), b"precious")
+    assert len(files(outside)) == 4
+    assert not (path / "own.jpg").is_symlink()  # a link is removed, not what it leads to
+    assert (path / "sub").is_dir()
+
+
+def test_overwriting_removes_no_input(tmp_path: Path) -> None:
+    path = tmp_path / "explained"
+    work(path, ORDER)
+    before = files(path)
+    (tmp_path / "link.jpg").symlink_to(path / "a-gradcam.jpg")
+    for picture in (path / "a-gradcam.jpg", tmp_path / "link.jpg"):
+        with pytest.raises(
+            OutputError, match=r"a-gradcam.jpg: is both a picture to explain and a result of the earlier"
+        ):
+            OutputFolder.open(path, RUN, mode="overwrite", inputs=[tmp_path / "x.jpg", picture])
+    assert files(path) == before
+    work(path, ORDER, mode="overwrite", inputs=[tmp_path / "x.jpg", path / "another.jpg"])
+
+
+def test_overwriting_that_was_stopped_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(tmp_path, ORDER)
+    from gradcam.batch import earlier
+
+    def stop(path: Path) -> None:
+        if path.name == "c-gradcam.jpg":
+            raise KeyboardInterrupt
+        path.unlink()
+
+    monkeypatch.setattr(earlier, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        OutputFolder.open(tmp_path, RUN, mode="overwrite")
+    monkeypatch.undo()
+    work(tmp_path, [], mode="overwrite")
+    assert set(files(tmp_path)) == {"run.json", "manifest.jsonl"}
+
+
+def test_overwriting_heeds_no_broken_lines(tmp_path: Path) -> None:
+    work(tmp_path, ORDER)
+    lines = (tmp_path / "manifest.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "manifest.jsonl").write_bytes(b"".join([lines[0], b"what?\n", *lines[1:]]) + b"{")
+    work(tmp_path, [], mode="overwrite")
+    assert set(files(tmp_path)) == {"run.json", "manifest.jsonl"}
+
+
+def test_shards_share_a_folder(tmp_path: Path) -> None:
+    with (
+        OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2)) as one,
+        OutputFolder.open(tmp_path, RUN, shard=Shard(2, 2)) as two,
+    ):
+        two.append(finish(two, "c.jpg"))
+        one.append(finish(one, "a.jpg"))
+        one.log("begun")
+    assert [record.image for record in read_manifest(tmp_path)] == ["a.jpg", "c.jpg"]
+    names = {"manifest-1-of-2.jsonl", "manifest-2-of-2.jsonl", "run-1-of-2.json", "run-2-of-2.json"}
+    assert set(files(tmp_path)) == names | {"a-gradcam.jpg", "c-gradcam.jpg"}
+    assert "begun" in (tmp_path / "log-1-of-2.jsonl").read_text()
+    folder = work(tmp_path, ["c.jpg", "d.jpg"], mode="resume", shard=Shard(2, 2))
+    assert folder.done == {"c.jpg"}
+    assert [record.image for record in read_manifest(tmp_path)] == ["a.jpg", "c.jpg", "d.jpg"]
+
+
+def test_a_shard_meets_only_shards_of_its_own_run(tmp_path: Path) -> None:
+    work(tmp_path, ["a.jpg"], shard=Shard(1, 2))
+    other = replace(RUN, settings={**RUN.settings, "alpha": 0.9})
+    for mode in ("new", "resume", "overwrite"):
+        with pytest.raises(OutputError, match=r"the earlier run \(of shard 1/2\) had other settings: alpha: 0.5 → 0.9"):
+            OutputFolder.open(tmp_path, other, mode=mode, shard=Shard(2, 2))
+        with pytest.raises(OutputError, match=r"holds shard 1/2, with 1 record, and this is shard 1/3; choose another"):
+            OutputFolder.open(tmp_path, RUN, mode=mode, shard=Shard(1, 3))
+    for mode in ("new", "resume"):
+        with pytest.raises(OutputError, match=r"holds shard 1/2, with 1 record, and this is a run without shards"):
+            OutputFolder.open(tmp_path, RUN, mode=mode)
+    with pytest.raises(OutputError, match=r"holds an earlier run, with 1 record; give --resume"):
+        OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2))
+    work(tmp_path / "whole", ["a.jpg"])
+    with pytest.raises(OutputError, match=r"holds a run without shards, with 1 record, and this is shard 1/2"):
+        OutputFolder.open(tmp_path / "whole", RUN, mode="overwrite", shard=Shard(1, 2))
+
+
+def test_a_shard_overwrites_its_own_part_and_a_whole_run_all_of_them(tmp_path: Path) -> None:
+    work(tmp_path, ["a.jpg"], shard=Shard(1, 2))
+    work(tmp_path, ["c.jpg"], shard=Shard(2, 2))
+    work(tmp_path, [], mode="overwrite", shard=Shard(2, 2))
+    assert [record.image for record in read_manifest(tmp_path)] == ["a.jpg"]
+    assert (tmp_path / "a-gradcam.jpg").exists()
+    assert not (tmp_path / "c-gradcam.jpg").exists()
+    with (
+        OutputFolder.open(tmp_path, RUN, mode="resume", shard=Shard(2, 2)),
+        pytest.raises(OutputError, match=r"another process is at work there on shard 2/2; let it finish"),
+    ):
+        OutputFolder.open(tmp_path, RUN, mode="overwrite")
+    work(tmp_path, [], mode="overwrite")
+    assert set(files(tmp_path)) == {"run.json", "manifest.jsonl"}
+
+
+def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
+    with OutputFolder.open(tmp_path, RUN) as folder:
+        folder.append(finish(folder, "a.jpg"))
+        for mode in ("new", "resume", "overwrite"):
+            with pytest.raises(OutputError) as raised:
+                OutputFolder.open(tmp_path, RUN, mode=mode)
+            assert str(raised.value) == (
+                f"{tmp_path}/: another process is at work there; let it finish, or choose another --output"
+            )
+        assert folder.temporary.is_dir()
+        folder.append(finish(folder, "c.jpg"))
+    assert work(tmp_path, ORDER, mode="resume").done == {"a.jpg", "c.jpg"}
+
+
+def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from gradcam.batch import run_file
+from gradcam.batch.folder import OutputFolder
+from gradcam.batch.run_file import Run
+run_file.describe_versions = lambda: {describe_versions()!r}
+OutputFolder.open(Path({str(tmp_path)!r}), Run(**{vars(RUN)!r}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert (tmp_path / ".gradcam-partial").is_dir()
+    assert work(tmp_path, ORDER, mode="resume").notes == []
+    assert not (tmp_path / ".gradcam-partial").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [NotImplementedError("no flock"), OSError(errno.ENOLCK, "No locks"), OSError(errno.EOPNOTSUPP, "No")]
+)
+def test_a_disk_without_locks_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(lock: filelock.FileLock) -> None:
+        raise error
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    work(tmp_path, ORDER)
+    assert [record.image for record in read_manifest(tmp_path)] == ORDER
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(
+        OutputError, match=r"file: is a file, expected a folder for the results; choose another --output"
+    ):
+        OutputFolder.open(tmp_path / "file", RUN)
+    with pytest.raises(OutputError, match=r"file/below/: not a directory; choose another --output"):
+        OutputFolder.open(tmp_path / "file" / "below", RUN)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_work_begins(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "1m") as disk:
+        work(disk / "used", ORDER[:2])
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for path in (disk, disk / "new"):
+            with pytest.raises(OutputError, match=r"/: read-only file system; choose another --output"):
+                OutputFolder.open(path, RUN)
+        with pytest.raises(OutputError, match=r"used/: read-only file system; choose another --output"):
+            OutputFolder.open(disk / "used", RUN, mode="resume")
+
+
+def fill(path: Path, names: list[str]) -> None:
+    with OutputFolder.open(path, RUN) as folder:
+        for name in names:
+            folder.append(Record(name, "net", explained=(Explained(1, "cat", 2.0, "layer4", "gradcam", None, False),)))
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -> None:
+    names = [f"{number:04}.jpg" for number in range(1000)]
+    with mounted(tmp_path / "disk", "256k") as disk:
+        (disk / "ballast").write_bytes(bytes(190_000))
+        path = disk / "explained"
+        with pytest.raises(OutputError) as raised:
+            fill(path, names)
+        assert str(raised.value) == f"{path}/: no space left on device; free some, then go on with --resume"
+        whole = (path / "manifest.jsonl").read_bytes()
+        assert whole.endswith(b"}\n")
+        assert [record.image for record in read_manifest(path)] == names[: whole.count(b"\n")]
+        assert 0 < whole.count(b"\n") < 1000
+        with pytest.raises(OutputError, match="no space left on device"):
+            OutputFolder.open(disk / "another", RUN)
+        assert not (disk / "another" / "run.json").exists()
+        (disk / "ballast").unlink()
+        with OutputFolder.open(path, RUN, mode="resume") as folder:
+            assert folder.done == set(names[: whole.count(b"\n")])
+            folder.log("resumed")
+
+
+def test_roots_are_seen_from_the_output_folder(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "explained").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "explained")
+    assert describe_root(tmp_path / "photos", tmp_path / "explained") == "../photos"
+    assert describe_root(tmp_path / "photos", tmp_path / "photos" / "explained") == ".."
+    assert describe_root(tmp_path / "photos", tmp_path / "link") == "../../photos"
+    assert describe_root(None, tmp_path) is None
+
+
+def test_a_weights_file_is_told_by_its_bytes(tmp_path: Path, classifier: gradcam.Classifier) -> None:
+    file = tmp_path / "net.pth"
+    file.write_bytes(b"weights" * 300_000)
+    found = subprocess.run(["sha256sum", str(file)], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert describe_weights(classifier, file) == {"file": "net.pth", "sha256": found, "of": "file"}
+
+
+def test_a_model_is_told_by_its_tensors(classifier: gradcam.Classifier, tmp_path: Path) -> None:
+    import hashlib
+
+    import torch
+
+    found = describe_weights(classifier)
+    digest = hashlib.sha256()
+    for name, tensor in classifier.model.state_dict().items():  # an oracle of its own
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
+    assert found == {"file": None, "sha256": digest.hexdigest(), "of": "tensors"}
+    assert describe_weights(classifier, tmp_path)["of"] == "tensors"  # a folder of several files
+
+    weight = next(iter(classifier.model.state_dict().values()))
+    first = weight[0, 0, 0, 0].clone()
+    try:
+        weight[0, 0, 0, 0] = torch.nextafter(first, first + 1)
+        assert describe_weights(classifier)["sha256"] != found["sha256"]
+    finally:
+        weight[0, 0, 0, 0] = first
+    assert describe_weights(classifier) == found
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "transposed", "empty", "scalar", "sparse", "quantised", "meta", "bool"])
+def test_tensors_of_every_kind_count(classifier: gradcam.Classifier, kind: str) -> None:
+    import warnings
+
+    import torch
+    from torch import nn
+
+    values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    with warnings.catch_warnings(action="ignore"):  # they will be gone one day
+        quantised = torch.quantize_per_tensor(values, 0.1, 2, torch.quint8)
+    made = {
+        "bfloat16": values.bfloat16(),
+        "transposed": values.T,
+        "empty": values[:0],
+        "scalar": values[1, 1],
+        "sparse": values.to_sparse(),
+        "quantised": quantised,
+        "meta": values.to("meta"),
+        "bool": values > 2,
+    }
+    found = set()
+    for tensor in (made[kind], values + 1):
+        model = nn.Module()
+        model.register_buffer("values", tensor)
+        found |= {describe_weights(replace(classifier, model=model))["sha256"] for _ in range(2)}
+    assert len(found) == 2
