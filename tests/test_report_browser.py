@@ -446,9 +446,11 @@ def test_the_keyboard_is_enough(visit: Callable[..., Visit], zoo: Path) -> None:
     assert focused(page) == "previous"
     page.keyboard.press(" ")  # a button that has the focus is pressed
     wait_for_detail(page, "animals/10.jpg")
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/9.jpg")
     page.keyboard.press("Escape")
     playwright.expect(page.locator("#detail")).not_to_be_visible()
-    assert focused(page) == "animals/10.jpg"
+    assert focused(page) == "animals/9.jpg"  # what was looked at last, not first
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
 
@@ -515,6 +517,8 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
         for i in range(10_000)
     ]
     write_run(tmp_path, records)
+    (tmp_path / "099").mkdir()
+    write_image(tmp_path / "099/09999-gradcam.jpg", plain(RED))
     write_views(tmp_path, "one", None, [plain(RED)])
     views = tmp_path / "report/views"
     for record in records:
