@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from benchmark.tables import Table, format_spread
 OURS = "gradcam"
 PEERS = ("pytorch-grad-cam", "torchcam")
 PICTURES = 64
+ALL, FEW = "pictures", "few"  # the folders of what is timed, and of a batch to warm up with
 
 
 def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Table]:
@@ -33,7 +34,7 @@ def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Tab
     ((batch, rounds),) = settings.rounds.items()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        make_pictures(folder / "pictures", pictures)
+        make_pictures(folder / ALL, pictures)
         loops, failures = choose_loops(precisions, batch, settings, folder)
         raw = time_all(loops, precisions, batch, rounds, folder)
         notes = [*describe_job(pictures, rounds), *skipped, *failures]
@@ -47,20 +48,19 @@ def choose_loops(
     precisions: Sequence[str], batch: int, settings: Settings, folder: Path
 ) -> tuple[list[Loop], list[str]]:
     """All that work, having worked once, and a note for each that does not."""
-    few = folder / "few"
-    make_pictures(few, 2)
+    make_pictures(folder / FEW, batch)
     loops, notes = [], []
     for package in (OURS, *PEERS):
-        if package in settings.missing:
+        if package in settings.missing and package != OURS:
             notes.append(f"{package} is not measured.")
             continue
         for precision in precisions:
-            for size in (batch,) if package == OURS else (1, batch):
+            for size in [batch] if package == OURS else sorted({1, batch}):
                 loop = Loop(package, precision, size, ATTACH[package])
                 report_progress("folder", loop.name, "once")
                 try:
                     with loop.attach(precision, size) as run:
-                        run_once(run, few, folder)
+                        run_once(run, folder / FEW, folder)
                 except Exception as error:  # of whatever kind: that is the result
                     if package == OURS:
                         raise
@@ -83,25 +83,28 @@ def run_once(run: Run, source: Path, folder: Path) -> float:
 
 def time_all(loops: Sequence[Loop], precisions: Sequence[str], batch: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Seconds of each loop, by its name, and those of our stages by precision: a value for each round."""
-    source = folder / "pictures"
     stages: dict[str, list[dict[str, float]]] = {precision: [] for precision in precisions}
     with contextlib.ExitStack() as stack:
-        timed = {
-            loop.name: partial(run_once, stack.enter_context(loop.attach(loop.precision, loop.batch)), source, folder)
-            for loop in loops
-        }
-        for precision in precisions:
-            timed[f"stages, {precision}"] = partial(time_stages, load_ours(precision), batch, folder, stages[precision])
+        timed: dict[str, Callable[[Path], float]] = {}
+        for loop in loops:
+            run = stack.enter_context(loop.attach(loop.precision, loop.batch))
+            timed[loop.name] = partial(run_once, run, folder=folder)
+        for precision, found in stages.items():
+            timed[f"stages, {precision}"] = partial(time_stages, load_ours(precision), batch, folder, found)
+        for call in timed.values():
+            call(folder / FEW)
+        for found in stages.values():
+            found.clear()
         report_progress("folder", f"{rounds} rounds of {len(timed)}")
-        seconds = take_turns(timed, rounds)
+        seconds = take_turns({name: partial(call, folder / ALL) for name, call in timed.items()}, rounds)
     return {"seconds": seconds, "stages": stages}
 
 
-def time_stages(classifier: Any, batch: int, folder: Path, found: list[dict[str, float]]) -> float:
+def time_stages(classifier: Any, batch: int, folder: Path, found: list[dict[str, float]], source: Path) -> float:
     """Seconds of the processor in all stages; those of each are added to `found`."""
     from gradcam.batch.cores import count_cores
 
-    files = sorted((folder / "pictures").iterdir())
+    files = sorted(source.iterdir())
     with tempfile.TemporaryDirectory(dir=folder) as output:
         found.append(measure_stages(classifier, files, Path(output), batch, count_cores()))
     return sum(found[-1].values())
@@ -129,12 +132,12 @@ def describe_job(pictures: int, rounds: int) -> list[str]:
     return [
         f"{pictures} JPEG files of {WIDTH} x {HEIGHT}; {NETWORK} with random weights at {LAYER}, for each picture's top "
         f"class; the overlay at the picture's full size as JPEG of quality {QUALITY}. All of it is on the clock, but for "
-        "imports, models and a first picture.",
+        "imports, models and a first batch.",
         f"Medians (with quartiles) over {rounds} rounds, in each of which all took their turn. The C library is told to "
         "keep freed memory, so that none pays for taking it again.",
         "All squeeze the whole picture to what the network takes, so that every heatmap covers all of its picture. Peers "
         "read with Pillow, prepare with torchvision, and draw and write with their own function: as their documentation "
-        "has it, one picture after another or in batches.",
+        "has it, one picture after another or in batches; the faster of the two is the one to compare with.",
     ]
 
 
