@@ -36,6 +36,7 @@ def plan(*names: str, **options: int) -> dict[str, str]:
         (["cat.jpg", "cat.png", "cat-jpg.gif"], ["cat-jpg-2", "cat-png", "cat-jpg"]),
         (["cat.jpg", "cat.png", "cat-jpg.gif", "cat-jpg-2.gif"], ["cat-jpg-3", "cat-png", "cat-jpg", "cat-jpg-2"]),
         (["x.jpg", "X.jpg", "x.JPG"], ["x-jpg-3", "X-jpg", "x-JPG-2"]),
+        (["x-jpg.2", "x-jpg.png", "x.jpg", "X.jpg"], ["x-jpg-2", "x-jpg-png", "x-jpg-3", "X-jpg"]),
         (["cat", "cat.jpg"], ["cat", "cat-jpg"]),
         (["stra\u00dfe.jpg", "STRASSE.jpg"], ["stra\u00dfe-jpg-2", "STRASSE-jpg"]),
         (["caf\u00e9.jpg", "cafe\u0301.png"], ["caf\u00e9-jpg", "cafe\u0301-png"]),
@@ -124,8 +125,8 @@ def test_a_long_stem_is_not_cut_again_by_the_name_of_its_overlay() -> None:
 
 def test_very_deep_and_very_long_folders_can_be_made(tmp_path: Path) -> None:
     names = [
-        "/".join(["folder"] * 500) + "/a.jpg",
-        "/".join(["folder"] * 501) + "/a.jpg",
+        "/".join(["folder"] * 600) + "/a.jpg",
+        "/".join(["folder"] * 601) + "/a.jpg",
         "猫" * 300 + "/a.jpg",
         "猫" * 299 + "/a.jpg",
     ]

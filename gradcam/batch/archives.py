@@ -127,7 +127,7 @@ def _list_members(file: BinaryIO, kept: ArchiveFile | UnpackedArchive) -> Iterat
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all, at a kilobyte each
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not member.isdir():
                 yield member.name, _judge_tarred(member) or TarContent(kept, member.offset_data, member.size)
         # tarfile takes a broken header behind the first for the end, which is made of zeros.
