@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECIPE = re.compile(r"<!-- recipe (\w+) -->\n```python\n(.*?)```", re.S)
 YOUR_MODEL = re.compile(r"<!-- your model -->\n```bash\n(.*?)```", re.S)
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", YOUR_MODEL.sub("", RECIPE.sub("", README)), re.S)
+BATCH = re.compile(r"<!-- batch -->\n```bash\n(.*?)```", re.S)
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README))), re.S)
 
 
 @pytest.fixture
@@ -44,6 +48,7 @@ def _in_folder(path: Path) -> Any:
 
 
 def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
+    cli.main(["batch", "photo.jpg", "-o", "explained", "--quiet"], standalone_mode=False)
     names: dict[str, Any] = {}
     for language, code in BLOCKS:
         if language == "python":
@@ -55,6 +60,8 @@ def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
     assert np.array_equal(written, names["explanation"].overlay(0))
     assert np.array_equal(written, names["picture"])
     assert np.array_equal(gradcam.read_image(folder / "fine.png"), names["attribution"].picture())
+    assert [record.image for record in names["records"]] == ["photo.jpg"]
+    assert names["result"].name == "other.png"
 
 
 def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +127,33 @@ def test_the_commands_for_models_of_ones_own_run(models: Path, capsys: pytest.Ca
     assert {"photo-gradcam.png", "photo-rollout.png", "photo-legrad.png", "scan-gradcam.png"} <= overlays
     assert len([name for name in overlays if "finding" in name]) == 3
     assert "Shown from 100 to 3999 of 65535." in capsys.readouterr().out
+
+
+def test_the_commands_for_many_pictures_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "photos").mkdir()
+    (folder / "more").mkdir()
+    for name in ("coffee.jpg", "rocket.jpg"):
+        shutil.copy(folder / "assets" / name, folder / "photos")
+    shutil.copy(folder / "assets/camera.png", folder / "more")
+    (folder / "chosen.csv").write_text("path,class\nphotos/coffee.jpg,cup\nmore/camera.png,\n")
+    lines = [line for block in BATCH.findall(README) for line in block.splitlines()]
+    assert len(lines) == 9
+    written = []
+    for line in lines:
+        before, _, command = line.rpartition("| ")
+        if before:
+            found = subprocess.run(before, shell=True, capture_output=True, check=True).stdout
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(found)))
+        arguments = shlex.split(command, comments=True)[1:]
+        if arguments[0] == "batch" and "--resume" not in arguments:
+            shutil.rmtree("explained", ignore_errors=True)
+        assert cli.main(arguments, standalone_mode=False) == 0, line
+        pictures = [path for path in Path("explained").rglob("*gradcam*") if path.is_file()]
+        written.append(
+            len([path for path in pictures if "report" not in path.parts and path.suffix in (".jpg", ".webp")])
+        )
+    assert written[:-1] == [2, 2, 2, 3, 2, 2, 4, 2]
+    assert written[-1] in (0, 1, 2)  # whose share they are
 
 
 class TestRecipes:
