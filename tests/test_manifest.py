@@ -66,6 +66,15 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert Record.from_json(line.encode()).to_json() == line
 
 
+def test_keys_that_nobody_asked_for_are_left_out() -> None:
+    fields = json.loads(Record("a", "net", explained=make_record().explained).to_json())
+    assert {"heatmap", "map", "panel", "sha256"}.isdisjoint(fields)
+    assert [sorted({"heatmap", "map", "panel", "overlay"} & set(entry)) for entry in fields["explained"]] == [
+        ["map", "overlay"],
+        ["heatmap", "overlay", "panel"],
+    ]
+
+
 def test_a_record_lists_its_files_once() -> None:
     record = make_record("x")
     assert list(record.files) == ["x-gradcam.jpg", "x-gradcam.npy", "h.png", "p.png"]

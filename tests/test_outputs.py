@@ -484,6 +484,20 @@ def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[...
         check(work, ["Sub/cat", "other"], {"other": tmp_path / "photos" / "cat-gradcam.jpg"})
 
 
+def test_what_is_not_whole_yet_lies_in_the_folder_for_that(
+    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, places, replace_file = do(Saving(kinds=("overlay", "map"))), [], os.replace
+
+    def spy(old: Path, new: Path) -> None:
+        places.append((old.parent, new.name))
+        replace_file(old, new)
+
+    monkeypatch.setattr(os, "replace", spy)
+    work.save(photo("chelsea.jpg"))
+    assert places == [(work.folder / ".partial", f"cat-gradcam{suffix}") for suffix in (".jpg", ".npy")]
+
+
 def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -123,7 +123,6 @@ def list_forms(saving: Saving, question: Question, labels: Sequence[str] | None)
 
 def _divide(stem: str) -> Iterator[tuple[str, Words]]:
     """Each part of a stem that ends at a dash, and the words behind it."""
-    folders, slash, name = stem.rpartition("/")
-    words = name.split("-")
+    words = stem.split("-")
     for count in range(1, len(words)):
-        yield folders + slash + "-".join(words[:count]), tuple(words[count:])
+        yield "-".join(words[:count]), tuple(words[count:])
