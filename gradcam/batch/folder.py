@@ -64,8 +64,8 @@ class OutputFolder:
         Raises `OutputError`.
         """
         part = Part() if shard is None else Part(shard.of, shard.index)
-        check_folder(path, mode, shard)
         with blaming_disk(path), contextlib.ExitStack() as stack:
+            _check_no_file(path)
             path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
@@ -154,11 +154,14 @@ class OutputFolder:
 def check_folder(path: Path, mode: Mode, shard: Shard | None = None) -> None:
     """What can be told of an output folder before it is opened. Raises `OutputError`."""
     with blaming_disk(path):
-        if path.exists() and not path.is_dir():
-            raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
-        if not path.exists():
-            return
-        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        _check_no_file(path)
+        if path.exists():
+            check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+
+
+def _check_no_file(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
 
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:
