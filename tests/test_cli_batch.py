@@ -412,3 +412,62 @@ def test_killed_again_and_again(batch: Command, folder: Path, many: Path) -> Non
     assert batch("photos", "-o", "out", "--batch-size", 3, "--resume").status == 0
     assert tree(folder / "out") == tree(folder / "whole")
     assert not (folder / "out" / ".gradcam-partial").exists()
+
+
+@POSIX
+def test_a_full_disk_ends_it_and_room_resumes_it(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path
+) -> None:
+    batch("photos", "-o", "whole", "--batch-size", 2)
+    (folder / "out").mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "out"], check=False).returncode
+    ):
+        pytest.skip("a small disk can be made by root alone")
+    try:
+        outcome = batch("photos", "-o", "out", "--batch-size", 2)
+        assert outcome.status == 1
+        said = outcome.err.splitlines()
+        assert "out/: no space left on device; free some, then go on with --resume" in said
+        assert said[-1].strip().startswith("gradcam batch --resume --device cpu photos -o out")
+        recorded = manifest(folder / "out")
+        assert len(recorded) < 6
+        assert f"{len(recorded)} of 6 pictures are finished" in outcome.err
+        overlays = [entry["overlay"] for record in recorded for entry in record["explained"]]
+        expected = tree(folder / "whole")
+        for name in overlays:
+            assert (folder / "out" / name).read_bytes() == expected[name]
+        assert {name for name in files(folder / "out") if name.endswith(".jpg")} <= set(expected)
+        subprocess.run(["mount", "-o", "remount,size=8m", "out"], check=True)
+        assert batch("photos", "-o", "out", "--batch-size", 2, "--resume").status == 1
+        assert tree(folder / "out") == expected
+    finally:
+        subprocess.run(["umount", "out"], check=True)
+
+
+def test_no_memory_even_for_one_picture(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(gradcam.Classifier, "compare", fail)
+    outcome = batch("photos/b/koala.png", "photos/macaw.png", "-o", "out")
+    assert outcome.status == 1
+    assert outcome.out.startswith("0 pictures explained, 2 failed")
+    assert len(outcome.err.splitlines()) == 2
+    assert all("does not fit into memory even alone" in line for line in outcome.err.splitlines())
+    halved = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
+    assert [(line["pictures"], line["from_now_on"]) for line in halved if line["event"] == "out of memory"] == [(2, 1)]
+
+
+def test_pandas_reads_the_manifest(batch: Command, folder: Path, photos: Path) -> None:
+    import pandas as pd
+
+    batch("photos", "-o", "out")
+    table = pd.read_json(folder / "out" / "manifest.jsonl", lines=True)
+    assert list(table["image"]) == ORDER
+    assert (table["status"] == "ok").sum() == 5
+    found = gradcam.read_manifest(folder / "out")
+    assert [json.loads(record.to_json()) for record in found] == manifest(folder / "out")
