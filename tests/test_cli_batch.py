@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -21,6 +22,8 @@ import torch
 from PIL import Image
 
 import gradcam
+from gradcam.batch.folder import OutputFolder
+from gradcam.cli.interruption import Terminated
 from gradcam.cli.progress import resume_line
 from tests.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
 
@@ -376,6 +379,30 @@ def many(photos: Path) -> Path:
         name = [each for each in ORDER if "broken" not in each][number % 5]
         (photos / f"more-{number:02}{Path(name).suffix}").write_bytes((photos / name).read_bytes())
     return photos
+
+
+@pytest.mark.parametrize("where", ["gradcam.cli.progress.Display.add", "gradcam.batch.folder.OutputFolder.append"])
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
+def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException], status: int
+) -> None:
+    def stop(*_: Any) -> None:
+        raise error
+
+    def close(folder: OutputFolder, *_: Any) -> None:
+        at_work.extend(each.name for each in threading.enumerate() if each.name.startswith("gradcam-pixels"))
+        closed.append(folder)
+        actual(folder)
+
+    at_work: list[str] = []
+    closed: list[OutputFolder] = []
+    actual = OutputFolder.close
+    monkeypatch.setattr(where, stop)
+    monkeypatch.setattr(OutputFolder, "close", close)
+    monkeypatch.setattr("gradcam.cli._discard_output", lambda: None)
+    assert batch("photos", "-o", "out", "--batch-size", 2).status == status
+    assert closed
+    assert at_work == []
 
 
 @POSIX

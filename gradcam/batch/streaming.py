@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ def explain_files(
     reshape: str | tuple[int, ...] | None = None,
     batch_size: int | str = "auto",
     workers: int | None = None,
-) -> Iterator[FileResult]:
+) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
     `inputs`: files, folders, globs, lists and archives, one or several. `classifier`: None for the one that comes with the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,8 +193,10 @@ class _Run:
     def _go_through(self, display: Display) -> None:
         from gradcam.batch.engine import explain_into
 
-        with display.shown():
-            for record in explain_into(self.folder, self.saver, self.work, self.typed.choice.limit):
+        records = explain_into(self.folder, self.saver, self.work, self.typed.choice.limit)
+        # Closed here: the error that ends it would keep its threads at work after the folder is another's.
+        with contextlib.closing(records), display.shown():
+            for record in records:
                 display.add(record)
 
     def _report(self) -> str | None:
