@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -215,6 +216,21 @@ def test_a_report_at_once_or_later(gradcam_command: Command, batch: Command, fol
     assert (folder / "out" / "index.html").read_bytes() == page
 
 
+def test_a_report_that_cannot_be_written_takes_nothing_away(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gradcam.report.pages.write_whole", full)
+    outcome = batch("photos", "-o", "out", "--report")
+    assert outcome.status == 1
+    assert "b/broken.jpg: is damaged or cut off" in outcome.err
+    assert "out: the report cannot be written (No space left on device)\n" in outcome.err
+    assert outcome.err.rstrip().splitlines()[-1].startswith("  gradcam batch --resume --device cpu photos -o out")
+    assert len(manifest(folder / "out")) == 6
+
+
 def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
     (folder / "empty").mkdir()
     for place in ("empty", "missing"):
@@ -275,7 +291,7 @@ def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, f
     batch("photos", "-o", "out", "--report")
     (folder / "out" / "mine.txt").write_text("keep")
     assert batch("photos/b", "-o", "out", "--overwrite", "--method", "layercam").status == 1
-    left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock"}
+    left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock", ".gradcam-report.lock"}
     assert left == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
 
 

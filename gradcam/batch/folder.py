@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
 from gradcam.batch.earlier import check_earlier, check_parts, remove_part, remove_report
+from gradcam.batch.locks import take_lock
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gradcam.batch.shards import Shard
 
 Mode = Literal["new", "resume", "overwrite"]
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
 
 
 class OutputFolder:
@@ -64,8 +63,8 @@ class OutputFolder:
         Raises `OutputError`.
         """
         part = Part() if shard is None else Part(shard.of, shard.index)
-        check_folder(path, mode, shard)
         with blaming_disk(path), contextlib.ExitStack() as stack:
+            _check_kind(path)
             path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
@@ -154,28 +153,25 @@ class OutputFolder:
 def check_folder(path: Path, mode: Mode, shard: Shard | None = None) -> None:
     """What can be told of an output folder before it is opened. Raises `OutputError`."""
     with blaming_disk(path):
-        if path.exists() and not path.is_dir():
-            raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
-        if not path.exists():
-            return
-        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        _check_kind(path)
+        if path.exists():
+            check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+
+
+def _check_kind(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
 
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:
     """Keep others out; gives what lets them in again. Raises `OutputError` where another process was first."""
-    lock = FileLock(folder / part.lock, timeout=0, thread_local=False)
     try:
-        lock.acquire()
+        return take_lock(folder / part.lock, seconds=0)
     except Timeout:
         what = f" on {part}" if part.of else ""
         raise OutputError(
             f"{show(folder)}: another process is at work there{what}; let it finish, or choose another --output"
         ) from None
-    except (NotImplementedError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
-            raise
-        return lambda: None  # without locks two at once are the user's own affair
-    return lock.release
 
 
 def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:
