@@ -25,7 +25,9 @@ from PIL import Image
 import gradcam
 from gradcam.batch.folder import OutputFolder
 from gradcam.cli.interruption import Terminated
-from gradcam.cli.progress import resume_line
+from gradcam.cli.progress import Display, resume_line
+from gradcam.cli.settings import Output
+from gradcam.records import Record
 from tests.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -120,6 +122,20 @@ def test_the_manifest_has_the_records_of_run(
 def test_json_prints_the_records_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:
     outcome = batch("photos", "-o", "out", "--json")
     assert outcome.out == (folder / "out" / "manifest.jsonl").read_text()
+
+
+def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Output(as_json=False, quiet=False), 25, 0)
+    for number in range(22):
+        display.add(Record(f"{number}.jpg", "m", error=f"{number}.jpg: is empty"))
+    display.tell_failures("out/manifest.jsonl")
+    display.tell_end("out", left_out=0, report=None)
+    said = capsys.readouterr()
+    *named, last = said.err.splitlines()
+    assert named == [f"{number}.jpg: is empty" for number in range(20)]
+    assert last == "... and 2 more, which have the status failed in out/manifest.jsonl."
+    assert said.out.startswith("0 pictures explained, 22 failed   (")
+    assert display.has_failures
 
 
 def test_quiet_says_what_is_broken_alone(batch: Command, photos: Path) -> None:
@@ -400,7 +416,13 @@ def many(photos: Path) -> Path:
 @pytest.mark.parametrize("where", ["gradcam.cli.progress.Display.add", "gradcam.batch.folder.OutputFolder.append"])
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
 def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
-    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException], status: int
+    *,
+    batch: Command,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: type[BaseException],
+    status: int,
 ) -> None:
     def stop(*_: Any) -> None:
         raise error

@@ -19,7 +19,7 @@ from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
 from gradcam.classifiers import Classifier, PictureExplanation
 from gradcam.classifiers.comparison import panel
 from gradcam.drawing import overlay
-from gradcam.errors import GradcamError, ImageError, OutputError
+from gradcam.errors import GradcamError, ImageError, OutputError, describe_failure
 from gradcam.images import Pixels, encode_image, write_whole
 from gradcam.naming import OutputNames
 from gradcam.records import Explained, Record
@@ -72,14 +72,14 @@ class Saver:
         """
         start, item, model = time.perf_counter(), fetched.item, self.classifier.name
         if isinstance(found, GradcamError):
-            record = Record(item.name, model, error=_describe(item, found))
+            record = Record(item.name, model, error=_name(item, str(found)))
         else:
             try:
                 record = self._save(item, found)
             except OutputError:
                 raise
             except Exception as error:  # one picture does not stop the others
-                record = Record(item.name, model, error=_describe(item, error))
+                record = Record(item.name, model, error=describe_failure(item.name, error))
         return Outcome(replace(record, sha256=fetched.sha256), time.perf_counter() - start)
 
     def _save(self, item: Item, found: Finding) -> Record:
@@ -193,10 +193,8 @@ def _encode_map(drawing: Drawing) -> bytes:
     return file.getvalue()
 
 
-def _describe(item: Item, error: Exception) -> str:
+def _name(item: Item, reason: str) -> str:
     """One line: the picture's name, and the reason."""
-    kind = "" if isinstance(error, GradcamError) else type(error).__name__
-    reason = ": ".join(filter(None, (kind, str(error))))
     for name in (item.content.path, item.name):
         reason = reason.removeprefix(f"{name}: ")
     return " ".join(f"{item.name}: {reason}".split())
