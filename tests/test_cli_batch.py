@@ -413,6 +413,20 @@ def many(photos: Path) -> Path:
     return photos
 
 
+def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("gradcam.batch.manifest.ManifestWriter.append", fail)
+    monkeypatch.setattr("gradcam.batch.manifest.ManifestWriter.sync", fail)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 1
+    reason, count, line = outcome.err.splitlines()
+    assert reason == "out/: input/output error; look after that disk, then go on with --resume"
+    assert count == "0 of 6 pictures are finished. To go on:"
+    assert line.startswith("  gradcam batch --resume")
+
+
 @pytest.mark.parametrize("where", ["gradcam.cli.progress.Display.add", "gradcam.batch.folder.OutputFolder.append"])
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
 def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(

@@ -182,6 +182,8 @@ class _Run:
         except (OutputError, TooManyFailuresError) as error:
             display.tell_failures(self.folder.manifest)
             display.tell_stop(str(error), self.folder.recorded)
+            with contextlib.suppress(OutputError):  # of the same disk, about which all is said
+                self.folder.close()
             return 1
         except (KeyboardInterrupt, Terminated):
             display.tell_stop("Stopped.", self.folder.recorded)
