@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -21,7 +23,11 @@ import torch
 from PIL import Image
 
 import gradcam
-from gradcam.cli.progress import resume_line
+from gradcam.batch.folder import OutputFolder
+from gradcam.cli.interruption import Terminated
+from gradcam.cli.progress import Display, resume_line
+from gradcam.cli.settings import Output
+from gradcam.records import Record
 from tests.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -118,6 +124,20 @@ def test_json_prints_the_records_and_nothing_else(batch: Command, folder: Path, 
     assert outcome.out == (folder / "out" / "manifest.jsonl").read_text()
 
 
+def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Output(as_json=False, quiet=False), 25, 0)
+    for number in range(22):
+        display.add(Record(f"{number}.jpg", "m", error=f"{number}.jpg: is empty"))
+    display.tell_failures("out/manifest.jsonl")
+    display.tell_end("out", left_out=0, report=None)
+    said = capsys.readouterr()
+    *named, last = said.err.splitlines()
+    assert named == [f"{number}.jpg: is empty" for number in range(20)]
+    assert last == "... and 2 more, which have the status failed in out/manifest.jsonl."
+    assert said.out.startswith("0 pictures explained, 22 failed   (")
+    assert display.has_failures
+
+
 def test_quiet_says_what_is_broken_alone(batch: Command, photos: Path) -> None:
     outcome = batch("photos", "-o", "out", "--quiet")
     assert outcome.out == ""
@@ -212,6 +232,21 @@ def test_a_report_at_once_or_later(gradcam_command: Command, batch: Command, fol
     assert (folder / "out" / "index.html").read_bytes() == page
 
 
+def test_a_report_that_cannot_be_written_takes_nothing_away(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gradcam.report.pages.write_whole", full)
+    outcome = batch("photos", "-o", "out", "--report")
+    assert outcome.status == 1
+    assert "b/broken.jpg: is damaged or cut off" in outcome.err
+    assert "out: the report cannot be written (No space left on device)\n" in outcome.err
+    assert outcome.err.rstrip().splitlines()[-1].startswith("  gradcam batch --resume --device cpu photos -o out")
+    assert len(manifest(folder / "out")) == 6
+
+
 def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
     (folder / "empty").mkdir()
     for place in ("empty", "missing"):
@@ -272,7 +307,7 @@ def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, f
     batch("photos", "-o", "out", "--report")
     (folder / "out" / "mine.txt").write_text("keep")
     assert batch("photos/b", "-o", "out", "--overwrite", "--method", "layercam").status == 1
-    left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock"}
+    left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock", ".gradcam-report.lock"}
     assert left == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
 
 
@@ -376,6 +411,50 @@ def many(photos: Path) -> Path:
         name = [each for each in ORDER if "broken" not in each][number % 5]
         (photos / f"more-{number:02}{Path(name).suffix}").write_bytes((photos / name).read_bytes())
     return photos
+
+
+def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("gradcam.batch.manifest.ManifestWriter.append", fail)
+    monkeypatch.setattr("gradcam.batch.manifest.ManifestWriter.sync", fail)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 1
+    reason, count, line = outcome.err.splitlines()
+    assert reason == "out/: input/output error; look after that disk, then go on with --resume"
+    assert count == "0 of 6 pictures are finished. To go on:"
+    assert line.startswith("  gradcam batch --resume")
+
+
+@pytest.mark.parametrize("where", ["gradcam.cli.progress.Display.add", "gradcam.batch.folder.OutputFolder.append"])
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
+def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
+    *,
+    batch: Command,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: type[BaseException],
+    status: int,
+) -> None:
+    def stop(*_: Any) -> None:
+        raise error
+
+    def close(folder: OutputFolder, *_: Any) -> None:
+        at_work.extend(each.name for each in threading.enumerate() if each.name.startswith("gradcam-pixels"))
+        closed.append(folder)
+        actual(folder)
+
+    at_work: list[str] = []
+    closed: list[OutputFolder] = []
+    actual = OutputFolder.close
+    monkeypatch.setattr(where, stop)
+    monkeypatch.setattr(OutputFolder, "close", close)
+    monkeypatch.setattr("gradcam.cli._discard_output", lambda: None)
+    assert batch("photos", "-o", "out", "--batch-size", 2).status == status
+    assert closed
+    assert at_work == []
 
 
 @POSIX

@@ -268,13 +268,17 @@ def test_a_picture_that_failed_has_one_line_that_names_it_once(do: Callable[...,
 
 
 def test_a_picture_that_cannot_be_drawn_fails_by_itself(
-    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch
+    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
     found = work.find(photo("chelsea.jpg"))
     monkeypatch.setattr(outputs, "_encode_map", lambda drawing: list(range(1))[1])
     said = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
     assert work.save(Path("x"), found=found).record.error == said
+    with monkeypatch.context() as patch:
+        patch.setenv("GRADCAM_TRACEBACK", "1")
+        work.save(Path("x"), found=found)
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert work.files() == set()  # nor is anything written of it
     with monkeypatch.context() as patch:
         patch.setattr(

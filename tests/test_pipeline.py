@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -24,16 +25,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.batch import computing, pipeline, streaming
+from gradcam.batch import computing, pipeline
 from gradcam.batch.batches import choose_batch_size, cut
-from gradcam.batch.computing import is_out_of_memory
 from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.items import Item
 from gradcam.batch.pipeline import explain_items
 from gradcam.batch.pool import LATER, URGENT, Pool
 from gradcam.batch.reading import Fetched
+from gradcam.batch.shortage import is_out_of_memory
 from gradcam.batch.streaming import FileResult, explain_files
-from gradcam.errors import GradcamError, ImageError, LayerError, TargetError
+from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
 from gradcam.targets import ClassTarget
 
 from .helpers import tiny_model
@@ -834,20 +835,25 @@ class TestSizes:
 
 
 class TestStreaming:
-    @pytest.fixture(autouse=True)
-    def _listing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def list_inputs(inputs: Any) -> Any:
-            (folder,) = inputs if isinstance(inputs, list) else [inputs]
-            return SimpleNamespace(items=files(Path(folder), sorted(os.listdir(folder))))
-
-        monkeypatch.setattr(streaming, "_list", list_inputs)
-
     @pytest.fixture
     def folder(self, tmp_path: Path, photo: Any) -> Path:
         for image in NAMES[:4]:
             (tmp_path / image).write_bytes(photo(image).read_bytes())
         (tmp_path / "broken.jpg").write_bytes(b"nothing")
         return tmp_path
+
+    def test_an_archive_gives_what_its_folder_gives(self, folder: Path, classifier: gradcam.Classifier) -> None:
+        with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+            for path in sorted(folder.glob("*.*")):
+                if path.suffix != ".zip":
+                    archive.write(path, path.name)
+        plain, packed = (list(explain_files(folder / name, classifier)) for name in ("", "all.zip"))
+        assert [each.name for each in packed] == [each.name for each in plain]
+        assert {each.path for each in packed} == {None}
+        for one, other in zip(packed, plain):
+            assert str(one.error) == str(other.error)
+            for key, each in one.explanations.items():
+                assert torch.equal(each.heatmaps, other.explanations[key].heatmaps)
 
     def test_every_picture_has_its_result_and_a_broken_one_stops_nothing(
         self, folder: Path, classifier: gradcam.Classifier
@@ -915,6 +921,11 @@ class TestStreaming:
         [
             ({"layers": "layer4"}, LayerError, "layers is 'layer4', expected a list"),
             ({"layers": []}, LayerError, "expected a list of at least one"),
+            ({"layers": 4}, LayerError, "layers is 4, expected a list"),
+            ({"classifier": "resnet50"}, ModelError, "classifier is 'resnet50', expected what gradcam.load_classifier"),
+            ({"inputs": None}, InputError, "The inputs are None, expected paths"),
+            ({"reshape": "x"}, LayerError, "reshape is 'x', expected the grid"),
+            ({"target": ClassTarget(top=1001)}, TargetError, "top 1001 classes are asked for: this model has 1000"),
             ({"layers": ["layer9"]}, LayerError, "layer9"),
             ({"methods": "gradcam"}, GradcamError, "methods is 'gradcam', expected a list"),
             ({"methods": []}, GradcamError, "expected a list of at least one"),
@@ -937,7 +948,7 @@ class TestStreaming:
         self, folder: Path, classifier: gradcam.Classifier, options: Any, error: type[GradcamError], message: str
     ) -> None:
         with pytest.raises(error, match=message):
-            explain_files(folder, classifier, **options)
+            explain_files(**({"inputs": folder, "classifier": classifier} | options))
 
 
 @pytest.mark.cuda
@@ -959,9 +970,14 @@ class TestCuda:
         assert uploaded.is_cuda
         assert torch.equal(uploaded.cpu(), prepared.image)
 
-    def test_no_room_for_an_upload_is_no_failure(self, photo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=str
+    )
+    def test_no_room_for_an_upload_is_no_failure(
+        self, photo: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+    ) -> None:
         def full(image: Tensor) -> Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
 
         monkeypatch.setattr(Tensor, "pin_memory", full)
         there = gradcam.load_classifier(device="cuda")

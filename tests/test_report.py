@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -433,3 +434,23 @@ def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_the_report_imports_no_torch() -> None:
     code = "import sys, gradcam.report; print(sorted({'torch', 'jinja2', 'cv2'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_two_that_write_at_one_time_leave_the_fuller_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path, [done("a.jpg")], manifest="manifest-1-of-2.jsonl")
+    actual, others = pages._render, []
+
+    def render(*arguments: Any) -> str:
+        if not others:
+            write_run(folder, [done("b.jpg")], manifest="manifest-2-of-2.jsonl")
+            others.append(threading.Thread(target=write_report, args=(folder,)))
+            others[0].start()
+            others[0].join(1)  # it does not come to its end before this one
+        return actual(*arguments)
+
+    monkeypatch.setattr(pages, "_render", render)
+    write_report(folder)
+    others[0].join(60)
+    assert read_data(folder)["names"] == ["a.jpg", "b.jpg"]
+    assert len(read_details(folder)) == 2
+    assert len(list((folder / "report").glob("details-*"))) == 1

@@ -12,12 +12,10 @@ import torch
 from gradcam.batch.cores import count_cores
 from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.reading import Read
+from gradcam.batch.shortage import is_out_of_memory
 from gradcam.batch.uploading import receive
 from gradcam.classifiers import Classifier, Prepared
 from gradcam.errors import GradcamError, ImageError, describe_failure
-
-# How PyTorch and its libraries say, in a RuntimeError, that there is no memory left.
-NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "_ALLOC_FAILED")
 
 
 class Tell(Protocol):
@@ -73,13 +71,6 @@ class Explainer:
         classes = [each.wanted for each in part if each.wanted is not None]  # all of a group, or none
         found = find(self._classifier, self._question, pictures, classes=classes or None)
         return [_fail(each, it) if isinstance(it, GradcamError) else it for each, it in zip(part, found)]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory left, of the machine or of a device."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(part.lower() in str(error).lower() for part in NO_MEMORY)
 
 
 def _group(batch: Sequence[Read]) -> list[list[Read]]:

@@ -14,7 +14,7 @@ from gradcam.batch.run_file import list_differences, list_notes, read_run
 from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Record
 
-PAGE, REPORT = "index.html", "report"
+PAGE, REPORT = "index.html", "report"  # and where a report's other files lie
 # What a report is made of, below its folder.
 REPORT_FILES = re.compile(r"[\w-]+\.(js|css)|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from gradcam.batch.failures import FailureLimit, TooManyFailuresError
@@ -30,9 +31,12 @@ class Work:
     audit: bool = False
 
 
-def explain_into(folder: OutputFolder, saver: Saver, work: Work, limit: FailureLimit | None = None) -> Iterator[Record]:
+def explain_into(
+    folder: OutputFolder, saver: Saver, work: Work, limit: FailureLimit | None = None
+) -> Generator[Record, None, None]:
     """Explain whatever the folder has no record of yet; each record is kept there before it is given.
 
+    Once it is closed, or has raised, no thread writes to the folder any more.
     Raises `TooManyFailuresError` beyond the limit, and `OutputError` where the folder cannot be written.
     """
     failures, most = 0, None if limit is None else limit.count(len(work.items))
@@ -47,10 +51,12 @@ def explain_into(folder: OutputFolder, saver: Saver, work: Work, limit: FailureL
         tell=folder.log,
         audit=work.audit,
     )
-    for outcome in outcomes:
-        folder.append(outcome.record)
-        folder.log("picture", image=outcome.record.image, status=outcome.record.status, seconds=outcome.seconds)
-        yield outcome.record
-        failures += outcome.record.error is not None
-        if most is not None and failures > most:
-            raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")
+    with contextlib.closing(outcomes):
+        for outcome in outcomes:
+            record = outcome.record
+            folder.append(record)
+            folder.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
+            yield record
+            failures += record.error is not None
+            if most is not None and failures > most:
+                raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
 from gradcam.batch.earlier import check_earlier, check_parts, remove_part, remove_report
+from gradcam.batch.locks import take_lock
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gradcam.batch.shards import Shard
 
 Mode = Literal["new", "resume", "overwrite"]
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
 
 
 class OutputFolder:
@@ -166,19 +165,13 @@ def _check_no_file(path: Path) -> None:
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:
     """Keep others out; gives what lets them in again. Raises `OutputError` where another process was first."""
-    lock = FileLock(folder / part.lock, timeout=0, thread_local=False)
     try:
-        lock.acquire()
+        return take_lock(folder / part.lock, seconds=0)
     except Timeout:
         what = f" on {part}" if part.of else ""
         raise OutputError(
             f"{show(folder)}: another process is at work there{what}; let it finish, or choose another --output"
         ) from None
-    except (NotImplementedError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
-            raise
-        return lambda: None  # without locks two at once are the user's own affair
-    return lock.release
 
 
 def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from gradcam.batch.hashing import hash_file
 from gradcam.batch.items import Item
 from gradcam.batch.uploading import Upload
 from gradcam.classifiers import Classifier, Prepared
 from gradcam.classifiers.readers import Reader, Reading, read_picture
 from gradcam.errors import GradcamError, ImageError, describe_failure
-
-CHUNK = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,10 @@ def _state(path: Path) -> tuple[int, ...]:
 def _digest(content: bytes | _File) -> str:
     if not isinstance(content, _File):
         return hashlib.sha256(content).hexdigest()
-    digest = hashlib.sha256()
     try:
-        with content.path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
+        return hash_file(content.path)
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror})") from error
-    return digest.hexdigest()
 
 
 def _decode(name: str, content: bytes | _File, reader: Reader) -> Reading:

@@ -75,6 +75,8 @@ def list_inputs(
 
 
 def _to_texts(inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[str]:
+    if not isinstance(inputs, (str, os.PathLike, Iterable)):
+        raise InputError(f"The inputs are {shorten(inputs)}, expected paths of files, folders, lists or archives.")
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     for one in given:
         if not isinstance(one, (str, os.PathLike)) or not os.fspath(one) or "\0" in os.fsdecode(one):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.augmentation import check_augmentation
@@ -15,17 +15,16 @@ from gradcam.batch.cores import count_cores
 from gradcam.batch.findings import Finding, Question
 from gradcam.batch.pipeline import check_count, explain_items
 from gradcam.batch.reading import Fetched
+from gradcam.batch.sources import list_inputs
 from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, load_classifier
-from gradcam.errors import GradcamError, LayerError, TargetError, shorten
+from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten
 from gradcam.evidence import check_evidence
 from gradcam.indices import check_classes
 from gradcam.layers import find_layer
 from gradcam.methods import find_methods, smooth
 from gradcam.records import Prediction
+from gradcam.reshaping import to_reshape
 from gradcam.targets import ClassTarget
-
-if TYPE_CHECKING:
-    from gradcam.batch.sources import Listing
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -61,7 +60,7 @@ def explain_files(
     reshape: str | tuple[int, ...] | None = None,
     batch_size: int | str = "auto",
     workers: int | None = None,
-) -> Iterator[FileResult]:
+) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
     `inputs`: files, folders, globs, lists and archives, one or several. `classifier`: None for the one that comes with the
@@ -76,7 +75,7 @@ def explain_files(
     memory at once. The model runs in the thread that asks for results; close the generator to stop.
     Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit.
     """
-    classifier = load_classifier() if classifier is None else classifier
+    classifier = _to_classifier(classifier)
     question = Question(
         layers=_find_layers(classifier, layers),
         methods=methods,
@@ -84,26 +83,27 @@ def explain_files(
         evidence=evidence,
         augmentation=augmentation,
         smoothing=smoothing,
-        reshape=reshape,
+        reshape=to_reshape(reshape),  # type: ignore[arg-type]  # a function is what the classifier takes as well
     )
     question = _sort_methods(question)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     threads = count_cores() if workers is None else workers
-    listing = _list(inputs)
     return explain_items(
         classifier,
         question,
-        listing.items,
+        list_inputs(inputs).items,
         finish=_to_result,
         batch_size=check_count("batch_size", size, "pictures to explain at once"),
         workers=check_count("workers", threads, "threads"),
     )
 
 
-def _list(inputs: Inputs) -> Listing:
-    from gradcam.batch.sources import list_inputs
-
-    return list_inputs(inputs)
+def _to_classifier(classifier: Any) -> Classifier:
+    if classifier is not None and not isinstance(classifier, Classifier):
+        raise ModelError(
+            f"classifier is {shorten(classifier)}, expected what gradcam.load_classifier gives, which takes any model."
+        )
+    return load_classifier() if classifier is None else classifier
 
 
 def _to_result(fetched: Fetched, found: Finding | GradcamError) -> FileResult:
@@ -121,7 +121,7 @@ def _to_result(fetched: Fetched, found: Finding | GradcamError) -> FileResult:
 
 
 def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[str]:
-    if isinstance(layers, str) or (layers is not None and not layers):
+    if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
     return list(dict.fromkeys(find_layer(classifier.model, layer)[0] for layer in layers or [classifier.layer]))
 
@@ -138,10 +138,12 @@ def _sort_methods(asked: Question) -> Question:
 
 
 def _to_target(classifier: Classifier, target: Any) -> ClassTarget:
-    """The target with one row of classes, which is every picture's."""
+    """The target with one row of classes, which is every picture's. Raises `TargetError` for what the model has not."""
     if callable(target):
         raise TargetError(f"The target is {shorten(target)}, expected classes, a ClassTarget, or None.")
     chosen = target if isinstance(target, ClassTarget) else ClassTarget(target)
+    if chosen.top > classifier.classes:
+        raise TargetError(f"The top {chosen.top} classes are asked for: this model has {classifier.classes}.")
     if chosen.classes is None:
         return chosen
     given = chosen.classes.tolist() if hasattr(chosen.classes, "tolist") else chosen.classes

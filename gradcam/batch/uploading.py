@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gradcam.batch.shortage import is_out_of_memory
 from gradcam.classifiers import Prepared
 
 Upload = Callable[[Tensor], Tensor]
@@ -26,7 +27,7 @@ class Uploader:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, image: Tensor) -> Tensor:
-        """The tensor on the device, wholly there; the same one where the device has no room now."""
+        """The tensor on the device, wholly there; the same one where the device, or pinned memory, has no room now."""
         if image.device.type != "cpu":
             return image
         try:
@@ -34,7 +35,9 @@ class Uploader:
                 uploaded = image.pin_memory().to(self._device, non_blocking=True)
                 self._stream.synchronize()  # only the calling thread waits
                 return uploaded
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # of the pinned memory, which is the machine's, there is no kind of its own
+            if not is_out_of_memory(error):
+                raise
             return image
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradcam.batch.hashing import hash_file
+
 if TYPE_CHECKING:
     from gradcam.classifiers import Classifier
-
-BLOCK = 2**20  # bytes
 
 
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:
@@ -24,20 +24,12 @@ def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[s
     """
     name = None if file is None else file.name
     if file is not None and file.is_file():
-        return {"file": name, "sha256": _hash_file(file), "of": "file"}
+        return {"file": name, "sha256": hash_file(file), "of": "file"}
     digest = hashlib.sha256()
     for key, value in classifier.model.state_dict().items():
         for part in _to_parts(key, value):
             digest.update(part)
     return {"file": name, "sha256": digest.hexdigest(), "of": "tensors"}
-
-
-def _hash_file(file: Path) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
-    with open(file, "rb", buffering=0) as content:
-        while count := content.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
 
 
 def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:

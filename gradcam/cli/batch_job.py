@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,8 @@ class _Run:
         except (OutputError, TooManyFailuresError) as error:
             display.tell_failures(self.folder.manifest)
             display.tell_stop(str(error), self.folder.recorded)
+            with contextlib.suppress(OutputError):  # of the same disk, about which all is said
+                self.folder.close()
             return 1
         except (KeyboardInterrupt, Terminated):
             display.tell_stop("Stopped.", self.folder.recorded)
@@ -192,8 +195,10 @@ class _Run:
     def _go_through(self, display: Display) -> None:
         from gradcam.batch.engine import explain_into
 
-        with display.shown():
-            for record in explain_into(self.folder, self.saver, self.work, self.typed.choice.limit):
+        records = explain_into(self.folder, self.saver, self.work, self.typed.choice.limit)
+        # Closed here: the error that ends it would keep its threads at work after the folder is another's.
+        with contextlib.closing(records), display.shown():
+            for record in records:
                 display.add(record)
 
     def _report(self) -> str | None:

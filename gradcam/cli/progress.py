@@ -29,8 +29,8 @@ class Display:
         self._output = output
         self._pictures, self._done_before = pictures, done
         self._out: TextIO = sys.stdout  # what a model of the user's prints goes to standard error meanwhile
-        self._failures: list[Record] = []
-        self._done = 0
+        self._errors: list[str] = []  # the first of them: a million broken pictures are not held
+        self._failed = self._done = 0
         self._start = time.perf_counter()
         self._bar: tqdm[None] | None = None
 
@@ -50,35 +50,28 @@ class Display:
     def add(self, record: Record) -> None:
         """One more picture."""
         if record.error is not None:
-            self._failures.append(record)
+            self._failed += 1
+            if self._failed <= LISTED:
+                self._errors.append(record.error)
         else:
             self._done += 1
         if self._bar is not None:
             self._bar.update()
-            if self._failures:
-                self._bar.set_postfix_str(f"{len(self._failures)} failed", refresh=False)
+            if self._failed:
+                self._bar.set_postfix_str(f"{self._failed} failed", refresh=False)
         if self._output.as_json:
             click.echo(record.to_json(), file=self._out)
 
-    def note(self, text: str) -> None:
-        """A line on standard error, above the bar."""
-        if not self._output.quiet:
-            from tqdm import tqdm
-
-            tqdm.write(f"Note: {text}", file=sys.stderr)
-
     @property
     def has_failures(self) -> bool:
-        return bool(self._failures)
+        return self._failed > 0
 
     def tell_failures(self, manifest: str) -> None:
         """The broken pictures, by name, on standard error."""
-        for record in self._failures[:LISTED]:
-            click.echo(printable(record.error or ""), err=True)
-        if len(self._failures) > LISTED:
-            click.echo(
-                f"... and {len(self._failures) - LISTED} more, which have the status failed in {manifest}.", err=True
-            )
+        for error in self._errors:
+            click.echo(printable(error), err=True)
+        if self._failed > LISTED:
+            click.echo(f"... and {self._failed - LISTED} more, which have the status failed in {manifest}.", err=True)
 
     def tell_end(self, folder: str, *, left_out: int, report: str | None) -> None:
         """How many, how fast, and where they are."""
@@ -91,8 +84,8 @@ class Display:
         parts = [f"{_count(self._done, 'picture')} explained"]
         if self._done_before:
             parts.append(f"{self._done_before} had been before")
-        if self._failures:
-            parts.append(click.style(f"{len(self._failures)} failed", fg="red"))
+        if self._failed:
+            parts.append(click.style(f"{self._failed} failed", fg="red"))
         if left_out:
             parts.append(f"{_count(left_out, 'other file')} left out")
         click.echo(f"{', '.join(parts)}   ({pace})")

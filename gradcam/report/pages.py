@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -11,7 +12,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gradcam.errors import GradcamError
+from gradcam.batch.cores import count_cores
+from gradcam.batch.earlier import PAGE, REPORT
+from gradcam.batch.locks import take_lock
+from gradcam.batch.parts import find_parts
+from gradcam.errors import OutputError
 from gradcam.images import write_whole
 from gradcam.records import Record
 from gradcam.report.contents import Privacy, cut, to_columns, to_details
@@ -20,6 +25,7 @@ from gradcam.report.views import provide_views
 
 CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
 STATIC = ("style.css", "theme.js", "records.js", "grid.js", "detail.js", "gallery.js")
+LOCK = ".gradcam-report.lock"  # of the output folder; it stays there, as those of its parts do
 
 
 def write_report(folder: Path) -> Path:
@@ -29,21 +35,25 @@ def write_report(folder: Path) -> Path:
     machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are still
     to be found; without them the page shows the overlays alone. The same run gives the same bytes.
 
-    Raises `GradcamError` where the folder holds no manifest, or cannot be written to.
+    Raises `OutputError` where the folder holds no manifest, or cannot be written to.
     """
     folder = Path(folder)
-    run = read_run(folder)
     try:
-        with ThreadPoolExecutor() as pool:  # decoding leaves Python's lock alone
-            for _ in pool.map(lambda record: provide_views(folder, record, run.root), run.records):
-                pass
-        return _write_page(run)
+        with contextlib.ExitStack() as stack:
+            if folder.is_dir() and find_parts(folder):
+                # Shards may end at one time: each would take the other's details away, and the older page could stay.
+                stack.callback(take_lock(folder / LOCK, seconds=-1))
+            run = read_run(folder)
+            with ThreadPoolExecutor(count_cores()) as pool:  # decoding leaves Python's lock alone
+                for _ in pool.map(lambda record: provide_views(folder, record, run.root), run.records):
+                    pass
+            return _write_page(run)
     except OSError as error:
-        raise GradcamError(f"{folder}: the report cannot be written ({error.strerror or error})") from error
+        raise OutputError(f"{folder}: the report cannot be written ({error.strerror or error})") from error
 
 
 def _write_page(run: Run) -> Path:
-    report, privacy = run.folder / "report", Privacy(run)
+    report, privacy = run.folder / REPORT, Privacy(run)
     report.mkdir(exist_ok=True)
     pieces = [_encode([to_details(run, record, privacy) for record in piece]) for piece in cut(run.records, CHUNK)]
     # Another name for other details: a page that is open, or was not written to its end, never mixes them up.
@@ -53,8 +63,8 @@ def _write_page(run: Run) -> Path:
         write_whole(report / details / f"{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
     for name in STATIC:
         write_whole(report / name, (resources.files("gradcam.report") / "static" / name).read_bytes())
-    data = {"details": f"report/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
-    page = run.folder / "index.html"
+    data = {"details": f"{REPORT}/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
+    page = run.folder / PAGE
     write_whole(page, _render(run, data, privacy).encode())
     for old in report.glob("details-*"):
         if old.name != details:

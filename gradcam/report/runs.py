@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradcam.batch.parts import Part, find_parts
 from gradcam.records import Record
 
 
@@ -35,15 +36,15 @@ def read_run(folder: Path) -> Run:
     from gradcam.batch.manifest import read_manifest
 
     records = {record.image: record for record in read_manifest(folder)}
-    is_whole = (folder / "manifest.jsonl").is_file()
+    is_whole = (folder / Part().manifest).is_file()
     found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
     return Run(folder, found, _read_facts(folder))
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    for path in [folder / "run.json", *sorted(folder.glob("run-*-of-*.json"))]:
+    for part in find_parts(folder):
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = json.loads((folder / part.run).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # the page can do without
             continue
         if isinstance(facts, dict):

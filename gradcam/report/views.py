@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from gradcam.batch.earlier import REPORT
 from gradcam.errors import GradcamError
 from gradcam.images import Pixels, encode_image
 from gradcam.naming import LONGEST_NAME
 from gradcam.records import Record
 
-FOLDER = "report/views"
+FOLDER = f"{REPORT}/views"
 SMALL, LARGE = 256, 900  # pixels of the longest side
 QUALITY = 82
 LONGEST_ENDING = 12  # bytes

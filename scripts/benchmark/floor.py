@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,8 @@ def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: 
     Those of pixels run in as many threads as there are cores, as the model does: where two cores are really two threads
     of one, what a stage takes is what it takes while both are busy.
     """
+    from gradcam.batch.pool import one_opencv_thread
+
     seconds: dict[str, float] = {}
     with one_opencv_thread(), ThreadPoolExecutor(cores) as pool:
 
@@ -36,19 +37,6 @@ def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: 
         overlays = run("draw", draw, findings)
         run("encode and write", partial(write, output), files, overlays)
     return seconds
-
-
-@contextlib.contextmanager
-def one_opencv_thread() -> Iterator[None]:
-    """One in each thread that calls it, as in the pipeline."""
-    import cv2
-
-    before = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(before)
 
 
 def ask(classifier: Any) -> Any:
