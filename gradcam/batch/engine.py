@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from gradcam.batch.failures import FailureLimit, TooManyFailuresError
@@ -30,7 +31,9 @@ class Work:
     audit: bool = False
 
 
-def explain_into(folder: OutputFolder, saver: Saver, work: Work, limit: FailureLimit | None = None) -> Iterator[Record]:
+def explain_into(
+    folder: OutputFolder, saver: Saver, work: Work, limit: FailureLimit | None = None
+) -> Generator[Record, None, None]:
     """Explain whatever the folder has no record of yet; each record is kept there before it is given.
 
     Raises `TooManyFailuresError` beyond the limit, and `OutputError` where the folder cannot be written.
@@ -47,10 +50,11 @@ def explain_into(folder: OutputFolder, saver: Saver, work: Work, limit: FailureL
         tell=folder.log,
         audit=work.audit,
     )
-    for outcome in outcomes:
-        folder.append(outcome.record)
-        folder.log("picture", image=outcome.record.image, status=outcome.record.status, seconds=outcome.seconds)
-        yield outcome.record
-        failures += outcome.record.error is not None
-        if most is not None and failures > most:
-            raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")
+    with closing(outcomes):  # no thread writes any more once this has ended, and the folder may be let go
+        for outcome in outcomes:
+            folder.append(outcome.record)
+            folder.log("picture", image=outcome.record.image, status=outcome.record.status, seconds=outcome.seconds)
+            yield outcome.record
+            failures += outcome.record.error is not None
+            if most is not None and failures > most:
+                raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from time import perf_counter
@@ -40,7 +40,7 @@ def explain_items(
     workers: int,
     tell: Tell | None = None,
     audit: bool = False,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are done.
 
     Batches are cut at fixed positions, whatever is needed of them, and one without any needed picture is passed over; a
