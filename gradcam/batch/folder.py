@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock, Timeout
 
 from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
-from gradcam.batch.earlier import check_earlier, check_parts, remove_part, remove_report
+from gradcam.batch.earlier import check_earlier, check_page, check_parts, remove_part, remove_report
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
@@ -151,14 +151,16 @@ class OutputFolder:
             remove(path)
 
 
-def check_folder(path: Path, mode: Mode, shard: Shard | None = None) -> None:
-    """What can be told of an output folder before it is opened. Raises `OutputError`."""
+def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
+    """What can be told of an output folder before it is opened. `report`: one is to be written. Raises `OutputError`."""
     with blaming_disk(path):
         if path.exists() and not path.is_dir():
             raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
         if not path.exists():
             return
         check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        if report:
+            check_page(path)
 
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:

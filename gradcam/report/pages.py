@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,14 @@ def write_report(folder: Path) -> Path:
     machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are still
     to be found; without them the page shows the overlays alone. The same run gives the same bytes.
 
-    Raises `GradcamError` where the folder holds no manifest, or cannot be written to.
+    Raises `GradcamError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to.
     """
+    from gradcam.batch.earlier import check_page
+
     folder = Path(folder)
     run = read_run(folder)
     try:
+        check_page(folder)
         with ThreadPoolExecutor() as pool:  # decoding leaves Python's lock alone
             for _ in pool.map(lambda record: provide_views(folder, record, run.root), run.records):
                 pass
@@ -57,7 +61,7 @@ def _write_page(run: Run) -> Path:
     page = run.folder / "index.html"
     write_whole(page, _render(run, data, privacy).encode())
     for old in report.glob("details-*"):
-        if old.name != details:
+        if old.name != details and re.fullmatch("details-[0-9a-f]{12}", old.name):
             shutil.rmtree(old, ignore_errors=True)
     return page
 
