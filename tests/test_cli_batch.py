@@ -186,6 +186,33 @@ def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: P
     assert not (folder / "other").exists()
 
 
+def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: Path, photos: Path) -> None:
+    listed = folder / "chosen.csv"
+    named = ["photos/b/koala.png,macaw\n", "photos/macaw.png,\n"]
+    listed.write_text("image,class\n" + "".join(named))
+    assert batch("chosen.csv", "-o", "out").status == 0
+    before = tree(folder / "out")
+    for other, said in (
+        (
+            ["photos/b/koala.png,koala\n", named[1]],
+            r"explained 'macaw' in b/koala\.png, and now the list asks for 'koala'",
+        ),
+        (
+            ["photos/b/koala.png,\n", "photos/macaw.png,macaw\n"],
+            "explained 'macaw' in b/koala.*asks for 'the top class'",
+        ),
+        (["photos/b/koala.png\n", "photos/macaw.png\n"], "listed_classes: true → false"),
+    ):
+        listed.write_text("image,class\n" + "".join(other))
+        outcome = batch("chosen.csv", "-o", "out", "--resume")
+        assert outcome.status == 2
+        assert re.search(said, outcome.err)
+        assert tree(folder / "out") == before
+    listed.write_text("image,class\n" + "".join(named) + "photos/b/panda.png,105\n")
+    assert batch("chosen.csv", "-o", "out", "--resume").status == 0
+    assert [record["explained"][0]["index"] for record in manifest(folder / "out")] == [88, 88, 105]
+
+
 def test_a_class_that_there_is_not(batch: Command, folder: Path, photos: Path) -> None:
     (folder / "chosen.csv").write_text("photos/b/koala.png,koalla\n")
     outcome = batch("chosen.csv", "-o", "out")
@@ -309,6 +336,26 @@ def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, f
     assert batch("photos/b", "-o", "out", "--overwrite", "--method", "layercam").status == 1
     left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock", ".gradcam-report.lock"}
     assert left == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
+
+
+def test_a_page_of_somebody_else_is_neither_removed_nor_replaced(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path
+) -> None:
+    mine = {"index.html": b"my page", "report/mine.css": b"my style", "report/details-mine/notes.txt": b"my notes"}
+    batch("photos/c", "-o", "out")
+    for name, data in mine.items():
+        (folder / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "out" / name).write_bytes(data)
+    assert batch("photos/c", "-o", "out", "--overwrite").status == 0
+    before = tree(folder / "out")
+    assert {name: before.get(name) for name in mine} == mine
+    for refused in (batch("photos/c", "-o", "out", "--overwrite", "--report"), gradcam_command("report", "out")):
+        assert refused.status == 2
+        assert "index.html: is no report of gradcam, and one would replace it" in refused.err
+        assert tree(folder / "out") == before
+    (folder / "out" / "index.html").unlink()
+    assert gradcam_command("report", "out").status == 0
+    assert (folder / "out" / "report/details-mine/notes.txt").read_bytes() == b"my notes"
 
 
 def test_an_output_folder_inside_the_input_is_left_out(batch: Command, folder: Path, photos: Path) -> None:
@@ -476,6 +523,20 @@ def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, num
     assert batch(*shlex.split(line)[2:]).status == 0
     batch("photos", "-o", "whole", "--batch-size", 2)
     assert tree(folder / "out") == tree(folder / "whole")
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -> None:
+    process = start(many, "--batch-size", "2")
+    wait_for_records(folder / "out", 3)
+    while process.poll() is None:
+        process.send_signal(number)
+        time.sleep(0.01)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (128 + number, -number)  # a shell gives both the same status
+    assert "Traceback" not in err
 
 
 @POSIX

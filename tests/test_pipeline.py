@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.batch import computing, pipeline
 from gradcam.batch.batches import choose_batch_size, cut
+from gradcam.batch.engine import Work, explain_into
 from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.items import Item
 from gradcam.batch.pipeline import explain_items
@@ -986,3 +987,18 @@ class TestCuda:
 
 def test_on_the_cpu_nothing_is_uploaded() -> None:
     assert pipeline.find_upload(torch.device("cpu")) is None
+
+
+def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
+    class Interrupted(SimpleNamespace):
+        done, log = (), staticmethod(lambda event, **details: None)
+
+        def append(self, record: Any) -> None:
+            raise KeyboardInterrupt
+
+    work = Work(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
+    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
+    assert pixel_threads() == []
+    del caught  # its traceback has kept the frames until here, as a handler's does

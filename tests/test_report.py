@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 import pytest
 
+from gradcam.batch.earlier import remove_report
 from gradcam.errors import GradcamError
 from gradcam.images import Pixels, read_image, write_image
 from gradcam.naming import overlay_name
@@ -429,6 +430,14 @@ def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(GradcamError, match="the report cannot be written"):
         write_report(tmp_path)
     assert not (tmp_path / "index.html").exists()
+
+
+def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
+    records = [done("a.jpg")]
+    write_overlays(write_run(tmp_path, records), records)
+    write_report(tmp_path)
+    remove_report(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-gradcam.jpg", "manifest.jsonl"]
 
 
 def test_the_report_imports_no_torch() -> None:

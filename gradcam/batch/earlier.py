@@ -16,7 +16,12 @@ from gradcam.records import Record
 
 PAGE, REPORT = "index.html", "report"  # and where a report's other files lie
 # What a report is made of, below its folder.
-REPORT_FILES = re.compile(r"[\w-]+\.(js|css)|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL)
+REPORT_FILES = re.compile(
+    r"style\.css|(theme|records|grid|detail|gallery)\.js|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg",
+    re.DOTALL,
+)
+GENERATOR = b'<meta name="generator" content="gradcam">'  # in the head of each page
+HEAD = 2**16  # bytes
 
 
 def check_earlier(folder: Path, part: Part, now: Mapping[str, Any], mode: str) -> list[str]:
@@ -96,7 +101,26 @@ def remove_report(folder: Path) -> None:
                 if REPORT_FILES.fullmatch(path.relative_to(folder / REPORT).as_posix()):
                     remove(path)
             remove_empty(Path(place))
-    remove(folder / PAGE)
+    if not is_page_of_others(folder):
+        remove(folder / PAGE)
+
+
+def is_page_of_others(folder: Path) -> bool:
+    """Whether the folder has an `index.html` that is no report. Raises `OSError`."""
+    page = folder / PAGE
+    if not page.is_file():
+        return page.is_dir()
+    with open(page, "rb") as file:
+        head = file.read(HEAD)
+    return bool(head) and GENERATOR not in head
+
+
+def check_page(folder: Path) -> None:
+    """Raises `OutputError` where a report would replace an `index.html` that is none, and `OSError`."""
+    if is_page_of_others(folder):
+        raise OutputError(
+            f"{folder / PAGE}: is no report of gradcam, and one would replace it; move it away, or choose another --output"
+        )
 
 
 def _list_outputs(folder: Path, part: Part) -> Iterator[Path]:

@@ -51,7 +51,7 @@ def explain_into(
         tell=folder.log,
         audit=work.audit,
     )
-    with contextlib.closing(outcomes):
+    with contextlib.closing(outcomes):  # no thread writes any more once this has ended, and the folder may be let go
         for outcome in outcomes:
             record = outcome.record
             folder.append(record)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import Timeout
 
 from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
-from gradcam.batch.earlier import check_earlier, check_parts, remove_part, remove_report
+from gradcam.batch.earlier import check_earlier, check_page, check_parts, remove_part, remove_report
 from gradcam.batch.locks import take_lock
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
@@ -150,12 +150,15 @@ class OutputFolder:
             remove(path)
 
 
-def check_folder(path: Path, mode: Mode, shard: Shard | None = None) -> None:
-    """What can be told of an output folder before it is opened. Raises `OutputError`."""
+def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
+    """What can be told of an output folder before it is opened. `report`: one is to be written. Raises `OutputError`."""
     with blaming_disk(path):
         _check_no_file(path)
-        if path.exists():
-            check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        if not path.exists():
+            return
+        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        if report:
+            check_page(path)
 
 
 def _check_no_file(path: Path) -> None:

@@ -28,6 +28,11 @@ class Listing:
     left_out: int
     root: Path | None
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether a list asks for a class in any of them."""
+        return any(item.wanted is not None for item in self.items)
+
 
 @dataclass(frozen=True)
 class Source:

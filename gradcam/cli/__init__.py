@@ -12,7 +12,7 @@ import click
 from gradcam import __version__
 from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
-from gradcam.cli.interruption import Terminated, heed_sigterm
+from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
 from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
@@ -80,6 +80,8 @@ def main() -> NoReturn:
     except Exception as error:  # too little memory, or whatever a model's code raises while it is loaded
         _show(error, describe_unexpected(error))
         sys.exit(1)
+    finally:
+        heed_nothing()
     sys.exit(status)
 
 

@@ -67,14 +67,19 @@ def explain_all(typed: Typed) -> int:
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
     from gradcam.batch.collisions import check_outputs
+    from gradcam.batch.earlier_classes import check_classes
     from gradcam.batch.folder import check_folder
     from gradcam.batch.names import plan_stems
     from gradcam.batch.sources import list_inputs
 
     choice = typed.choice
-    check_folder(choice.folder, choice.mode, choice.shard)  # before torch is imported, and a model loaded
+    check_folder(
+        choice.folder, choice.mode, choice.shard, report=choice.report
+    )  # before torch is imported, and a model loaded
     listing = list_inputs(typed.inputs, exclude=choice.folder)
     work = _find_work(typed, listing)
+    if choice.resume:
+        check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
     check_outputs(
         choice.folder,
@@ -111,7 +116,7 @@ def _find_work(typed: Typed, listing: Listing) -> Work:
 def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Settings) -> None:
     """Raises `click.UsageError` where options say which classes as well, and `GradcamError` for one that there is not."""
     wanted = dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None)
-    if wanted and (settings.classes or settings.top_k > 1):
+    if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
     for name in wanted:
         classifier.find_class(name)
@@ -135,7 +140,7 @@ def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> 
         device=str(work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving),
+        settings=describe_settings(settings, work, saving) | {"listed_classes": listing.has_classes},
         inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),

@@ -16,5 +16,11 @@ def heed_sigterm() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
+def heed_nothing() -> None:
+    """From now on a signal ends the process at once: while Python shuts down, an exception would only print a traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated

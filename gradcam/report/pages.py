@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.batch.cores import count_cores
-from gradcam.batch.earlier import PAGE, REPORT
+from gradcam.batch.earlier import PAGE, REPORT, check_page
 from gradcam.batch.locks import take_lock
 from gradcam.batch.parts import find_parts
 from gradcam.errors import OutputError
@@ -35,7 +36,7 @@ def write_report(folder: Path) -> Path:
     machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are still
     to be found; without them the page shows the overlays alone. The same run gives the same bytes.
 
-    Raises `OutputError` where the folder holds no manifest, or cannot be written to.
+    Raises `OutputError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to.
     """
     folder = Path(folder)
     try:
@@ -44,6 +45,7 @@ def write_report(folder: Path) -> Path:
                 # Shards may end at one time: each would take the other's details away, and the older page could stay.
                 stack.callback(take_lock(folder / LOCK, seconds=-1))
             run = read_run(folder)
+            check_page(folder)
             with ThreadPoolExecutor(count_cores()) as pool:  # decoding leaves Python's lock alone
                 for _ in pool.map(lambda record: provide_views(folder, record, run.root), run.records):
                     pass
@@ -67,7 +69,7 @@ def _write_page(run: Run) -> Path:
     page = run.folder / PAGE
     write_whole(page, _render(run, data, privacy).encode())
     for old in report.glob("details-*"):
-        if old.name != details:
+        if old.name != details and re.fullmatch("details-[0-9a-f]{12}", old.name):
             shutil.rmtree(old, ignore_errors=True)
     return page
 
