@@ -543,7 +543,7 @@ def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -
 @pytest.mark.slow
 def test_killed_again_and_again(batch: Command, folder: Path, many: Path) -> None:
     batch("photos", "-o", "whole", "--batch-size", 3)
-    for records_before in (1, 8, 17, 30):
+    for records_before in (1, 17):
         process = start(many, "--batch-size", "3", "--resume")
         wait_for_records(folder / "out", records_before)
         process.kill()

@@ -437,7 +437,8 @@ def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
     write_overlays(write_run(tmp_path, records), records)
     write_report(tmp_path)
     remove_report(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-gradcam.jpg", "manifest.jsonl"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".gradcam-report.lock", "a-gradcam.jpg", "manifest.jsonl"]
 
 
 def test_the_report_imports_no_torch() -> None:
