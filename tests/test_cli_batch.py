@@ -412,6 +412,13 @@ def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None
         assert ("--resume" in outcome.err) == stopped
 
 
+def test_behind_the_last_picture_there_is_nothing_to_stop(batch: Command, photos: Path) -> None:
+    outcome = batch("photos/b/broken.jpg", "-o", "out", "--max-failures", 0)
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1
+    assert re.match(r"0 pictures explained, 1 failed   \(\d+\.\d s, ", outcome.out)
+
+
 def test_shares_of_one_folder(batch: Command, folder: Path, photos: Path) -> None:
     batch("photos", "-o", "whole")
     for shard in ("1/3", "2/3", "3/3"):

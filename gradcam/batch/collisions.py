@@ -1,4 +1,4 @@
-"""Whether results of two pictures would have one name, or a result an input's: found out before work begins."""
+"""Whether results can be written as they are asked for, none over another or over an input: found out before work begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradcam.batch.findings import Question
 from gradcam.batch.items import Item
 from gradcam.batch.result_names import COMPARISON, has_layer, name_evidence
 from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
-from gradcam.errors import OutputError
+from gradcam.errors import GradcamError, OutputError
 from gradcam.naming import to_plain
 
 INDEX, LABEL = "<index>", "<label>"  # in place of a class's, which nobody knows yet; no name has these characters
@@ -62,7 +62,9 @@ def check_outputs(
     """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input.
 
     `stems`: what the names of each picture's results begin with, by the picture's name, as `plan_stems` gives them.
+    Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
     """
+    _check_panel(saving, question)
     endings = list_forms(saving, question, labels)
     names = {stems[item.name].casefold(): item.name for item in items}
     for stem, name in names.items():
@@ -82,6 +84,16 @@ def check_outputs(
                 raise OutputError(
                     f"{path}: a result in {show(folder)} would replace this picture; choose another --output"
                 )
+
+
+def _check_panel(saving: Saving, question: Question) -> None:
+    unfit = [name for name in question.methods if not has_layer(name)]
+    if not question.methods:
+        unfit = list(question.attributions)
+    if "panel" in saving.kinds and unfit:
+        raise GradcamError(
+            f"A panel is made of maps at layers, and {unfit[0]} makes none there: leave one of them out."
+        )
 
 
 def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path, str, str]]:

@@ -40,6 +40,7 @@ def explain_into(
     Raises `TooManyFailuresError` beyond the limit, and `OutputError` where the folder cannot be written.
     """
     failures, most = 0, None if limit is None else limit.count(len(work.items))
+    left = sum(item.name not in folder.done for item in work.items)
     outcomes = explain_items(
         work.classifier,
         work.question,
@@ -58,5 +59,6 @@ def explain_into(
             folder.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
             yield record
             failures += record.error is not None
-            if most is not None and failures > most:
+            left -= 1
+            if most is not None and failures > most and left:  # behind the last picture there is nothing to stop
                 raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")

@@ -14,7 +14,7 @@ import numpy as np
 from gradcam.batch.disk import OF_THE_NAME, blaming_disk, describe, remove
 from gradcam.batch.findings import Drawing, Finding, Question
 from gradcam.batch.items import Item
-from gradcam.batch.result_names import has_layer, list_endings, name_result, panel_ending
+from gradcam.batch.result_names import list_endings, name_result, panel_ending
 from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
 from gradcam.classifiers import Classifier, PictureExplanation
 from gradcam.classifiers.comparison import panel
@@ -45,8 +45,6 @@ class Saver:
     `stems`: what the names of each picture's results begin with, by the picture's name, relative to `folder`, with "/".
     `temporary`: a folder on the same disk, for files that are not whole yet. `write_views`: `report.write_views`, called
     where `saving.views` asks for it.
-
-    Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
     """
 
     folder: Path
@@ -56,14 +54,6 @@ class Saver:
     question: Question
     temporary: Path
     write_views: WriteViews | None = None
-
-    def __post_init__(self) -> None:
-        methods = self.question.methods
-        if "panel" in self.saving.kinds and not (methods and all(map(has_layer, methods))):
-            unfit = next((name for name in methods if not has_layer(name)), "what is asked for")
-            raise GradcamError(
-                f"A panel is made of maps at layers, and {unfit} makes none there: leave one of them out."
-            )
 
     def save(self, fetched: Fetched, found: Finding | GradcamError) -> Outcome:
         """Write what was found in one picture. What keeps that from being done is in the record, and nothing is written.

@@ -73,9 +73,8 @@ def explain_all(typed: Typed) -> int:
     from gradcam.batch.sources import list_inputs
 
     choice = typed.choice
-    check_folder(
-        choice.folder, choice.mode, choice.shard, report=choice.report
-    )  # before torch is imported, and a model loaded
+    # Before torch is imported, and a model loaded.
+    check_folder(choice.folder, choice.mode, choice.shard, report=choice.report)
     listing = list_inputs(typed.inputs, exclude=choice.folder)
     work = _find_work(typed, listing)
     if choice.resume:

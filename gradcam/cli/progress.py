@@ -77,9 +77,9 @@ class Display:
         """How many, how fast, and where they are."""
         if self._output.quiet or self._output.as_json:
             return
-        seconds = time.perf_counter() - self._start
+        seconds, worked_on = time.perf_counter() - self._start, self._done + self._failed
         pace = (
-            f"{seconds:.1f} s, {self._done / seconds:.1f} pictures a second" if self._done else "nothing was left to do"
+            f"{seconds:.1f} s, {worked_on / seconds:.1f} pictures a second" if worked_on else "nothing was left to do"
         )
         parts = [f"{_count(self._done, 'picture')} explained"]
         if self._done_before:
