@@ -688,7 +688,8 @@ def test_tensors_of_every_kind_count(classifier: gradcam.Classifier, kind: str) 
     from torch import nn
 
     values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    with warnings.catch_warnings(action="ignore"):  # they will be gone one day
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they will be gone one day
         quantised = torch.quantize_per_tensor(values, 0.1, 2, torch.quint8)
     made = {
         "bfloat16": values.bfloat16(),

@@ -126,6 +126,8 @@ def _unpack(path: str, packed: BinaryIO) -> BinaryIO:
 def _list_members(file: BinaryIO, kept: ArchiveFile | UnpackedArchive) -> Iterator[tuple[str, Content]]:
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
+        if archive.firstmember is None:  # type: ignore[attr-defined]  # of nothing, Python 3.10 seeks before the start
+            return
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not member.isdir():
