@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +15,7 @@ from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageEr
 
 from gradcam.depth import to_8_bits
 from gradcam.errors import ImageError, shorten
+from gradcam.files import write_whole
 from gradcam.naming import WRITE_SUFFIXES
 
 Pixels = NDArray[np.uint8]
@@ -212,24 +212,6 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
             return data.tobytes()
     # The sides of a WebP end at 16383 pixels, those of a JPEG at 65500.
     raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
-
-
-def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
-    """Write a file under another name, in the same folder or in `beside`, and rename it: it is whole, or not there.
-
-    `data`: all of it, or its parts one after another. Raises `OSError`.
-    """
-    # A dot, and no suffix of a picture: nobody takes it for one.
-    temporary = (beside or path.parent) / f".gradcam-{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:  # interruptions too
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def check_pixels(image: Any) -> Pixels:

@@ -24,7 +24,7 @@ from gradcam.batch.manifest import read_manifest
 from gradcam.batch.run_file import Run, describe_root, describe_versions
 from gradcam.batch.weights import describe_weights
 from gradcam.errors import OutputError
-from gradcam.images import write_whole
+from gradcam.files import write_whole
 from gradcam.records import Explained, Record
 
 RUN = Run(

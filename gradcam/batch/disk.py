@@ -1,4 +1,4 @@
-"""What is done to files of the output folder: all of it is here, and in `write_whole`."""
+"""What is done to files of the output folder: all of it is here, and in `gradcam.files`."""
 
 from __future__ import annotations
 

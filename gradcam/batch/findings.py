@@ -11,7 +11,7 @@ from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanati
 from gradcam.effort import Progress
 from gradcam.errors import GradcamError
 from gradcam.images import Pixels, Region
-from gradcam.records import Prediction
+from gradcam.records import Explained, Prediction
 from gradcam.targets import ClassTarget
 
 if TYPE_CHECKING:
@@ -57,6 +57,19 @@ class Drawing:
     def map(self) -> Tensor | None:
         """The method's own values (h,w), float32 on the region that the network saw; None for an attribution."""
         return self.source.maps[0, self.k] if isinstance(self.source, PictureExplanation) else None
+
+    def to_entry(self, label: str | None) -> Explained:
+        """What a record says of it, without any file yet; `label`: the class's name."""
+        return Explained(
+            index=self.index,
+            label=label,
+            score=self.score,
+            layer=self.layer,
+            method=self.method,
+            overlay=None,
+            blank=self.is_blank,
+            evidence=self.evidence,
+        )
 
     def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
         """RGB, uint8 (H,W,3): the overlay, or an attribution in colour on grey."""

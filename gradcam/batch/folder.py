@@ -18,7 +18,7 @@ from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
 from gradcam.batch.run_file import Run, encode_run, read_run
 from gradcam.errors import OutputError
-from gradcam.images import write_whole
+from gradcam.files import UNFINISHED, write_whole
 from gradcam.records import Record
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class OutputFolder:
 
     def _sweep(self) -> None:
         """Remove what a run that was stopped did not finish."""
-        for path in self.temporary.glob(".gradcam-*.tmp"):
+        for path in self.temporary.glob(UNFINISHED.format("*")):
             remove(path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gradcam.batch.disk import BLOCK, LineFile
 from gradcam.batch.parts import find_parts
 from gradcam.errors import GradcamError, OutputError
-from gradcam.images import write_whole
+from gradcam.files import write_whole
 from gradcam.records import Record
 
 SECONDS = 1.0  # between two waits for the disk

@@ -20,7 +20,8 @@ from gradcam.classifiers import Classifier, PictureExplanation
 from gradcam.classifiers.comparison import panel
 from gradcam.drawing import overlay
 from gradcam.errors import GradcamError, ImageError, OutputError, describe_failure
-from gradcam.images import Pixels, encode_image, write_whole
+from gradcam.files import write_whole
+from gradcam.images import Pixels, encode_image
 from gradcam.naming import OutputNames
 from gradcam.records import Explained, Record
 
@@ -135,15 +136,9 @@ class Saver:
         return encode_image(picture, self.saving.suffix, self.saving.quality)
 
     def _to_entry(self, drawing: Drawing, names: Mapping[str, str], panel_name: str | None) -> Explained:
-        return Explained(
-            index=drawing.index,
-            label=self.classifier.label(drawing.index),
-            score=drawing.score,
-            layer=drawing.layer,
-            method=drawing.method,
+        return replace(
+            drawing.to_entry(self.classifier.label(drawing.index)),
             overlay=names.get("overlay"),
-            blank=drawing.is_blank,
-            evidence=drawing.evidence,
             heatmap=names.get("heatmap"),
             map=names.get("map"),
             panel=panel_name if isinstance(drawing.source, PictureExplanation) else None,

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,10 @@ from gradcam.cli.terminal import Result, format_result
 from gradcam.errors import GradcamError, describe_failure
 from gradcam.methods import METHODS
 from gradcam.naming import OutputNames
-from gradcam.records import Explained, Record
+from gradcam.records import Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import Drawing, Finding, Question
+    from gradcam.batch.findings import Finding, Question
     from gradcam.classifiers import Classifier
     from gradcam.effort import Progress
 
@@ -48,7 +48,9 @@ class Job:
         except (Exception, SystemExit) as error:  # one broken picture does not stop the others
             return Result(Record(str(image), self.classifier.name, error=describe_failure(str(image), error)))
         size: tuple[int, int] = found.picture.shape[:2]
-        explained = [self._entry(drawing, path) for drawing, path in zip(found.drawings, paths)]
+        label = self.classifier.label
+        entries = [drawing.to_entry(label(drawing.index)) for drawing in found.drawings]
+        explained = [replace(entry, overlay=str(path)) for entry, path in zip(entries, paths)]
         return Result(
             record=Record(
                 str(image), self.classifier.name, None, found.predictions, explained, found.note, size, found.region
@@ -66,18 +68,6 @@ class Job:
         if isinstance(found, GradcamError):
             raise found
         return found
-
-    def _entry(self, drawing: Drawing, path: Path) -> Explained:
-        return Explained(
-            index=drawing.index,
-            label=self.classifier.label(drawing.index),
-            score=drawing.score,
-            layer=drawing.layer,
-            method=drawing.method,
-            overlay=str(path),
-            blank=drawing.is_blank,
-            evidence=drawing.evidence,
-        )
 
 
 def work(job: Job, images: Sequence[Path], write: Write, output: Output) -> int:

@@ -28,7 +28,7 @@ class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(f"{value!r} is no number, nor several with commas between them.", parameter, context)
 
 
-class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     """Pixels: one number, or height x width."""
 
     name = "size"
@@ -63,7 +63,7 @@ def find_reshape(context: click.Context, parameter: click.Parameter, text: str |
     return tuple(map(int, text.split("x")))
 
 
-class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     """How many pictures may fail: a number, or a share with %."""
 
     name = "limit"
@@ -75,7 +75,7 @@ class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), parameter, context)
 
 
-class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     """A share of the pictures: I/N."""
 
     name = "share"

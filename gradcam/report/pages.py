@@ -18,7 +18,7 @@ from gradcam.batch.earlier import PAGE, REPORT, check_page
 from gradcam.batch.locks import take_lock
 from gradcam.batch.parts import find_parts
 from gradcam.errors import OutputError
-from gradcam.images import write_whole
+from gradcam.files import write_whole
 from gradcam.records import Record
 from gradcam.report.contents import Privacy, cut, to_columns, to_details
 from gradcam.report.runs import Run, read_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from gradcam.batch.earlier import REPORT
 from gradcam.errors import GradcamError
+from gradcam.files import replacing
 from gradcam.images import Pixels, encode_image
 from gradcam.naming import LONGEST_NAME
 from gradcam.records import Record
@@ -155,10 +155,5 @@ def _fit(picture: Pixels, longest: int) -> Pixels:
 def _write(path: Path, data: bytes, temporary: Path | None) -> None:
     """Write a whole file. Without waiting for the disk: a view can be made again at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = (temporary or path.parent) / f".gradcam-{secrets.token_hex(8)}.tmp"
-    try:
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    except BaseException:  # interruptions too
-        unfinished.unlink(missing_ok=True)
-        raise
+    with replacing(path, beside=temporary) as file:
+        file.write(data)

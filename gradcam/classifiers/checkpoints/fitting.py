@@ -81,7 +81,7 @@ def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
 
 def _assign(model: nn.Module, state: OrderedDict[str, Tensor], expected: Tensors, path: Path) -> None:
     # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
-    state._metadata = expected._metadata  # type: ignore[attr-defined]
+    state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch keeps versions there
     on_meta = any(tensor.is_meta for tensor in expected.values())
     try:
         model.load_state_dict(state, strict=False, assign=on_meta)
