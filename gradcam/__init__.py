@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradcam import attributions as attributions
+    from gradcam import inspection as inspection
     from gradcam import targets as targets
     from gradcam.batch.manifest import read_manifest as read_manifest
     from gradcam.batch.streaming import explain_files as explain_files
@@ -45,6 +46,7 @@ _HOMES = {
     "explain": "gradcam.explanation",
     "explain_files": "gradcam.batch.streaming",
     "fuse": "gradcam.fusion",
+    "inspection": "gradcam.inspection",
     "list_layers": "gradcam.listing",
     "load_classifier": "gradcam.classifiers",
     "overlay": "gradcam.drawing",

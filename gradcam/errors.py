@@ -26,6 +26,10 @@ class BlindLayerError(LayerError):
     """The score does not depend on the layer, or its gradient there is exactly zero."""
 
 
+class GradientError(GradcamError):
+    """What an edit makes of a gradient cannot take its place, or gradients are not what was asked for."""
+
+
 class TargetError(GradcamError):
     """What is to be explained does not fit the model's output."""
 

@@ -13,6 +13,9 @@ from torch.utils.hooks import RemovableHandle
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
+GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
+
+FEWEST_TO_SIFT = 64  # handles; of those, the ones whose tensors are gone are dropped whenever as many again have come
 
 
 class Hooks:
@@ -25,6 +28,7 @@ class Hooks:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._thread: int | None = None
+        self._most_handles = FEWEST_TO_SIFT
 
     def __enter__(self) -> Hooks:
         self._thread = threading.get_ident()
@@ -33,6 +37,7 @@ class Hooks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._thread = None
         while self._handles:
             self._handles.pop().remove()
 
@@ -67,3 +72,36 @@ class Hooks:
             function(grad_output)
 
         self._handles.append(module.register_full_backward_hook(hook))
+
+    def at_gradient(self, tensor: Tensor, function: GradientHook) -> None:
+        """Call `function(gradient)` when the gradient of a tensor that requires one is there, before it flows on."""
+
+        def hook(gradient: Tensor) -> Tensor | None:
+            return function(gradient)
+
+        self._keep(tensor.register_hook(hook))
+
+    def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
+        """A clone of a tensor that requires gradients, whose gradient goes through `function` on its way back.
+
+        The pair's other half: a private identity with a full backward hook. What is done in place to the clone changes
+        neither the tensor nor its gradient, and a gradient that comes to the tensor by another way is not seen here.
+        """
+        passage = nn.Identity()
+
+        def hook(module: nn.Module, grad_input: Any, grad_output: tuple[Tensor | None, ...]) -> Any:
+            (gradient,) = grad_output
+            if self._thread is None or gradient is None:
+                return None  # PyTorch calls hooks that were there in the forward pass, removed since or not
+            replacement = function(gradient)
+            return None if replacement is None else (replacement,)
+
+        self._keep(passage.register_full_backward_hook(hook))
+        return passage(tensor).clone()
+
+    def _keep(self, handle: RemovableHandle) -> None:
+        """Own a handle of something short-lived: of a whole epoch's tensors only those that are still there are kept."""
+        self._handles.append(handle)
+        if len(self._handles) > self._most_handles:
+            self._handles = [it for it in self._handles if it.hooks_dict_ref() is not None]
+            self._most_handles = max(FEWEST_TO_SIFT, 2 * len(self._handles))

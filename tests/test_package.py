@@ -20,7 +20,7 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "drawing": 3, "layers": 3, "dependence": 3, "target_layer": 3, "targets": 3, "quantised": 2, "inputs": 2, "isolation": 3,
     "recording": 4, "panels": 4,
     "sites": 5, "listing": 5, "effort": 5, "augmentation": 5,
-    "perturbation": 6,
+    "perturbation": 6, "inspection": 6,
     "attention": 7,
     "maps": 8,
     "explanation": 9,

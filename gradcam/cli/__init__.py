@@ -12,6 +12,7 @@ import click
 from gradcam import __version__
 from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
+from gradcam.cli.inspection import inspect_group
 from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
 from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
@@ -48,6 +49,7 @@ for command in (
     report_command,
     compare_command,
     layers_command,
+    inspect_group,
     methods_command,
     models_command,
 ):

@@ -1,0 +1,10 @@
+"""`gradcam inspect`: looking inside a network, one file for each command."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group("inspect", short_help="Look inside a network: its calls, features, activations, gradients.")
+def inspect_group() -> None:
+    """Look inside a network: what its layers give, and what comes back to them."""
