@@ -170,20 +170,34 @@ def test_pooled_features_are_the_mean_over_the_picture(
     np.testing.assert_array_equal(pooled["head"], whole["head"])
 
 
-@pytest.mark.parametrize("model", ["vit_b_32", "swin_t"])
+def vit() -> torch.nn.Module:
+    return torchvision.models.VisionTransformer(32, 8, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8)
+
+
+def swin() -> torch.nn.Module:
+    return torchvision.models.SwinTransformer([4, 4], embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=[4, 4])
+
+
+@pytest.mark.parametrize(
+    ("make", "layer", "places", "options"),
+    [
+        (vit, "encoder.ln", lambda it: it[:, 1:], ()),
+        (vit, "encoder.ln", lambda it: it[:, 1:], ("--reshape", "4x4")),
+        (swin, "features", lambda it: it.flatten(1, 2), ()),
+        (swin, "features", lambda it: it.flatten(2).mT, ("--reshape", "channels first")),
+    ],
+)
 def test_tokens_are_pooled_over_the_patches_alone(
-    gradcam_command: Command, photos: Path, model: str, monkeypatch: pytest.MonkeyPatch
+    gradcam_command: Command, photos: Path, *, make: Any, layer: str, places: Any, options: Any
 ) -> None:
-    made = gradcam.load_classifier(torchvision.models.get_model(model, weights=None).eval(), size=224)
-    layer, plain = (
-        ("encoder.ln", lambda it: it[:, 1:].mean(1))
-        if model == "vit_b_32"
-        else ("features", lambda it: it.mean((1, 2)))
-    )
-    monkeypatch.setattr("gradcam.cli.inspection.features.load_model", lambda choice, layer: made)
-    assert gradcam_command("inspect", "features", photos, "-l", layer, "--pool", "-o", "p.npz").status == 0
+    network = make().eval()
+    made = gradcam.load_classifier(network, size=32, layer=layer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradcam.cli.inspection.features.load_model", lambda choice, layer: made)
+        outcome = gradcam_command("inspect", "features", photos, "-l", layer, "--pool", "-o", "p.npz", *options)
+    assert outcome.status == 0, outcome.err
     images = made.batch([gradcam.read_image(photos / name) for name in NAMES])
-    expected = plain(extraction.features(made.model, images, layer)[layer])
+    expected = places(extraction.features(network, images, layer)[layer]).mean(1)
     np.testing.assert_allclose(np.load("p.npz")[layer], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 

@@ -115,9 +115,7 @@ class _Extraction:
             if stop.owner is not self:
                 raise
         except Exception:
-            if (
-                not self._has_stopped
-            ):  # or else a model that caught even that is in trouble for want of the layer's output
+            if not self._has_stopped:  # a model that caught the end is in trouble for want of the layer's output
                 raise
         finally:
             _running.extractions[:] = [it for it in _running.extractions if it is not self]
