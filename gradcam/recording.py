@@ -16,6 +16,7 @@ from gradcam.errors import ImageError, LayerError, ModelError
 from gradcam.grad_mode import recording_off
 from gradcam.gradients import may_cast, recording_is_off, require_recording
 from gradcam.hooks import Hooks
+from gradcam.inputs import Arguments
 from gradcam.isolation import plain_attention, undisturbed
 from gradcam.layers import layers_with_grid
 from gradcam.nested import map_tensors, tensors
@@ -88,13 +89,22 @@ class Batch:
         return replace(self, args=args, kwargs=kwargs, pictures=changed)
 
 
-def to_batch(images: Any) -> Batch:
-    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
+def to_arguments(images: Any) -> Arguments:
+    """What the caller gave, as arguments: a tuple's are positional, a mapping's have names, anything else is the only one.
+
+    Raises `ImageError` for a mapping from anything but names.
+    """
     # A mapping, not only a dict: Hugging Face's processors give one of their own.
     kwargs = dict(images) if isinstance(images, Mapping) else {}
     args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
     if not all(isinstance(key, str) for key in kwargs):
         raise ImageError(f"The images are a mapping from {list(kwargs)}, expected the names of the model's arguments.")
+    return args, kwargs
+
+
+def to_batch(images: Any) -> Batch:
+    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
+    args, kwargs = to_arguments(images)
     given = list(tensors((args, kwargs)))
     if any(tensor.is_nested for tensor in given):
         raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")

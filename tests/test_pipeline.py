@@ -493,7 +493,7 @@ class TestBounds:
         lock = threading.Lock()
         alive = {"read": weakref.WeakSet[Any](), "found": weakref.WeakSet[Any]()}
         most = {"read": 0, "found": 0}
-        read_item, find, submit = pipeline.read_item, computing.find, Pool.submit
+        read_item, find, submit = pipeline.read_item, pipeline.find, Pool.submit
 
         def count(kind: str, value: Any) -> Any:
             with lock:
@@ -517,7 +517,7 @@ class TestBounds:
 
         monkeypatch.setattr(pipeline, "read_item", read)
         monkeypatch.setattr(
-            computing, "find", lambda *args, **about: [count("found", it) for it in find(*args, **about)]
+            pipeline, "find", lambda *args, **about: [count("found", it) for it in find(*args, **about)]
         )
         monkeypatch.setattr(Pool, "submit", submit_and_rest)
         pulled = 0

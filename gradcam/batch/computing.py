@@ -5,17 +5,30 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from gradcam.batch.cores import count_cores
-from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.reading import Read
 from gradcam.batch.shortage import is_out_of_memory
 from gradcam.batch.uploading import receive
-from gradcam.classifiers import Classifier, Prepared
+from gradcam.classifiers import Prepared
 from gradcam.errors import GradcamError, ImageError, describe_failure
+
+Found = TypeVar("Found")
+Found_co = TypeVar("Found_co", covariant=True)
+
+
+class Find(Protocol[Found_co]):
+    """What runs the model on pictures of one size, all in one batch: what is found in each, or why that is nothing.
+
+    `classes`: one for each picture, where items ask for them.
+    """
+
+    def __call__(
+        self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None
+    ) -> Sequence[Found_co | GradcamError]: ...
 
 
 class Tell(Protocol):
@@ -24,31 +37,31 @@ class Tell(Protocol):
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
-class Explainer:
+class Explainer(Generic[Found]):
     """Explains batches, in parts that fit into memory: once one did not, the parts are smaller from then on."""
 
-    def __init__(self, classifier: Classifier, question: Question, *, largest: int, tell: Tell) -> None:
-        self._classifier = classifier
-        self._question = question
+    def __init__(self, find: Find[Found], device: torch.device, *, largest: int, tell: Tell) -> None:
+        self._run = find
+        self._device = device
         self._largest = largest
         self._tell = tell
         self._cores = count_cores()
 
-    def explain(self, batch: Sequence[Read]) -> list[Finding | GradcamError]:
+    def explain(self, batch: Sequence[Read]) -> list[Found | GradcamError]:
         """What is found in each picture, in the batch's order; an error, with its name, for each that has none."""
-        results: dict[Read, Finding | GradcamError] = {}
+        results: dict[Read, Found | GradcamError] = {}
         with _threads(self._cores):
             for group in _group(batch):
                 results.update(zip(group, self._explain_group(group)))
         return [each.picture if isinstance(each.picture, GradcamError) else results[each] for each in batch]
 
-    def _explain_group(self, group: Sequence[Read]) -> list[Finding | GradcamError]:
-        found: list[Finding | GradcamError] = []
+    def _explain_group(self, group: Sequence[Read]) -> list[Found | GradcamError]:
+        found: list[Found | GradcamError] = []
         while len(found) < len(group):
             found += self._try(group[len(found) : len(found) + self._largest])
         return found
 
-    def _try(self, part: Sequence[Read]) -> list[Finding | GradcamError]:
+    def _try(self, part: Sequence[Read]) -> list[Found | GradcamError]:
         """What is found in the part; nothing if it does not fit into memory, and smaller parts have to be tried."""
         try:
             return self._find(part)
@@ -66,10 +79,10 @@ class Explainer:
             return []
         return [found for each in part for found in self._try([each])]  # only whose fault it is fails
 
-    def _find(self, part: Sequence[Read]) -> list[Finding | GradcamError]:
-        pictures = [receive(_picture(each), self._classifier.device) for each in part]
+    def _find(self, part: Sequence[Read]) -> list[Found | GradcamError]:
+        pictures = [receive(_picture(each), self._device) for each in part]
         classes = [each.wanted for each in part if each.wanted is not None]  # all of a group, or none
-        found = find(self._classifier, self._question, pictures, classes=classes or None)
+        found = self._run(pictures, classes=classes or None)
         return [_fail(each, it) if isinstance(it, GradcamError) else it for each, it in zip(part, found)]
 
 

@@ -10,8 +10,8 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from gradcam.batch.batches import Cut, choose_batch_size, cut
-from gradcam.batch.computing import Explainer, Tell
-from gradcam.batch.findings import Finding, Question
+from gradcam.batch.computing import Explainer, Find, Found, Tell
+from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.items import Item
 from gradcam.batch.pool import LATER, URGENT, Pool, one_opencv_thread
 from gradcam.batch.reading import Fetched, Read, read_item
@@ -19,7 +19,7 @@ from gradcam.batch.uploading import find_upload
 from gradcam.classifiers import Classifier
 from gradcam.errors import GradcamError, shorten
 
-__all__ = ["Fetched", "Tell", "check_count", "choose_batch_size", "explain_items"]
+__all__ = ["Fetched", "Tell", "check_count", "choose_batch_size", "compute_items", "explain_items"]
 
 T = TypeVar("T")
 
@@ -41,21 +41,48 @@ def explain_items(
     tell: Tell | None = None,
     audit: bool = False,
 ) -> Generator[T, None, None]:
+    """What `finish` makes of what is found in each picture that is needed: see `compute_items`."""
+    return compute_items(
+        classifier,
+        partial(find, classifier, question),
+        items,
+        finish=finish,
+        is_needed=is_needed,
+        batch_size=batch_size,
+        workers=workers,
+        tell=tell,
+        audit=audit,
+    )
+
+
+def compute_items(
+    classifier: Classifier,
+    find: Find[Found],
+    items: Iterable[Item],
+    *,
+    finish: Callable[[Fetched, Found | GradcamError], T],
+    is_needed: Callable[[Item], bool] = lambda item: True,
+    batch_size: int,
+    workers: int,
+    tell: Tell | None = None,
+    audit: bool = False,
+) -> Generator[T, None, None]:
     """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are done.
 
     Batches are cut at fixed positions, whatever is needed of them, and one without any needed picture is passed over; a
     picture that cannot be read drops out of its batch. So the same items give the same numbers, also in a second run for
     what the first did not come to. `items` are taken as they are needed, and only a few batches are in memory.
 
-    `finish`: from what was read and found, or the `GradcamError` that names the picture, to a result; called in one of the
-    `workers` threads, as reading is. What it raises ends the generator in that picture's place. `tell` hears, in the
-    caller's thread, of each "batch", and of "out of memory". `audit`: have the SHA-256 of what was read.
+    `find`: what runs the model. `finish`: from what was read and found, or the `GradcamError` that names the picture, to a
+    result; called in one of the `workers` threads, as reading is. What it raises ends the generator in that picture's
+    place. `tell` hears, in the caller's thread, of each "batch", and of "out of memory". `audit`: have the SHA-256 of what
+    was read.
     The model runs in the thread that asks for results. However this ends, no thread is left.
     """
     check_count("batch_size", batch_size, "pictures to explain at once")
     check_count("workers", workers, "threads")
     tell = tell or _tell_nobody
-    explainer = Explainer(classifier, question, largest=batch_size, tell=tell)
+    explainer = Explainer(find, classifier.device, largest=batch_size, tell=tell)
     read = partial(read_item, classifier, audit=audit, upload=find_upload(classifier.device))
     finishing: deque[Future[T]] = deque()
     with one_opencv_thread(), Pool(workers) as pool:
@@ -81,10 +108,10 @@ def _read_ahead(
 
 
 def _explain(
-    explainer: Explainer,
+    explainer: Explainer[Found],
     batch: Cut,
     reading: list[Future[Read]],
-    finish: Callable[[Fetched, Finding | GradcamError], T],
+    finish: Callable[[Fetched, Found | GradcamError], T],
 ) -> list[Callable[[], T]]:
     """Run the model on a batch; what is left to do for each picture that is needed."""
     pictures = [each.result() for each in reading]

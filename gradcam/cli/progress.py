@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradcam.cli.settings import Output
     from gradcam.records import Record
 
+SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"  # of a bar
 LISTED = 20  # failures that are named at the end; all of them are in the manifest
 
 
@@ -40,9 +41,8 @@ class Display:
         from tqdm import tqdm
 
         is_hidden = True if self._output.quiet else None  # None: unless standard error is a terminal
-        shape = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"
         with tqdm(
-            total=self._pictures, initial=self._done_before, unit=" pictures", bar_format=shape, dynamic_ncols=True,
+            total=self._pictures, initial=self._done_before, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True,
             disable=is_hidden, file=sys.stderr, leave=False,
         ) as self._bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
             yield self
@@ -81,13 +81,13 @@ class Display:
         pace = (
             f"{seconds:.1f} s, {worked_on / seconds:.1f} pictures a second" if worked_on else "nothing was left to do"
         )
-        parts = [f"{_count(self._done, 'picture')} explained"]
+        parts = [f"{count(self._done, 'picture')} explained"]
         if self._done_before:
             parts.append(f"{self._done_before} had been before")
         if self._failed:
             parts.append(click.style(f"{self._failed} failed", fg="red"))
         if left_out:
-            parts.append(f"{_count(left_out, 'other file')} left out")
+            parts.append(f"{count(left_out, 'other file')} left out")
         click.echo(f"{', '.join(parts)}   ({pace})")
         click.echo(f"  →  {click.style(printable(folder), fg='green')}")
         if report is not None:
@@ -97,11 +97,12 @@ class Display:
         """Why it stopped, how far it came, and the line to go on with, on standard error."""
         finished = self._done_before + recorded
         click.echo(printable(reason), err=True)
-        click.echo(f"{finished} of {_count(self._pictures, 'picture')} are finished. To go on:", err=True)
+        click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. To go on:", err=True)
         click.echo(f"  {resume_line(sys.argv[1:])}", err=True)
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """So many of something."""
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 

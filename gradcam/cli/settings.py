@@ -67,10 +67,15 @@ class Output:
     quiet: bool
 
 
+def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
+    """What was chosen of the model, among all that was."""
+    return ModelChoice(**{field.name: chosen[field.name] for field in fields(ModelChoice)})
+
+
 def to_settings(chosen: dict[str, Any]) -> Settings:
     """The settings. Raises `click.UsageError` where two options contradict each other."""
     names = {field.name for field in fields(ModelChoice)}
-    model = ModelChoice(**{name: value for name, value in chosen.items() if name in names})
+    model = to_model_choice(chosen)
     found = Settings(model=model, **{name: value for name, value in chosen.items() if name not in names})
     if found.classes and found.top_k > 1:
         raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
@@ -108,10 +113,11 @@ def find_destination(output: str, images: Sequence[Path], results: int) -> Desti
         raise click.UsageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}.")
     if results > 1:
         raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
-    if any(_is_same(path, image) for image in images):
+    if any(is_same(path, image) for image in images):
         raise click.UsageError(f"{path} is the picture itself, which is never overwritten: choose another name.")
     return Destination(path.parent, path)
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def is_same(one: Path, other: Path) -> bool:
+    """Whether both are one file, by whatever names."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))

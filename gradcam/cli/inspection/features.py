@@ -1,0 +1,228 @@
+"""`gradcam inspect features`: what layers give for many pictures, in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cli import options
+from gradcam.cli.inspection.feature_outcome import Outcome
+from gradcam.cli.preparation import load_model, say
+from gradcam.cli.progress import SHAPE
+from gradcam.cli.settings import ModelChoice, Output, is_same, to_model_choice
+from gradcam.cli.terminal import printable
+from gradcam.errors import GradcamError, LayerError, OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tqdm import tqdm
+
+    from gradcam.batch.extraction import Extractor, Row
+    from gradcam.batch.feature_file import FeatureFile
+    from gradcam.batch.sources import Listing
+    from gradcam.classifiers import Classifier
+
+SUFFIXES = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What is wanted of which pictures, as typed."""
+
+    inputs: tuple[str, ...]
+    model: ModelChoice
+    layers: tuple[str, ...]
+    pools: bool
+    reshape: str | tuple[int, ...] | None
+    path: Path
+    batch_size: int | None
+    workers: int | None
+    output: Output
+
+
+def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+        raise click.BadParameter(f"'{path}' is no file that ends in .npz or .safetensors.", context, parameter)
+    return path
+
+
+@click.command("features", short_help="Write what layers give for many pictures to one file.")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=_to_path,
+    help="The file: .npz or .safetensors. One that is there is replaced.",
+)
+@click.option(
+    "-l",
+    "--layer",
+    "layers",
+    metavar="NAME",
+    multiple=True,
+    help="Layer, by dotted name or pattern ('layer*.conv1'); repeatable.  [default: the one that is explained]",
+)
+@click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
+@options.model
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Pictures in one pass of the model; halved where memory is short.",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Threads that read; by default one for each core."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one record of the file, a line of JSON, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Write what layers give for pictures: files, folders, globs, lists and archives, as `gradcam batch` takes them.
+
+    The file has an array for each layer, by its dotted name, with a row for each picture, in the precision of the model
+    (bfloat16 as float32 in .npz). The pictures' names are in the rows' order, in the array `names` of an .npz file, and in
+    the metadata of a .safetensors file, as a JSON list. A picture that fails is named, and has no row.
+
+    \b
+      np.load("features.npz")["avgpool"]            (N,2048,1,1) of a resnet50
+      np.load("features.npz")["names"]              its rows' pictures
+      safetensors.torch.load_file("features.safetensors")["avgpool"]
+
+    A hundred thousand pictures of 2048 float32 values take 0.8 GB, and as much again of the disk while they are gathered;
+    in memory there are only a few batches. The model's pass ends at the last of the layers.
+    """
+    names = ("layers", "pools", "reshape", "path", "batch_size", "workers")
+    wish = _Wish(
+        inputs=inputs,
+        model=to_model_choice(chosen),
+        output=Output(as_json, quiet),
+        **{name: chosen[name] for name in names},
+    )
+    if wish.reshape is not None and not wish.pools:
+        raise click.UsageError(
+            "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
+        )
+    return _write_features(wish)
+
+
+def _write_features(wish: _Wish) -> int:
+    """Write the file, say what became of it, and give the exit status. All is checked before the first picture."""
+    from gradcam.batch.feature_file import FeatureFile, check_feature_file, check_layers
+    from gradcam.batch.sources import list_inputs
+
+    start = time.perf_counter()
+    listing = list_inputs(wish.inputs)
+    _spare_what_is_read(wish, listing)
+    check_feature_file(wish.path, [item.name for item in listing.items])
+    classifier, extractor = _prepare(wish)
+    check_layers(wish.path, extractor.layers)
+    say(classifier.notes, wish.output)
+    with FeatureFile(wish.path) as file:
+        try:
+            failed = _gather(wish, listing, extractor, file)
+            if file.names:
+                file.write(_describe(classifier, wish))
+        except (LayerError, OutputError) as error:  # of what every other picture would meet as well
+            click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
+            return 1
+    outcome = Outcome(
+        path=wish.path,
+        model=classifier.name,
+        device=str(classifier.device),
+        layers=file.layers,
+        pictures=len(file.names),
+        failed=failed,
+        left_out=listing.left_out,
+        seconds=time.perf_counter() - start,
+    )
+    if wish.output.as_json:
+        click.echo(outcome.to_json())
+    elif not wish.output.quiet:
+        click.echo(outcome.format())
+    return int(failed > 0)
+
+
+def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
+    """Raises `click.UsageError` where the file would take the place of one that is read."""
+    read = [item.content.path for item in listing.items if item.content.path is not None]
+    files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
+    if any(path is not None and is_same(wish.path, path) for path in files) or any(
+        path.name == wish.path.name and is_same(wish.path, path) for path in read
+    ):
+        raise click.UsageError(f"{wish.path} is read itself, and is never overwritten: choose another name.")
+
+
+def _prepare(wish: _Wish) -> tuple[Classifier, Extractor]:
+    from gradcam.batch.batches import choose_batch_size
+    from gradcam.batch.extraction import prepare_extractor
+    from gradcam.inspection.selection import is_pattern
+
+    named = next((name for name in wish.layers if not is_pattern(name)), None)
+    classifier = load_model(wish.model, layer=named)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
+        extractor = prepare_extractor(
+            classifier,
+            wish.layers or classifier.layer,
+            pools=wish.pools,
+            reshape=wish.reshape,
+            batch_size=wish.batch_size or choose_batch_size(classifier),
+        )
+    return classifier, extractor
+
+
+def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
+    """Put every picture's features into the file, name those that failed on standard error, and count them."""
+    failed = 0
+    with _shown(wish.output, len(listing.items)) as bar, contextlib.closing(_extract(wish, listing, extractor)) as rows:
+        for name, row in rows:
+            if isinstance(row, GradcamError):
+                failed += 1
+                bar.write(printable(str(row)), file=sys.stderr)
+            else:
+                file.add(name, row)
+            bar.update()
+    return failed
+
+
+def _extract(
+    wish: _Wish, listing: Listing, extractor: Extractor
+) -> Generator[tuple[str, Row | GradcamError], None, None]:
+    from gradcam.batch.batches import choose_batch_size
+    from gradcam.batch.cores import count_cores
+    from gradcam.batch.extraction import extract_items
+
+    return extract_items(
+        extractor,
+        listing.items,
+        batch_size=wish.batch_size or choose_batch_size(extractor.classifier),
+        workers=wish.workers or count_cores(),
+    )
+
+
+@contextlib.contextmanager
+def _shown(output: Output, pictures: int) -> Iterator[tqdm[None]]:
+    """A bar on a terminal; whatever a model of the user's prints goes to standard error meanwhile."""
+    from tqdm import tqdm
+
+    hidden = True if output.quiet else None  # None: unless standard error is a terminal
+    with tqdm(
+        total=pictures, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True, disable=hidden, file=sys.stderr, leave=False
+    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+        yield bar
+
+
+def _describe(classifier: Classifier, wish: _Wish) -> dict[str, str]:
+    """What a .safetensors file says of itself beside the names."""
+    from gradcam import __version__
+
+    return {"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__}

@@ -1,0 +1,152 @@
+"""Features: what layers give for a batch, from a forward pass that ends once the last of them is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.errors import LayerError, join_names
+from gradcam.grad_mode import recording_off
+from gradcam.hooks import Hooks
+from gradcam.inspection.selection import Layers, select_layers
+from gradcam.isolation import undisturbed
+from gradcam.layers import unwrap
+from gradcam.nested import first_floating, map_tensors
+from gradcam.recording import caller_keeps, to_arguments
+from gradcam.target_layer import refuse_vmap
+
+
+def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:
+    """What these layers give for `images`, by their dotted names: the forward pass ends once the last of them is there.
+
+        features(model, images, ["layer4", "avgpool"])["avgpool"]  # (N,2048,1,1) of a ResNet-50
+
+    `images`: whatever the model takes, where the model is: pictures, preprocessed, or anything else. A tuple is passed as
+    positional arguments, a dict as keyword arguments.
+    `layers`: a dotted name, a pattern such as `layer*.conv1`, a module of the model, or a sequence of these. The dict is in
+    the order that was asked for, and a pattern's layers are in the model's. Of a pattern those are left out that do not run
+    or give no floating tensor; while one of them may still run, the pass goes on.
+
+    A tensor is as it left the layer, in its precision and on its device, detached, and nobody else's: the model's later
+    operations in place do not change it, nor does what is done to it change the model or `images`. Of a layer that gives
+    several tensors it is the first floating one, and of one that runs several times what its first run gives.
+
+    The model runs in evaluation mode, eagerly, without gradients, and is left as it was, as `gradcam.explain` has it. What
+    comes behind the last layer does not run, nor do hooks on the modules around it; where one of those has to run whatever
+    happens (`always_call=True`, accelerate's), the pass is not cut short. Several threads may do this at once.
+
+    Raises `LayerError` for a layer that does not exist, with the nearest, for one that does not run or gives no floating
+    tensor, and for a pattern that fits none or none that does; `ModelError` for what is no module.
+    Errors of the model itself come through as they are.
+    """
+    model = unwrap(model)
+    groups = _find_groups(model, layers)
+    args, kwargs = to_arguments(images)
+    with undisturbed(model) as modules, recording_off():
+        extraction = _Extraction(groups, ends_early=not _must_end(modules))
+        extraction.run(model, *map_tensors((args, kwargs), caller_keeps))
+    return extraction.result()
+
+
+def _find_groups(model: nn.Module, layers: Layers) -> list[dict[str, nn.Module]]:
+    """The layers that each name, pattern or module means, without those of a pattern that can never run."""
+    if isinstance(layers, Iterable) and not isinstance(layers, (str, nn.Module)):
+        layers = list(layers)
+    select_layers(model, layers)  # what is wrong with all of them
+    wanted: Sequence[str | nn.Module] = [layers] if isinstance(layers, (str, nn.Module)) else layers
+    groups = [select_layers(model, layer) for layer in wanted]
+    return [{name: it for name, it in group.items() if len(group) == 1 or _can_run(it)} or group for group in groups]
+
+
+def _can_run(module: nn.Module) -> bool:
+    """Whether it has a forward(), as containers such as `ModuleList` have not."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _must_end(modules: Iterable[nn.Module]) -> bool:
+    """Whether hooks on these count on running after each forward pass."""
+    if nn.modules.module._global_forward_hooks_always_called:
+        return True
+    return any(module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules)
+
+
+class _Stop(BaseException):
+    """Ends the forward pass of its owner. It is no `Exception`, which many a model takes for an error of its own."""
+
+    def __init__(self, owner: _Extraction) -> None:
+        super().__init__("the rest of this forward pass is not needed")
+        self.owner = owner
+
+
+class _Running(threading.local):
+    """The extractions that are under way in this thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.extractions: list[_Extraction] = []
+
+
+_running = _Running()
+
+
+class _Extraction:
+    """One forward pass, and what was found in it. Of those inside one another, the innermost alone sees what runs."""
+
+    def __init__(self, groups: Sequence[Mapping[str, nn.Module]], *, ends_early: bool) -> None:
+        self._groups = groups
+        self._layers = {name: module for group in groups for name, module in group.items()}
+        self._ends_early = ends_early
+        self._has_stopped = False
+        self._found: dict[str, Tensor | None] = {}
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Run the model until all is found, or it ends."""
+        try:
+            _running.extractions.append(self)
+            with Hooks() as hooks:
+                for name, module in self._layers.items():
+                    hooks.after_forward(module, partial(self._keep, name))
+                model(*args, **kwargs)
+        except _Stop as stop:
+            if stop.owner is not self:
+                raise
+        except Exception:
+            if not self._has_stopped:  # a model that caught the end is in trouble for want of the layer's output
+                raise
+        finally:
+            _running.extractions[:] = [it for it in _running.extractions if it is not self]
+
+    def _keep(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if name in self._found or _running.extractions[-1] is not self:
+            return
+        tensor = first_floating(output)
+        if tensor is not None:
+            refuse_vmap(tensor)
+            with torch.inference_mode(False):  # which a model may have on; a clone made in it is such a tensor as well
+                tensor = tensor.detach().clone()
+        self._found[name] = tensor
+        if self._ends_early and len(self._found) == len(self._layers):
+            self._has_stopped = True
+            raise _Stop(self)
+
+    def result(self) -> dict[str, Tensor]:
+        """What was found, in the order that was asked for. Raises `LayerError` where nothing was of what was asked for."""
+        found = {name: tensor for name in self._layers if (tensor := self._found.get(name)) is not None}
+        for group in self._groups:
+            if group.keys() & found.keys():
+                continue
+            ran = [name for name in group if name in self._found]
+            if ran:
+                raise LayerError(
+                    f"Layer {join_names(ran[:3])} gave no floating-point tensor: choose a layer whose output is one, or "
+                    "holds one."
+                )
+            raise LayerError(
+                f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the way from the input "
+                "to the output. (Hooks are skipped in modules whose forward() is called directly.)"
+            )
+        return found

@@ -1,0 +1,629 @@
+"""`inspection.features`: what layers give, against plain hooks and torchvision's own extraction, and that nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from gradcam.errors import ImageError, LayerError, ModelError
+from gradcam.inspection import extraction
+from gradcam.inspection.extraction import features
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+
+def hooked(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    """The oracle: a plain hook on each layer that clones, and the whole forward pass."""
+    found: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            found.setdefault(name, output.clone())
+
+        return hook
+
+    handles = [modules[name].register_forward_hook(keep(name)) for name in names]
+    with torch.no_grad():
+        model.eval()(*args, **kwargs)
+    for handle in handles:
+        handle.remove()
+    return {name: found[name] for name in names}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].dtype == tensor.dtype
+
+
+class Recurrent(nn.Module):
+    """The same layer three times, on a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.step(x)
+        return self.head(x)
+
+
+class Around(nn.Module):
+    """A model whose forward pass is any function of two layers and the input."""
+
+    def __init__(self, function: Callable[[nn.Module, nn.Module, Any], Any]) -> None:
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.first, self.second, x)
+
+
+X = torch.randn(2, 4, generator=torch.Generator().manual_seed(2))
+
+
+# What comes out
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("resnet50", ["layer4", "avgpool"]),
+        ("alexnet", ["features.0", "features.10", "features"]),  # each with an operation in place behind it
+        ("densenet121", ["features.denseblock1", "features.norm5", "features"]),
+        ("mobilenet_v3_small", ["features.3", "avgpool", "classifier"]),
+        ("vit_b_32", ["encoder.layers.encoder_layer_3", "encoder.ln"]),
+    ],
+)
+def test_features_equal_plain_hooks_and_torchvisions_extractor_bit_for_bit(name: str, layers: list[str]) -> None:
+    model = torchvision.models.get_model(name, weights=None).eval()
+    images = torch.randn(1, 3, 224, 224)
+    found = features(model, images, layers)
+    assert_equal(found, hooked(model, layers, images))
+    # Torchvision's keeps a tensor that an operation in place changes afterwards, and has no node for a container.
+    nodes = [layer for layer in layers if not layer.startswith("features") or layer == "features.3"]
+    if nodes:
+        with torch.no_grad():
+            theirs = create_feature_extractor(model, {node: node for node in nodes})(images)
+        assert all(torch.equal(found[node], theirs[node]) for node in nodes)
+
+
+def test_resnet50s_last_features_have_2048_channels() -> None:
+    found = features(torchvision.models.resnet50(), torch.randn(2, 3, 64, 64), ["layer4", "avgpool"])
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
+        "layer4": (2, 2048, 2, 2),
+        "avgpool": (2, 2048, 1, 1),
+    }
+    torch.testing.assert_close(found["layer4"].mean((2, 3), keepdim=True), found["avgpool"])
+
+
+def test_worked_numbers() -> None:
+    model = nn.Sequential(OrderedDict(one=nn.Linear(3, 4), act=nn.ReLU(inplace=True), two=nn.Linear(4, 1)))
+    with torch.no_grad():
+        model.one.weight.copy_(torch.tensor([[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]))
+        model.one.bias.copy_(torch.tensor([1.0, 2, 3, 4]))
+        model.two.weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
+        model.two.bias.fill_(1)
+    found = features(model, torch.ones(1, 3), ["two", "one", "act"])
+    assert [(name, tensor.tolist()) for name, tensor in found.items()] == [
+        ("two", [[89.0]]),
+        ("one", [[7.0, -13, 27, -29]]),
+        ("act", [[7.0, 0, 27, 0]]),
+    ]
+
+
+def test_the_order_is_the_one_asked_for_and_a_patterns_the_models() -> None:
+    model = torchvision.models.resnet18()
+    found = features(model, torch.randn(1, 3, 32, 32), ["fc", "layer[21].?.conv2", model.conv1, "fc", "layer1.0.conv2"])
+    assert list(found) == ["fc", *(f"layer{i}.{j}.conv2" for i in (1, 2) for j in (0, 1)), "conv1"]
+
+
+@pytest.mark.parametrize("layers", ["3", ("3",), iter(["3"])])
+def test_one_layer_may_come_alone_or_in_any_sequence(layers: Any) -> None:
+    model = tiny_model()
+    assert_equal(features(model, TINY, layers), hooked(model, ["3"], TINY))
+    assert list(features(model, TINY, model[3])) == ["3"]
+
+
+def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
+    model = Recurrent()
+    first = model.step(X).detach()
+    assert torch.equal(features(model, X, "step")["step"], first)
+    assert torch.equal(features(model, X, ["step", "head"])["step"], first)
+
+
+def test_a_module_with_two_names_gives_what_its_first_run_does_under_each() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2] = model[0]
+    found = features(model, X, ["0", "2"])
+    assert torch.equal(found["2"], model[0](X))
+    assert torch.equal(found["0"], found["2"])
+    assert found["0"].data_ptr() != found["2"].data_ptr()
+
+
+def test_the_first_floating_tensor_of_several_in_any_container() -> None:
+    lstm = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
+    expected, _ = lstm[0](X[:, None])
+    assert torch.equal(features(lstm, X[:, None], "0")["0"], expected)
+
+    class Dict(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"ids": torch.arange(2), "nothing": None, "values": [x + 1, x + 2]}
+
+    assert torch.equal(features(nn.Sequential(Dict()), X, "0")["0"], X + 1)
+
+
+# What is given to the model
+
+
+def test_tuples_are_positional_and_mappings_are_keywords_of_anything() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.sum = nn.Embedding(7, 4), nn.Identity()
+
+        def forward(self, ids: Tensor, scale: float, *, more: Tensor | None = None) -> Tensor:
+            return self.sum(self.embedding(ids) * scale + (0 if more is None else more))
+
+    model, ids = Two(), torch.tensor([[1, 2], [3, 4]])
+    plain = model.embedding.weight.detach()[ids]
+    assert torch.equal(features(model, (ids, 2.0), "sum")["sum"], plain * 2)
+    kwargs = transformers.BatchEncoding({"ids": ids, "scale": 3.0, "more": torch.ones(4)})
+    assert torch.equal(features(model, kwargs, "sum")["sum"], plain * 3 + 1)
+    linear = nn.Sequential(nn.Linear(4, 4))
+    assert torch.equal(features(linear, X[0], "0")["0"], linear(X[0]))  # no batch, no picture
+    with pytest.raises(ImageError, match="expected the names of the model's arguments"):
+        features(model, {1: ids}, "sum")
+
+
+def test_models_of_hugging_face_and_timm() -> None:
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=30
+    )
+    bert = transformers.BertModel(config).eval()
+    given = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    with torch.no_grad():
+        states = bert(**given, output_hidden_states=True).hidden_states
+    found = features(bert, given, ["embeddings", "encoder.layer.?"])
+    for tensor, expected in zip(found.values(), states, strict=True):
+        assert torch.equal(tensor, expected)
+    model = timm.create_model("resnet10t", pretrained=False, features_only=False).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(features(model, images, "layer4")["layer4"], model.forward_features(images))
+
+
+def test_wrapped_and_compiled_models_run_as_what_is_inside() -> None:
+    model = tiny_model()
+    expected = hooked(model, ["3"], TINY)["3"]
+    compiled = torch.compile(tiny_model().eval(), backend="eager")
+    compiled(TINY)
+    for wrapped in (nn.DataParallel(model), compiled, nn.Sequential(OrderedDict(a=torch.compile(tiny_model())))):
+        (found,) = features(wrapped, TINY, "a.3" if isinstance(wrapped, nn.Sequential) else "3").values()
+        assert torch.equal(found, expected)
+    tiny = tiny_model().eval()
+    tiny.compile(backend="eager")
+    tiny(TINY)
+    assert torch.equal(features(tiny, TINY, "3")["3"], expected)
+
+
+# The end of the pass
+
+
+def ran(model: nn.Module) -> list[str]:
+    """The names of the modules that run from now on, as they end."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda module, args, name=name: names.append(name))
+    return names
+
+
+def test_nothing_behind_the_last_layer_runs_and_all_before_it_once() -> None:
+    model = torchvision.models.resnet18().eval()
+    names = ran(model)
+    features(model, torch.randn(1, 3, 32, 32), ["layer2.1.conv1", "layer1"])
+    assert names[-2:] == ["layer2.1", "layer2.1.conv1"]
+    before = [name for name, _ in model.named_modules()]
+    before = before[: before.index("layer2.1.conv1") + 1]
+    assert set(names) == set(before)
+    assert all(names.count(name) == (2 if name.endswith(".relu") else 1) for name in before)  # a block's runs twice
+
+
+def test_the_model_can_be_used_after_its_pass_was_cut() -> None:
+    model = tiny_model().eval()
+    before = model(TINY)
+    state = traces(model)
+    features(model, TINY, "3")
+    assert_same(state, traces(model))
+    assert torch.equal(model(TINY), before)
+    model.train()(TINY).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_pattern_takes_no_containers_which_never_run_and_leaves_out_what_does_not_run() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+            self.unused, self.tail = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                x = part(x)
+            return self.tail(x)
+
+    model = Parts()
+    names = ran(model)
+    assert list(features(model, X, "parts*")) == ["parts.0", "parts.1"]
+    assert "tail" not in names
+    assert list(features(model, X, "*")) == ["parts.0", "parts.1", "tail"]
+    with pytest.raises(LayerError, match=r"Layer 'unused' did not run"):
+        features(model, X, "unuse?")
+    with pytest.raises(LayerError, match=r"Layer 'parts' did not run"):
+        features(model, X, ["tail", "parts"])
+
+
+def test_a_container_whose_instance_has_a_forward_can_run() -> None:
+    model = Around(lambda first, second, x: second(first(x)))
+    model.first = nn.ModuleList([nn.Linear(4, 4)])
+    model.first.forward = lambda x: x * 2  # type: ignore[method-assign]
+    assert torch.equal(features(model, X, "firs*")["first"], X * 2)
+
+
+def test_an_error_behind_the_last_layer_is_not_met_and_one_before_it_comes_through_as_it_is() -> None:
+    def fail(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        first(x)
+        raise ValueError("on purpose")
+
+    model = Around(fail)
+    assert torch.equal(features(model, X, "first")["first"], model.first(X))
+    with pytest.raises(ValueError, match="on purpose"):
+        features(Around(fail), X, ["first", "second"])
+
+
+def caught(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        return second(first(x))
+    raise AssertionError("it was taken for an error")
+
+
+def swallowed(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    y = x
+    with contextlib.suppress(BaseException):
+        y = first(x)
+    return second(y)
+
+
+def tried_again(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    for attempt in range(5):
+        with contextlib.suppress(BaseException):
+            return second(first(x + attempt))
+    raise AssertionError("it never went well")
+
+
+def translated(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return second(first(x))
+    except BaseException as error:
+        raise RuntimeError("the forward pass failed") from error
+
+
+def in_trouble(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    y = None
+    with contextlib.suppress(BaseException):
+        y = first(x)
+    return second(y)
+
+
+def spoiled(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    kept = x.clone()
+    with contextlib.suppress(BaseException):
+        kept = first(kept)
+    kept.zero_()
+    return kept
+
+
+@pytest.mark.parametrize("function", [caught, swallowed, tried_again, translated, in_trouble, spoiled])
+def test_a_model_that_catches_everything_gives_right_features(function: Any) -> None:
+    model = Around(function)
+    if function is spoiled:
+        model.first = nn.Identity()
+    assert torch.equal(features(model, X, "first")["first"], model.first(X))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_program_comes_through_also_behind_a_swallowed_end(error: type[BaseException]) -> None:
+    def interrupted(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        with contextlib.suppress(BaseException):
+            first(x)
+        raise error
+
+    model = Around(interrupted)
+    before = traces(model)
+    with pytest.raises(error):
+        features(model, X, "first")
+    assert_same(before, traces(model))
+    assert not extraction._running.extractions
+
+
+def test_hooks_that_must_always_run_do() -> None:
+    model = nn.Sequential(tiny_model())
+    calls: list[Any] = []
+    handle = model[0].register_forward_hook(lambda *args: calls.append(args[-1]), always_call=True)
+    expected = hooked(model, ["0.3"], TINY)
+    calls.clear()
+    assert_equal(features(model, TINY, "0.3"), expected)
+    assert [tuple(output.shape) for output in calls] == [(3, 5)]
+    handle.remove()
+    names: list[str] = []
+    with nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: names.append(type(module).__name__), always_call=True
+    ):
+        features(model, TINY, "0.3")
+    assert names[-2:] == ["Sequential", "Sequential"]
+
+
+def test_other_hooks_of_the_users_see_what_they_would_and_may_change_it() -> None:
+    model = tiny_model()
+    model[3].register_forward_hook(lambda module, args, output: output + 1)
+    model[3].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    assert_equal(features(model, TINY, ["3", "4"]), hooked(model, ["3", "4"], TINY))
+
+
+def test_weights_that_lie_aside_are_put_aside_again() -> None:
+    import accelerate
+
+    model = nn.Sequential(tiny_model())
+    expected = hooked(model, ["0.3"], TINY)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
+    assert_equal(features(model, TINY, "0.3"), expected)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+# Whose tensors they are
+
+
+def test_features_are_nobody_elses() -> None:
+    class Position(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.ones(4))
+            self.cache = torch.ones(4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.position, self.cache
+
+    images = X.clone()
+    model = nn.Sequential(nn.Identity(), nn.Flatten(0), Position())
+    for name in ("0", "1", "2"):  # each of them the last, of which nobody need make a copy otherwise
+        for layers in (name, ["0", name, "2"]):
+            (tensor,) = (features(model, images, layers)[name],)
+            assert not tensor.requires_grad
+            assert tensor.grad_fn is None
+            tensor.fill_(7)
+    assert torch.equal(images, X)
+    assert torch.equal(model[2].position, torch.ones(4))
+    held = features(model, images, ["0", "2"])
+    images.zero_()
+    with torch.no_grad():
+        model[2].position.zero_()
+    assert torch.equal(held["0"], X)
+    assert torch.equal(held["2"], torch.ones(4))
+
+
+def test_a_part_of_a_large_tensor_does_not_keep_all_of_it() -> None:
+    class Token(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, 0]
+
+    found = features(nn.Sequential(nn.Linear(4, 4), Token()), torch.randn(2, 500, 4), "1")["1"]
+    assert found.untyped_storage().nbytes() == found.numel() * 4
+
+
+def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
+    def inside(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            y = first(x)
+        with torch.enable_grad():
+            return second(y.clone())
+
+    model = Around(inside)
+    with torch.inference_mode():
+        images = X.clone()
+        outer = features(model, images, ["first", "second"])
+        assert torch.is_inference_mode_enabled()
+    for found in (outer, features(model, X, ["first", "second"])):
+        for tensor in found.values():
+            assert not tensor.is_inference()
+            assert not tensor.requires_grad
+            assert tensor.is_leaf
+            tensor.requires_grad_().sum().backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_nothing_of_the_pass_is_kept_once_it_is_over() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def watch(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        y = x * 2
+        alive.append(weakref.ref(y))
+        return second(first(y))
+
+    model = Around(watch)
+    gc.disable()
+    try:
+        features(model, X, "first")
+        assert alive[0]() is None
+    finally:
+        gc.enable()
+
+
+# No trace
+
+
+def loud_model(error: type[BaseException] | None) -> nn.Sequential:
+    """In training mode, with a counter, randomness, and an error at its end if there is to be one."""
+
+    class Loud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("counter", torch.zeros(()), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.counter += 1
+            torch.rand(3)
+            torch.set_grad_enabled(True)
+            if error is not None:
+                raise error("on purpose")
+            return x
+
+    model = tiny_model().train()
+    model[0].requires_grad_(False)
+    model.insert(3, Loud())
+    return model
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("grad", [True, False])
+def test_no_trace(error: type[BaseException] | None, grad: bool) -> None:
+    model, images = loud_model(error), TINY.clone()
+    with torch.set_grad_enabled(grad):
+        before = traces(model)
+        with contextlib.nullcontext() if error is None else pytest.raises(error):
+            features(model, images, ["0", "4"])
+        assert_same(before, traces(model))
+    assert model[3].counter == 0
+    assert torch.equal(images, TINY)
+    assert images.grad_fn is None
+    assert not extraction._running.extractions
+
+
+def test_no_trace_of_what_is_refused() -> None:
+    model = tiny_model().train()
+    before = traces(model)
+    for layers in ("nowhere", ["0", "none*"], []):
+        with pytest.raises(LayerError):
+            features(model, TINY, layers)
+    assert_same(before, traces(model))
+
+
+def test_threads_take_nothing_of_one_another() -> None:
+    model = tiny_model().train()
+    before = traces(model)
+    batches = [torch.randn(2, 3, 12, 16) for _ in range(4)]
+    layers = [["3"], ["0", "3"], ["5", "0"], ["8"]]
+    expected = [hooked(tiny_model(), sorted(names), images) for names, images in zip(layers, batches)]
+    wrong: list[Any] = []
+
+    def work(i: int) -> None:
+        for _ in range(25):
+            found = features(model, batches[i], layers[i])
+            wrong.extend(name for name in layers[i] if not torch.equal(found[name], expected[i][name]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert_same(before, traces(model))
+
+
+def test_calls_inside_one_another_take_nothing_of_one_another() -> None:
+    model = tiny_model().eval()
+    other = TINY.flip(-1)
+    inner: list[dict[str, Tensor]] = []
+    depth = iter([True])
+
+    def look(module: nn.Module, args: Any) -> None:
+        if next(depth, False):
+            inner.append(features(model, other, ["5", "3"]))
+            inner.append(features(model, other, "0"))
+
+    expected = hooked(model, ["0", "3"], TINY)
+    theirs = hooked(model, ["0", "3", "5"], other)
+    handle = model[2].register_forward_pre_hook(look)
+    assert_equal(features(model, TINY, ["0", "3"]), expected)
+    handle.remove()
+    assert_equal(inner[0], {name: theirs[name] for name in ("5", "3")})
+    assert_equal(inner[1], {"0": theirs["0"]})
+
+
+def test_an_end_that_comes_from_elsewhere_is_passed_on() -> None:
+    stop = extraction._Stop(extraction._Extraction([], ends_early=True))
+
+    def foreign(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        raise stop
+
+    with pytest.raises(extraction._Stop):
+        features(Around(foreign), X, "first")
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("layer5", r"There is no layer 'layer5' in ResNet\. Nearest: 'layer\d'"),
+        ("laier*.conv1", r"No layer fits 'laier\*\.conv1'\. Nearest: "),
+        ([], r"The layers are \[\], expected a dotted name"),
+        (7, "The layers are 7, expected a dotted name"),
+        ([7], "The layer is 7, expected a dotted name"),
+        (nn.ReLU(), "is not part of the model"),
+    ],
+)
+def test_layers_that_are_none(layers: Any, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        features(torchvision.models.resnet18(), torch.randn(1, 3, 32, 32), layers)
+
+
+def test_layers_without_a_floating_tensor() -> None:
+    class Ids(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.argmax(1, keepdim=True).expand(-1, 4)
+
+    model = nn.Sequential(nn.Linear(4, 4), Ids())
+    with pytest.raises(LayerError, match="Layer '1' gave no floating-point tensor: choose a layer"):
+        features(model, X, ["0", "1"])
+    assert list(features(model, X, "*")) == ["0"]
+
+
+def test_models_that_are_none() -> None:
+    with pytest.raises(ModelError, match=r"expected a torch\.nn\.Module"):
+        features(lambda x: x, X, "0")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="TorchScript"):
+        features(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), X, "0")
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ModelError, match=r"torch\.func"):
+        torch.vmap(lambda x: features(model, x, "0")["0"])(X)
+
+
+@pytest.mark.cuda
+def test_features_stay_on_the_models_device() -> None:
+    model = tiny_model().cuda()
+    found = features(model, TINY.cuda(), "3")["3"]
+    assert found.is_cuda
+    torch.testing.assert_close(found.cpu(), hooked(tiny_model(), ["3"], TINY)["3"])
+
+
+@pytest.fixture(autouse=True)
+def _grad_mode() -> Iterator[None]:
+    """Every test leaves recording on."""
+    yield
+    assert torch.is_grad_enabled()
