@@ -49,7 +49,7 @@ def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
     """How a recorded layer's activations lie on the picture. Raises as `place` does."""
-    return place(layer, activations, recorded.layers[layer], recorded.batch, recorded.modules, reshape)
+    return place(layer, activations, recorded.layers[layer], recorded.batch, modules=recorded.modules, reshape=reshape)
 
 
 def place(
@@ -57,6 +57,7 @@ def place(
     activations: Tensor,
     module: nn.Module,
     batch: Batch,
+    *,
     modules: Iterable[nn.Module],
     reshape: Reshape = None,
 ) -> Layout | Picked:

@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from gradcam.choices import CHANNEL_ORDERS, CHANNEL_SCALES
 from gradcam.drawing import GAP, find_colormap, stack
 from gradcam.errors import GradcamError, ImageError, join_names, shorten
 from gradcam.images import Pixels
-from gradcam.inspection.cells import draw_bar, draw_cell, find_largest, find_sides
-from gradcam.inspection.channels import ORDERS, measure_strengths, order_channels
-from gradcam.panels import INK, LINE, MARGIN, WHITE
+from gradcam.inspection.cells import draw_bar, draw_cell, find_largest
+from gradcam.inspection.channels import measure_strengths, order_channels
+from gradcam.panels import INK, WHITE
 
-SCALES = ("channel", "layer")
 TITLE, TEXT, LABEL = 18, 14, 12  # the letters' sizes
+HEADING = 34  # the height of the line above cells
 CAPTION = 18  # the height of what is below a cell
 BAR, BAR_HEIGHT = 96, 12
 PALE = (105, 105, 105)
@@ -40,7 +41,7 @@ class Look:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ImageError(f"{name} is {shorten(value)}, expected a whole number, 1 or more.")
-        for name, known in (("order", ORDERS), ("scale", SCALES)):
+        for name, known in (("order", CHANNEL_ORDERS), ("scale", CHANNEL_SCALES)):
             if getattr(self, name) not in known:
                 raise GradcamError(f"{name} is {shorten(getattr(self, name))}, expected one of {join_names(known)}.")
         find_colormap(self.colormap)
@@ -61,10 +62,11 @@ def draw_block(name: str, maps: NDArray[np.float64], look: Look) -> Pixels:
         )
         for channel in shown
     ]
-    labels = [(str(channel), _to_text(strengths[channel])) for channel in shown]
+    labels = [(str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead") for channel in shown]
     grid = _lay_out(cells, labels, look.columns)
     bar = draw_bar(BAR, BAR_HEIGHT, signed=signed, colormap=look.colormap)
-    return stack([_draw_heading(name, _describe(maps, shown, look), bar, _ends(signed, largest, look), grid.shape[1]), grid])
+    heading = _draw_heading(name, _describe(maps, shown, look), bar, _ends(signed, largest, look), grid.shape[1])
+    return stack([heading, grid])
 
 
 def _lay_out(cells: Sequence[Pixels], labels: Sequence[tuple[str, str]], columns: int) -> Pixels:
@@ -91,9 +93,9 @@ def _draw_heading(name: str, description: str, bar: Pixels, ends: tuple[str, str
     start = measure_text(name, TITLE) + GAP if name else 0
     middle = start + measure_text(description, TEXT) + 3 * GAP
     legend = measure_text(before, TEXT) + measure_text(after, TEXT) + bar.shape[1] + 2 * GAP
-    canvas = Image.new("RGB", (max(width, middle + legend), LINE), WHITE)
+    canvas = Image.new("RGB", (max(width, middle + legend), HEADING), WHITE)
     draw = ImageDraw.Draw(canvas)
-    base = LINE - 7  # the line that letters stand on
+    base = HEADING - 4  # the line that letters stand on
     draw.text((0, base), name, INK, find_font(TITLE), anchor="ls")
     draw.text((start, base), description, PALE, find_font(TEXT), anchor="ls")
     left = canvas.width - legend
@@ -119,11 +121,12 @@ def _ends(signed: bool, largest: float, look: Look) -> tuple[str, str]:
     """What the first and the last colour stand for."""
     if look.scale == "layer":
         return _to_text(-largest) if signed else "0", _to_text(largest)
-    return ("-" if signed else "0"), f"{'+' if signed else ''} each channel's largest".strip()
+    return ("negative", "positive, each channel by itself") if signed else ("0", "largest, each channel by itself")
 
 
 def _to_text(value: float) -> str:
-    return f"{value:.3g}" if value else "0"
+    """A number in three digits."""
+    return f"{value:#.3g}".removesuffix(".") if value else "0"
 
 
 def measure_text(text: str, size: int) -> int:

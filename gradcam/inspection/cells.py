@@ -48,7 +48,9 @@ def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed:
     shares = (values / (largest or 1.0)).astype(np.float32)
     colours = find_colours(colormap, signed=signed)
     if longest > size:
-        return _paint(np.asarray(cv2.resize(shares, (columns, rows), interpolation=cv2.INTER_AREA), np.float32), colours)
+        return _paint(
+            np.asarray(cv2.resize(shares, (columns, rows), interpolation=cv2.INTER_AREA), np.float32), colours
+        )
     whole = math.ceil(size / longest)  # enlarged by whole pixels, and shrunk a little from there: no edge is jagged
     enlarged = _paint(shares, colours).repeat(whole, 0).repeat(whole, 1)
     return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
