@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from gradcam.panels import INK, WHITE
 TITLE, TEXT, LABEL = 18, 14, 12  # the letters' sizes
 HEADING = 34  # the height of the line above cells
 CAPTION = 18  # the height of what is below a cell
-BAR, BAR_HEIGHT = 96, 12
+BAR, BAR_HEIGHT = 80, 12
 PALE = (105, 105, 105)
 
 
@@ -126,6 +127,8 @@ def _ends(signed: bool, largest: float, look: Look) -> tuple[str, str]:
 
 def _to_text(value: float) -> str:
     """A number in three digits."""
+    if math.isnan(value):
+        return "NaN"
     return f"{value:#.3g}".removesuffix(".") if value else "0"
 
 
