@@ -126,10 +126,12 @@ def _ends(signed: bool, largest: float, look: Look) -> tuple[str, str]:
 
 
 def _to_text(value: float) -> str:
-    """A number in three digits."""
+    """A number in three digits, or in as many as it has before the point."""
     if math.isnan(value):
         return "NaN"
-    return f"{value:#.3g}".removesuffix(".") if value else "0"
+    if value == 0 or 1000 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:#.3g}".removesuffix(".")
 
 
 def measure_text(text: str, size: int) -> int:
