@@ -130,7 +130,7 @@ def _to_text(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     if value == 0 or 1000 <= abs(value) < 1e6:
-        return f"{value:.0f}"
+        return f"{value or 0:.0f}"
     return f"{value:#.3g}".removesuffix(".")
 
 
