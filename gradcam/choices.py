@@ -22,6 +22,10 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
 }
 
+# Which channels of a layer come first, and what each one's largest value is measured by.
+CHANNEL_ORDERS = ("strongest", "index")
+CHANNEL_SCALES = ("channel", "layer")
+
 # What `gradcam batch` writes of a picture, and as what.
 SAVED = {
     "overlay": "the heatmap on the picture",

@@ -70,7 +70,11 @@ def colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool
 
 def sheet(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
     """Pictures side by side in rows, each scaled to one height (in pixels), with white between them."""
-    strips = [_join([scale(picture, height) for picture in row], axis=1) for row in rows]
+    return stack([_join([scale(picture, height) for picture in row], axis=1) for row in rows])
+
+
+def stack(strips: Sequence[Pixels]) -> Pixels:
+    """Pictures one below another, with white between them, and to the right of those that are not as wide."""
     width = max(strip.shape[1] for strip in strips)
     return _join([_pad(strip, width) for strip in strips], axis=0)
 
@@ -85,7 +89,7 @@ def find_colormap(name: str) -> int:
 
 
 @functools.cache  # OpenCV computes them anew each time
-def _colours(colormap: int) -> NDArray[np.float32]:
+def colours_of(colormap: int) -> NDArray[np.float32]:
     """The 256 colours of OpenCV's map of this number, RGB, float32 (256,3); to be read only."""
     levels = np.arange(256, dtype=np.uint8)[:, None]
     return flip_colours(cv2.applyColorMap(levels, colormap))[:, 0].astype(np.float32)
@@ -101,7 +105,7 @@ def _blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDAr
         little, most = np.where(values < 0, little_against, little_for), np.where(values < 0, most_against, most_for)
         colours = little * (1 - strength) + most * strength
     else:
-        colours = _colours(find_colormap(colormap))
+        colours = colours_of(find_colormap(colormap))
     return colours, np.minimum(1, 2 * strength)
 
 

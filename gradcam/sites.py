@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,11 +48,26 @@ def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
 
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
-    """How a layer's activations lie on the picture. Raises `LayerError` where they do not, or nobody can tell."""
-    batch = recorded.batch
+    """How a recorded layer's activations lie on the picture. Raises as `place` does."""
+    return place(layer, activations, recorded.layers[layer], recorded.batch, modules=recorded.modules, reshape=reshape)
+
+
+def place(
+    layer: str,
+    activations: Tensor,
+    module: nn.Module,
+    batch: Batch,
+    *,
+    modules: Iterable[nn.Module],
+    reshape: Reshape = None,
+) -> Layout | Picked:
+    """How what a layer gave lies on the picture; `modules` are all of the model's.
+
+    Raises `LayerError` where it does not, or nobody can tell.
+    """
     if callable(reshape):
         return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
-    module, patches = recorded.layers[layer], find_patches(recorded.modules) if activations.ndim == 3 else ()
+    patches = find_patches(modules) if activations.ndim == 3 else ()
     layout = find_layout(activations.shape, batch.size, module, batch.images, patches=patches, reshape=reshape)
     if layout is None:
         raise LayerError(f"Layer '{layer}' gives {tuple(activations.shape)} {_why_not(activations, batch, reshape)}")

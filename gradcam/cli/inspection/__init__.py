@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gradcam.cli.inspection.activations import activations_command
 from gradcam.cli.inspection.features import features_command
 
 
@@ -12,4 +13,5 @@ def inspect_group() -> None:
     """Look inside a network: what its layers give, and what comes back to them."""
 
 
-inspect_group.add_command(features_command)
+for command in (features_command, activations_command):
+    inspect_group.add_command(command)

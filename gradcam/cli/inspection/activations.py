@@ -1,0 +1,203 @@
+"""`gradcam inspect activations`: what the channels of layers give for a picture, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.choices import CHANNEL_ORDERS, CHANNEL_SCALES
+from gradcam.cli import options
+from gradcam.cli.inspection.activation_outcome import Outcome, Row
+from gradcam.cli.job import make_folder
+from gradcam.cli.preparation import load_model, say
+from gradcam.cli.settings import Destination, ModelChoice, Output, find_destination
+from gradcam.cli.terminal import printable
+from gradcam.errors import describe_failure
+from gradcam.naming import LONGEST_PART, OutputNames, cut, join_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from gradcam.classifiers import Classifier
+    from gradcam.images import Pixels
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How the maps are drawn, as typed."""
+
+    channels: int
+    columns: int
+    order: str
+    scale: str
+    cell: int
+    colormap: str
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is done with each picture."""
+
+    classifier: Classifier
+    layers: Sequence[str]
+    reshape: str | tuple[int, ...] | None
+    look: _Look
+    destination: Destination
+    names: OutputNames
+
+
+@click.command("activations", short_help="Draw what the channels of layers give for pictures.")
+@options.pictures
+@click.option(
+    "-l",
+    "--layer",
+    "layers",
+    metavar="NAME",
+    multiple=True,
+    help="Layer, by dotted name or pattern ('layer*.conv1'); repeatable.  [default: the one that is explained]",
+)
+@click.option(
+    "--channels",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="How many of a layer's channels, at most.",
+)
+@click.option(
+    "--columns", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Cells in a row."
+)
+@click.option(
+    "--order",
+    type=click.Choice(list(CHANNEL_ORDERS)),
+    default="strongest",
+    show_default=True,
+    help="Strongest first, by the mean absolute activation, or as they are in the layer.",
+)
+@click.option(
+    "--scale",
+    type=click.Choice(list(CHANNEL_SCALES)),
+    default="channel",
+    show_default=True,
+    help="Colours end at each channel's own largest value, or at the layer's.",
+)
+@click.option(
+    "--cell", type=click.IntRange(min=1), default=112, show_default=True, metavar="N", help="A cell's pixels."
+)
+@click.option(
+    "--colormap",
+    default="inferno",
+    show_default=True,
+    metavar="NAME",
+    help="Any colour map of OpenCV, for layers without negative values.",
+)
+@options.model
+@options.output
+@options.printing
+def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Draw activation maps: a cell for each channel of each layer, with its number and its strength.
+
+    Early layers look like the picture, deep ones are abstract. Where a layer has negative values, zero is black, warm
+    colours are above it and cold ones below. Pictures are called <picture>-activations.png.
+    """
+    output = Output(as_json, quiet)
+    job = _prepare(images, output, chosen)
+    status = 0
+    for image in images:
+        with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
+            outcome = _work(job, image)
+        outcome.tell(output)
+        status = status or int(outcome.error is not None)
+    return status
+
+
+def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
+    """Load the model and check all that was typed. Raises `GradcamError` and `click.UsageError`."""
+    from gradcam.drawing import find_colormap
+    from gradcam.inspection.selection import is_pattern, select_layers
+
+    look = _Look(**{each.name: chosen[each.name] for each in fields(_Look)})
+    find_colormap(look.colormap)
+    destination = find_destination(chosen["output"], images, len(images))
+    choice = ModelChoice(**{each.name: chosen[each.name] for each in fields(ModelChoice)})
+    named = next((name for name in chosen["layers"] if not is_pattern(name)), None)
+    classifier = load_model(choice, layer=named)
+    layers = chosen["layers"] or (classifier.layer,)
+    select_layers(classifier.model, layers)
+    say(classifier.notes, output)
+    return _Job(classifier, layers, chosen["reshape"], look, destination, OutputNames(destination.folder, images))
+
+
+def _work(job: _Job, image: Path) -> Outcome:
+    """Draw one picture's maps; whatever goes wrong is in the outcome."""
+    start = time.perf_counter()
+    try:
+        size, path, rows = _draw(job, image)
+    except (Exception, SystemExit) as error:  # one broken picture does not stop the others
+        return Outcome(str(image), job.classifier.name, error=describe_failure(str(image), error))
+    return Outcome(
+        image=str(image),
+        model=job.classifier.name,
+        device=str(job.classifier.device),
+        size=size,
+        file=str(path),
+        rows=rows,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _draw(job: _Job, image: Path) -> tuple[tuple[int, int], Path, list[Row]]:
+    """The size of the picture, the file that was written, and what is in it."""
+    from gradcam.images import write_image
+    from gradcam.inspection.channels import activations
+    from gradcam.inspection.sheets import draw_activations
+
+    classifier, look = job.classifier, job.look
+    reading = classifier.prepare(image).reading
+    maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
+    height, width = reading.picture.shape[:2]
+    sheet = draw_activations(
+        maps,
+        picture=_cut(reading.picture, classifier),
+        title=f"{cut(printable(image.name), LONGEST_PART)}, as {classifier.name} saw it",
+        channels=look.channels,
+        columns=look.columns,
+        order=look.order,
+        scale=look.scale,
+        size=look.cell,
+        colormap=look.colormap,
+    )
+    make_folder(job.destination.folder)
+    path = job.destination.file or job.names.claim([join_name(image.stem, "-activations.png")])[0]
+    write_image(path, sheet)
+    return (height, width), path, [_to_row(name, grid, look) for name, grid in maps.items()]
+
+
+def _cut(picture: Pixels, classifier: Classifier) -> Pixels:
+    """What the network saw of it."""
+    top, left, height, width = classifier.region(*picture.shape[:2])
+    return picture[top : top + height, left : left + width]
+
+
+def _to_row(name: str, grid: Tensor, look: _Look) -> Row:
+    from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
+
+    maps = take_maps(grid, 0, name)
+    strengths: np.ndarray[Any, Any] = measure_strengths(maps)
+    shown = order_channels(strengths, look.order)[: look.channels]
+    count, height, width = maps.shape
+    return Row(
+        layer=name,
+        channels=count,
+        grid=(height, width),
+        dead=int((~maps.any(axis=(1, 2))).sum()),
+        shown=[(channel, float(strengths[channel])) for channel in shown],
+    )

@@ -1,0 +1,100 @@
+"""What each channel of a layer gives on the picture: activation maps, and how strong each of them is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gradcam.errors import ImageError, LayerError, shorten
+from gradcam.inspection.extraction import features
+from gradcam.inspection.selection import Layers, select_layers
+from gradcam.layers import unwrap
+from gradcam.recording import to_batch
+from gradcam.reshaping import to_reshape
+from gradcam.sites import place
+
+
+def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any = None) -> dict[str, Tensor]:
+    """What layers give for images, as grids (N,C,h,w) by the layers' dotted names: a channel's map lies on the picture.
+
+        maps = activations(model, images, ["layer1", "layer4"])
+        draw_activations(maps)  # a picture of them
+
+    Tokens and channels-last maps are laid out as `gradcam.explain` does it; tokens before the grid, such as the class token,
+    are left out. Of volumes it is (N,C,d,h,w). Values are the layer's own, in its precision and on its device, detached.
+    `images`, `reshape`: as in `gradcam.explain`. `layers`: a dotted name, a pattern (`layer*.conv1`), a module, or several.
+    Of a layer that runs several times it is the first run, and of a pattern those layers that have a grid. The model is
+    left as it was, as `features` leaves it, and several threads may do this at once.
+
+    Raises `LayerError` as `features` does, and for a layer without a grid, such as a fully connected one, or a pattern
+    that fits no other; `ImageError` where there are no images (N,C,H,W) or (N,C,D,H,W).
+    """
+    model, batch, reshape = unwrap(model), to_batch(images), to_reshape(reshape)
+    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, (str, nn.Module)) else [layers]
+    found = features(model, images, wanted)
+
+    def to_grid(name: str, module: nn.Module) -> Tensor:
+        layout = place(name, found[name], module, batch, modules=model.modules(), reshape=reshape)
+        return layout.to_grid(found[name])
+
+    grids: dict[str, Tensor] = {}
+    for layer in wanted:
+        grids |= _lay_out({name: it for name, it in select_layers(model, layer).items() if name in found}, to_grid)
+    return grids
+
+
+def _lay_out(layers: dict[str, nn.Module], to_grid: Callable[[str, nn.Module], Tensor]) -> dict[str, Tensor]:
+    """The grids of those that have one. Raises `LayerError` where none has, for the reason that the first has none."""
+    grids = {}
+    for name, module in layers.items():
+        with contextlib.suppress(LayerError):
+            grids[name] = to_grid(name, module)
+    if not grids:
+        try:
+            to_grid(*next(iter(layers.items())))
+        except LayerError as error:
+            raise LayerError(f"{error} `gradcam inspect features` takes whatever it gives.") from None
+    return grids
+
+
+def measure_strengths(maps: NDArray[Any]) -> NDArray[np.float64]:
+    """How strong each of C channels (C,h,w) is: its mean absolute activation, (C,). NaN where there is one in it."""
+    return np.asarray(np.abs(maps.astype(np.float64)).mean(axis=(1, 2)))
+
+
+def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> list[int]:
+    """The channels' numbers in an order of `choices.CHANNEL_ORDERS`: the strongest first, or as they are in the layer.
+
+    Before the strongest come those with NaN, which are there to be seen; of equal ones the first comes first.
+    """
+    if order == "index":
+        return list(range(len(strengths)))
+    keys = np.where(np.isnan(strengths), -np.inf, -strengths)
+    return [int(channel) for channel in np.argsort(keys, kind="stable")]
+
+
+def take_maps(given: Any, image: int, name: str) -> NDArray[np.float64]:
+    """One image's maps (C,h,w) of what somebody gave for a layer: floats (N,C,h,w), or (C,h,w) of one image.
+
+    Raises `ImageError` for anything else, and for an image that is not there.
+    """
+    what = f"The activations of '{name}' are" if name else "The activations are"
+    if not isinstance(given, (Tensor, np.ndarray)):
+        raise ImageError(f"{what} {shorten(given)}, expected a tensor or an array (C,h,w) or (N,C,h,w).")
+    if isinstance(given, Tensor):
+        given = given.detach().cpu()
+        given = (given.double() if given.is_floating_point() else given).numpy()  # NumPy has no bfloat16
+    if given.ndim == 5:
+        middle = given.shape[2] // 2
+        raise ImageError(f"{what} of volumes, {given.shape}: give a slice of them, such as tensor[:, :, {middle}].")
+    if given.ndim not in (3, 4) or given.size == 0 or given.dtype.kind != "f":
+        raise ImageError(f"{what} {given.dtype} {given.shape}, expected floats (C,h,w) or (N,C,h,w).")
+    maps = given if given.ndim == 4 else given[None]
+    if isinstance(image, bool) or not isinstance(image, int) or not 0 <= image < len(maps):
+        raise ImageError(f"There is no image {shorten(image)}: there are {len(maps)}, and the first is 0.")
+    return np.asarray(maps[image], np.float64)

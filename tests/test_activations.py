@@ -1,0 +1,265 @@
+"""`inspection.activations`: what layers give as grids, by slow loops; and that nothing stays on the model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from gradcam.errors import ImageError, LayerError
+from gradcam.inspection.channels import activations, measure_strengths, order_channels
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+
+def outputs(model: nn.Module, images: Any, name: str) -> list[Tensor]:
+    """The oracle: what a layer gives in each of its runs, by a plain hook that clones."""
+    found: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(lambda module, args, output: found.append(output.clone()))
+    with torch.no_grad():
+        model.eval()(images)
+    handle.remove()
+    return found
+
+
+class Around(nn.Module):
+    """A model whose forward pass is any function of a convolution, a linear layer and the input."""
+
+    def __init__(self, function: Callable[[nn.Module, nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.linear, self.function = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 7), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.conv, self.linear, x)
+
+
+# What comes out
+
+
+def test_each_layers_own_output_whatever_is_done_to_it_in_place_behind() -> None:
+    model = tiny_model()
+    found = activations(model, TINY, ["3", "0", "4", "1"])  # behind 1 and 3 there is a ReLU in place
+    assert list(found) == ["3", "0", "4", "1"]
+    for name, grid in found.items():
+        assert torch.equal(grid, outputs(model, TINY, name)[0])
+        assert not grid.requires_grad
+    assert (found["3"] < 0).any()
+    assert torch.equal(found["4"], found["3"].clamp(min=0))
+
+
+def test_tokens_become_a_grid_without_the_class_token() -> None:
+    vit = torchvision.models.VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16)
+    images = torch.randn(2, 3, 32, 32)
+    name = "encoder.layers.encoder_layer_1"
+    tokens = outputs(vit, images, name)[0]
+    grid = activations(vit, images, name)[name]
+    assert grid.shape == (2, 8, 4, 4)
+    for n in range(2):
+        for c in range(8):
+            for i in range(4):
+                for j in range(4):
+                    assert grid[n, c, i, j] == tokens[n, 1 + 4 * i + j, c]
+
+
+def test_channels_that_come_last_come_first() -> None:
+    model = Around(lambda conv, linear, x: linear(conv(x).movedim(1, 3)).mean((1, 2)))
+    grid = activations(model, TINY, "linear")["linear"]
+    assert grid.shape == (3, 7, 12, 16)
+    last = outputs(model, TINY, "linear")[0]
+    for c in range(7):
+        assert torch.equal(grid[:, c], last[:, :, :, c])
+
+
+def test_somebody_says_how_the_tokens_lie() -> None:
+    model = Around(lambda conv, linear, x: linear(conv(x).flatten(2).mT).mean(1))
+    tokens = outputs(model, TINY, "linear")[0]  # (N,192,7)
+    by_grid = activations(model, TINY, "linear", reshape=(12, 16))["linear"]
+    by_function = activations(model, TINY, "linear", reshape=lambda it: it.mT.unflatten(2, (6, 32)))["linear"]
+    assert torch.equal(by_grid[1, 2, 3], tokens[1, 48:64, 2])
+    assert torch.equal(by_function[1, 2, 3], tokens[1, 96:128, 2])
+    with pytest.raises(LayerError, match=r"reshape=\(5, 5\) does not fit"):
+        activations(model, TINY, "linear", reshape=(5, 5))
+    with pytest.raises(LayerError, match="reshape is 'rows', expected the grid"):
+        activations(model, TINY, "linear", reshape="rows")
+
+
+def test_volumes_keep_their_rank() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Flatten())
+    volumes = torch.randn(2, 1, 4, 6, 8)
+    assert torch.equal(activations(model, volumes, "0")["0"], outputs(model, volumes, "0")[0])
+
+
+def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
+    model = Around(lambda conv, linear, x: conv(conv(conv(x))))
+    runs = outputs(model, TINY, "conv")
+    assert len(runs) == 3
+    assert torch.equal(activations(model, TINY, "conv")["conv"], runs[0])
+
+
+def test_a_patterns_layers_are_those_with_a_grid() -> None:
+    assert list(activations(tiny_model(), TINY, "*")) == ["0", "1", "2", "3", "4"]  # neither pooled nor flat
+    assert list(activations(tiny_model(), TINY, ["[48]", "0", "4"])) == ["4", "0"]
+
+
+def test_values_keep_their_precision_and_nan_is_no_error() -> None:
+    model = tiny_model().to(torch.bfloat16)
+    images = TINY.to(torch.bfloat16)
+    images[0, 0, 0, 0] = float("nan")
+    grid = activations(model, images, "0")["0"]
+    assert grid.dtype == torch.bfloat16
+    assert grid[0, :, 0, 0].isnan().all()
+    assert grid[1].isfinite().all()
+
+
+def test_layers_may_be_modules_and_images_a_dict() -> None:
+    model = tiny_model()
+    by_module = activations(model, {"input": TINY}, [model[0], model[3]])
+    assert list(by_module) == ["0", "3"]
+    assert torch.equal(by_module["0"], activations(model, (TINY,), "0")["0"])
+    assert list(activations(model, TINY, iter(["3"]))) == ["3"]
+    assert list(activations(model, TINY, model[3])) == ["3"]
+
+
+# Strength and order
+
+
+def test_strength_is_the_mean_absolute_activation() -> None:
+    maps = np.array([[[1, -3], [0, 0]], [[2, 2], [2, 2]], [[0, 0], [0, 0]]], np.float32)
+    assert measure_strengths(maps).tolist() == [1, 2, 0]
+    huge = np.full((1, 4, 4), 60000, np.float16)
+    assert measure_strengths(huge).tolist() == [60000]  # the sum of which float16 does not hold
+
+
+def test_the_strongest_come_first_and_before_them_what_is_nan() -> None:
+    strengths = np.array([1, 3, float("nan"), 3, 0, float("inf")])
+    assert order_channels(strengths) == [2, 5, 1, 3, 0, 4]
+    assert order_channels(strengths, "index") == [0, 1, 2, 3, 4, 5]
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("8", r"'8' gives \(3, 5\).*no spatial grid: choose a layer before pooling.*`gradcam inspect features`"),
+        (["0", "5"], r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
+        ("[5678]", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
+        ("9", "There is no layer '9'"),
+        ("x*", r"No layer fits 'x\*'"),
+        ([], "The layers are"),
+        (None, "None"),
+        (["0", 3], "The layer is 3, expected a dotted name"),
+    ],
+)
+def test_layers_that_cannot_be(layers: Any, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        activations(tiny_model(), TINY, layers)
+
+
+def test_a_layer_that_never_runs_and_one_that_gives_no_tensor() -> None:
+    with pytest.raises(LayerError, match=r"'linear' did not run"):
+        activations(Around(lambda conv, linear, x: conv(x)), TINY, ["conv", "linear"])
+
+    class Names(nn.Module):
+        def forward(self, x: Tensor) -> list[str]:
+            return ["a"]
+
+    model = nn.Sequential(Names(), nn.Identity())
+    with pytest.raises(LayerError, match="'0' gave no floating-point tensor"):
+        activations(model, TINY, "0")
+
+
+def test_what_are_no_images() -> None:
+    with pytest.raises(ImageError, match=r"expected a floating tensor \(N,C,H,W\)"):
+        activations(tiny_model(), TINY[0], "0")
+
+
+# No trace
+
+
+class Fails(nn.Module):
+    """Draws random numbers, and raises what it is told to."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(3)
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+def failing(error: BaseException | None) -> nn.Module:
+    """A model in training, in which some modules are not, some parameters are frozen, and some have a gradient."""
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), Fails(error), nn.ReLU(inplace=True), nn.Dropout())
+    model.train()
+    model[4].eval()
+    model[0].bias.requires_grad_(False)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    return model
+
+
+@pytest.mark.parametrize("error", [None, ValueError("on purpose"), KeyboardInterrupt(), SystemExit(3)])
+def test_nothing_stays_whatever_the_model_raises(error: BaseException | None) -> None:
+    model = failing(error)
+    images = TINY.clone()
+    before = traces(model)
+    if error is None:
+        activations(model, images, ["0", "3"])
+    else:
+        with pytest.raises(type(error)):
+            activations(model, images, ["0", "3"])
+    assert_same(before, traces(model))
+    assert torch.equal(images, TINY)
+
+
+def test_nothing_stays_where_a_layer_has_no_grid_and_in_inference_mode() -> None:
+    model = tiny_model().train()
+    before = traces(model)
+    with pytest.raises(LayerError):
+        activations(model, TINY, ["0", "8"])
+    assert_same(before, traces(model))
+    with torch.inference_mode():
+        before = traces(model)
+        grid = activations(model, TINY.clone(), "0")["0"]
+        assert_same(before, traces(model))
+    assert torch.equal(grid, activations(model, TINY, "0")["0"])
+
+
+def test_several_threads_at_once_each_get_their_own_images_maps() -> None:
+    model = tiny_model().train()
+    before = traces(model)
+    batches = [torch.randn(2, 3, 12, 16) for _ in range(4)]
+    expected = [activations(model, batch, "*") for batch in batches]
+    wrong: list[object] = []
+
+    def work(batch: Tensor, wanted: dict[str, Tensor]) -> None:
+        for _ in range(10):
+            found = activations(model, batch, "*")
+            if not all(torch.equal(found[name], grid) for name, grid in wanted.items()):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(batches, expected)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    before["random"] = torch.get_rng_state()
+    assert_same(before, traces(model))
+
+
+def test_compiled_models_are_looked_into_eagerly() -> None:
+    model = tiny_model().eval()
+    expected = activations(model, TINY, "3")["3"]
+    compiled = torch.compile(model, backend="eager")
+    compiled(TINY)
+    assert torch.equal(activations(compiled, TINY, "3")["3"], expected)

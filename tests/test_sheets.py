@@ -1,0 +1,346 @@
+"""Sheets of activation maps: which channel lies where, in which colours, and what is written beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from gradcam import drawing
+from gradcam.errors import GradcamError, ImageError
+from gradcam.inspection.blocks import BAR, BAR_HEIGHT, CAPTION, HEADING, LABEL, PALE, TEXT, TITLE
+from gradcam.inspection.cells import draw_cell, find_largest
+from gradcam.inspection.sheets import draw_activations
+from gradcam.panels import GAP, INK, LINE, MARGIN
+
+BLACK, MAGENTA = (0, 0, 0), (255, 0, 255)
+MOST, LEAST = (255, 245, 215), (235, 250, 255)  # the last colours of signed values
+HALF, MINUS_HALF = (200, 90, 40), (50, 130, 190)
+
+
+def colour(share: float, colormap: int = cv2.COLORMAP_INFERNO) -> tuple[int, ...]:
+    """OpenCV's own, RGB."""
+    level = np.array([[round(share * 255)]], np.uint8)
+    return tuple(int(value) for value in cv2.applyColorMap(level, colormap)[0, 0, ::-1])
+
+
+def cell(sheet: np.ndarray[Any, Any], place: int, *, size: int, columns: int = 8, top: int | None = None) -> Any:
+    """The pixels of a square cell of a sheet's first block, without a picture and a title above it."""
+    start = MARGIN + LINE + GAP + HEADING + GAP if top is None else top
+    down = start + place // columns * (size + CAPTION + GAP)
+    across = MARGIN + place % columns * (size + GAP)
+    return sheet[down : down + size, across : across + size]
+
+
+def is_all(pixels: Any, wanted: tuple[int, ...]) -> bool:
+    return bool((pixels == wanted).all())
+
+
+def flat(*values: float) -> np.ndarray[Any, Any]:
+    """Channels (C,2,2) of one value each."""
+    return np.broadcast_to(np.array(values, np.float32)[:, None, None], (len(values), 2, 2))
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that is written."""
+    written: list[str] = []
+    write = ImageDraw.ImageDraw.text
+
+    def text(draw: ImageDraw.ImageDraw, place: Any, text: str, *rest: Any, **more: Any) -> None:
+        written.append(text)
+        write(draw, place, text, *rest, **more)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    return written
+
+
+# Colours
+
+
+def test_each_value_is_a_sharp_square_in_its_colour() -> None:
+    sheet = draw_activations(np.array([[[0.0, 1.0], [2.0, 4.0]]]), size=16)
+    found = cell(sheet, 0, size=16)
+    for row, column, share in ((0, 0, 0), (0, 1, 0.25), (1, 0, 0.5), (1, 1, 1)):
+        assert is_all(found[8 * row : 8 * row + 8, 8 * column : 8 * column + 8], colour(share))
+    viridis = cell(draw_activations(np.array([[[0.0, 1.0], [2.0, 4.0]]]), size=16, colormap="viridis"), 0, size=16)
+    assert is_all(viridis[8:, :8], colour(0.5, cv2.COLORMAP_VIRIDIS))
+
+
+def test_signed_values_are_warm_and_cold_and_zero_is_black() -> None:
+    maps = torch.tensor([[[0.0, 2.0, -2.0], [1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
+    found = cell(draw_activations(maps, size=3, colormap="viridis"), 0, size=3)
+    assert [tuple(pixel) for pixel in found[0]] == [BLACK, MOST, LEAST]
+    assert np.abs(found[1, :2].astype(int) - (HALF, MINUS_HALF)).max() <= 1
+    assert is_all(found[2], BLACK)
+
+
+def test_one_negative_value_in_a_layer_makes_all_its_channels_signed() -> None:
+    maps = flat(1, 2, 3).copy()
+    maps[2, 0, 0] = -0.001
+    sheet = draw_activations(maps, order="index", size=8)
+    assert is_all(cell(sheet, 0, size=8), MOST)
+    sheet = draw_activations({"a": flat(1, 2, 3), "b": maps}, order="index", size=8)
+    assert is_all(cell(sheet, 0, size=8), colour(1))  # the other layer's are not
+
+
+def test_colours_end_at_each_channels_largest_or_at_the_layers() -> None:
+    maps = flat(1, 4, 2)
+    each = draw_activations(maps, order="index", size=8)
+    alike = draw_activations(maps, order="index", scale="layer", size=8)
+    assert all(is_all(cell(each, place, size=8), colour(1)) for place in range(3))
+    for place, share in enumerate((0.25, 1, 0.5)):
+        assert is_all(cell(alike, place, size=8), colour(share))
+
+
+def test_the_layers_largest_does_not_depend_on_what_is_shown() -> None:
+    alike = draw_activations(flat(1, 4), order="index", channels=1, scale="layer", size=8)
+    assert is_all(cell(alike, 0, size=8), colour(0.25))
+
+
+@pytest.mark.parametrize("count", [1, 49, 100, 101, 196, 3136])
+def test_the_largest_is_the_99th_percentile_of_what_is_not_zero(count: int) -> None:
+    values = np.random.default_rng(0).normal(size=count)
+    ranked = sorted(abs(value) for value in values)
+    expected = ranked[math.ceil(0.99 * (count - 1))]
+    odd = np.concatenate([values, np.zeros(5000), [np.nan, np.inf, -np.inf]])
+    assert find_largest(odd) == expected
+    assert (expected == ranked[-1]) == (count <= 100)
+    assert find_largest(np.zeros(9)) == find_largest(np.array([np.nan])) == 0
+
+
+def test_what_is_above_the_largest_has_the_last_colour() -> None:
+    values = np.array([[[3.0, 1.0, 0.5], [-3.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
+    found = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
+    assert is_all(found[0, :2], MOST)
+    assert is_all(found[1, :2], LEAST)
+
+
+def test_nan_and_infinity_are_magenta_and_do_not_fade_the_rest(texts: list[str]) -> None:
+    maps = flat(1, 2, 3).copy()
+    maps[0, 0, 0] = np.nan
+    maps[1, 1, 1] = np.inf
+    sheet = draw_activations({"x": maps}, size=8, scale="layer")
+    first, second, third = (cell(sheet, place, size=8) for place in range(3))
+    assert is_all(first[:4, :4], MAGENTA)  # the channel with NaN comes first, then the one with infinity
+    assert is_all(first[4:], colour(1 / 3))
+    assert is_all(second[4:, 4:], MAGENTA)
+    assert is_all(second[:4], colour(2 / 3))
+    assert is_all(third, colour(1))
+    assert "3 channels of 2 x 2, 2 values NaN or infinite (magenta)" in texts
+    assert texts.count("3.00") == 1  # at the bar's end
+
+
+def test_a_layer_that_is_nothing_but_nan() -> None:
+    assert is_all(cell(draw_activations(flat(float("nan")), size=8), 0, size=8), MAGENTA)
+
+
+@pytest.mark.parametrize("values", [(1, 0), (-1, 0)])
+def test_a_dead_channel_is_black_all_over_and_called_so(values: tuple[float, ...], texts: list[str]) -> None:
+    sheet = draw_activations(flat(*values), size=64)
+    assert cell(sheet, 1, size=64).max() <= 4  # inferno's first colour
+    assert texts[texts.index("1") + 1] == "dead"
+    assert texts.count("dead") == 1
+
+
+def test_of_a_map_larger_than_its_cell_the_mean_is_coloured() -> None:
+    values = np.zeros((4, 4))
+    values[:2, :2] = [[1, -1], [1, -1]]  # whose mean is zero
+    values[:2, 2:] = [[1, 0], [1, 0]]
+    values[2:, :2] = [[-1, 0], [-1, 0]]
+    values[2:, 2:] = [[1, 1], [np.nan, 1]]
+    found = draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
+    assert tuple(found[0, 0]) == BLACK
+    assert np.abs(found[0, 1].astype(int) - HALF).max() <= 1
+    assert np.abs(found[1, 0].astype(int) - MINUS_HALF).max() <= 1
+    assert tuple(found[1, 1]) == MAGENTA
+
+
+def test_a_cell_that_is_no_multiple_of_the_grid_has_pure_colours_inside() -> None:
+    values = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 2.0], [0.0, 1.0, 4.0]])
+    found = draw_cell(values, 10, largest=4, signed=False, colormap="inferno")
+    for row in range(3):
+        for column in range(3):
+            inside = found[(10 * row + 5) // 3, (10 * column + 5) // 3]
+            assert tuple(inside) == colour(values[row, column] / 4)
+
+
+@pytest.mark.parametrize(
+    ("grid", "sides"), [((2, 4), (8, 16)), ((4, 2), (16, 8)), ((1, 100), (1, 16)), ((40, 20), (16, 8))]
+)
+def test_the_longer_side_has_the_size_and_the_aspect_is_kept(grid: tuple[int, int], sides: tuple[int, int]) -> None:
+    assert draw_cell(np.ones(grid), 16, largest=1, signed=False, colormap="bone").shape == (*sides, 3)
+
+
+# Where they lie
+
+
+def test_channels_lie_in_rows_in_their_order() -> None:
+    strengths = [3, 1, 7, 5, 6, 2, 4]
+    maps = flat(*strengths)
+    by_strength = draw_activations(maps, columns=3, size=8, scale="layer")
+    by_index = draw_activations(maps, columns=3, size=8, scale="layer", order="index")
+    for place, strength in enumerate(sorted(strengths, reverse=True)):
+        assert is_all(cell(by_strength, place, size=8, columns=3), colour(strength / 7))
+    for place, strength in enumerate(strengths):
+        assert is_all(cell(by_index, place, size=8, columns=3), colour(strength / 7))
+
+
+def test_only_so_many_are_shown_and_never_more_than_there_are(texts: list[str]) -> None:
+    some = draw_activations({"conv": flat(3, 1, 7, 5)}, channels=2, size=8)
+    assert [text for text in texts if text.isdigit()] == ["2", "3", "0"]  # the channels, and the bar's end
+    assert "4 channels of 2 x 2, the strongest 2" in texts
+    assert is_all(cell(some, 2, size=8), (255, 255, 255))
+    texts.clear()
+    draw_activations({"conv": flat(3, 1, 7, 5)}, channels=3, size=8, order="index")
+    assert "4 channels of 2 x 2, the first 3" in texts
+    texts.clear()
+    draw_activations({"conv": flat(3)}, size=8)
+    assert "1 channel of 2 x 2" in texts
+
+
+def test_layers_lie_below_one_another() -> None:
+    sheet = draw_activations({"a": flat(1, 2), "b": torch.full((1, 3, 4, 4), -1.0)}, size=8)
+    below = MARGIN + LINE + GAP + (HEADING + GAP + 8 + CAPTION) + GAP + HEADING + GAP
+    for place in range(3):
+        assert is_all(cell(sheet, place, size=8, top=below), LEAST)
+    assert len(sheet) == below + 8 + CAPTION + MARGIN
+
+
+def test_one_image_of_a_batch_is_drawn() -> None:
+    batch = torch.stack([torch.tensor(flat(1, 4)), torch.tensor(flat(4, 2))])
+    for image, shares in enumerate(((0.25, 1), (1, 0.5))):
+        sheet = draw_activations({"a": batch}, image=image, order="index", scale="layer", size=8)
+        assert [is_all(cell(sheet, k, size=8), colour(share)) for k, share in enumerate(shares)] == [True, True]
+    assert np.array_equal(
+        draw_activations(batch[0].to(torch.bfloat16).requires_grad_()), draw_activations(flat(1, 4).astype(np.float64))
+    )
+
+
+# What is written
+
+
+def caption(height: int, width: int, number: str, strength: str) -> np.ndarray[Any, Any]:
+    """What Pillow writes below a cell of this width."""
+    font = ImageFont.load_default(LABEL)
+    canvas = Image.new("RGB", (width, height), "white")
+    draw = ImageDraw.Draw(canvas)
+    draw.text((0, 3), number, INK, font)
+    draw.text((width - round(font.getlength(strength)), 3), strength, PALE, font)
+    return np.array(canvas)
+
+
+def test_below_each_cell_are_its_number_and_its_strength() -> None:
+    sheet = draw_activations(flat(0.12345, 1234.4, 20), columns=2, size=64)
+    top = MARGIN + LINE + GAP + HEADING + GAP + 64
+    for place, (number, strength) in enumerate((("1", "1234"), ("2", "20.0"), ("0", "0.123"))):
+        down = top + place // 2 * (64 + CAPTION + GAP)
+        left = MARGIN + place % 2 * (64 + GAP)
+        found = sheet[down : down + CAPTION, left : left + 64]
+        assert np.array_equal(found, caption(CAPTION, 64, number, strength))
+
+
+def test_in_small_cells_there_is_room_for_the_number_alone(texts: list[str]) -> None:
+    sheet = draw_activations(flat(*range(1, 1001)), channels=1000, columns=40, size=4, order="index")
+    assert "999" in texts
+    assert "1.00" not in texts
+    pitch = round(ImageFont.load_default(LABEL).getlength("999")) + GAP  # numbers do not run into one another
+    left = MARGIN + 39 * pitch
+    assert is_all(sheet[MARGIN + LINE + GAP + HEADING + GAP :][:4, left : left + 4], colour(1))
+    assert sheet.shape[1] >= left + pitch - GAP + MARGIN
+
+
+def test_the_heading_has_the_name_and_a_bar_of_the_colours() -> None:
+    sheet = draw_activations({"layer2.0": flat(*range(1, 9))}, size=112)
+    top, base = MARGIN + LINE + GAP, HEADING - 4
+    canvas = Image.new("RGB", (112, HEADING), "white")
+    ImageDraw.Draw(canvas).text((0, base), "layer2.0", INK, ImageFont.load_default(TITLE), anchor="ls")
+    name = round(ImageFont.load_default(TITLE).getlength("layer2.0"))
+    assert np.array_equal(sheet[top : top + HEADING, MARGIN : MARGIN + name], np.array(canvas)[:, :name])
+    end = MARGIN + 8 * 112 + 7 * GAP  # the right edge of the last cell
+    after = round(ImageFont.load_default(TEXT).getlength("largest, each channel by itself"))
+    bar = sheet[top + base - BAR_HEIGHT + 1 : top + base + 1, end - after - GAP - BAR : end - after - GAP]
+    assert is_all(bar[:, 0], colour(0))
+    assert is_all(bar[:, -1], colour(1))
+    assert is_all(sheet[top + base - 4, end - after - GAP], (255, 255, 255))
+    assert is_all(bar[:, BAR // 2], colour((BAR // 2) / (BAR - 1)))
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "ends"),
+    [
+        ((1, 4), "channel", ("0", "largest, each channel by itself")),
+        ((1, 4), "layer", ("0", "4.00")),
+        ((1, -4), "channel", ("negative", "positive, each channel by itself")),
+        ((1, -4), "layer", ("-4.00", "4.00")),
+        ((0, 0), "layer", ("0", "0")),
+        ((0, -math.inf), "layer", ("0", "0")),
+    ],
+)
+def test_the_bars_ends_are_named(
+    values: tuple[float, ...], scale: str, ends: tuple[str, str], texts: list[str]
+) -> None:
+    draw_activations(flat(*values), scale=scale, size=8)
+    shape = next(number for number, text in enumerate(texts) if text.startswith("2 channels of 2 x 2"))
+    assert tuple(texts[shape + 1 : shape + 3]) == ends
+
+
+def test_a_long_heading_fits() -> None:
+    sheet = draw_activations({"a.very.long.name." * 9: flat(1)}, size=8)
+    ink = np.nonzero((sheet < 128).any(2))[1]
+    assert ink.max() < sheet.shape[1] - MARGIN // 2
+
+
+def test_the_picture_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    sheet = draw_activations({"a": flat(1)}, picture=picture, title="what it saw", size=30)
+    assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale(picture, 30))
+    assert texts[:2] == ["what it saw", texts[1]]
+    assert "its mean absolute activation" in texts[1]
+    beside = np.nonzero((sheet[MARGIN : MARGIN + 52, MARGIN + 45 :] < 255).any((0, 2)))[0]
+    assert beside.min() >= MARGIN  # the text does not touch it
+
+
+def test_a_sheet_can_be_drawn_on() -> None:
+    sheet = draw_activations(flat(1), size=8)
+    assert sheet.flags.writeable
+    assert sheet.dtype == np.uint8
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (flat(1), {"channels": 0}, "channels is 0, expected a whole number, 1 or more"),
+        (flat(1), {"channels": -3}, "channels is -3"),
+        (flat(1), {"channels": True}, "channels is True"),
+        (flat(1), {"columns": 2.0}, "columns is 2.0"),
+        (flat(1), {"size": 0}, "size is 0"),
+        (flat(1), {"order": "weakest"}, "order is 'weakest', expected one of 'strongest', 'index'"),
+        (flat(1), {"scale": "image"}, "scale is 'image', expected one of 'channel', 'layer'"),
+        (flat(1), {"colormap": "infernal"}, "no colour map 'infernal'. Nearest: 'inferno'"),
+        (flat(-1), {"colormap": "infernal"}, "no colour map"),
+        (flat(1), {"image": 1}, "There is no image 1: there are 1, and the first is 0"),
+        (flat(1), {"image": -1}, "There is no image -1"),
+        (flat(1), {"image": False}, "There is no image False"),
+        (flat(1), {"picture": np.zeros((2, 2))}, "expected an RGB array"),
+        (flat(1), {"size": 20000}, "1 cells of 20000 x 20000 pixels are more than"),
+        ({}, {}, "There are no activations"),
+        ({"fc": torch.ones(1, 10)}, {}, r"activations of 'fc' are .*float64 \(1, 10\), expected floats \(C,h,w\)"),
+        (torch.ones(2, 3, 4, 5, 6), {}, r"of volumes.*such as tensor\[:, :, 2\]"),
+        (torch.ones(3, 0, 4), {}, r"\(3, 0, 4\), expected floats"),
+        (torch.ones(3, 4, 4, dtype=torch.int64), {}, "int64"),
+        ([[1.0]], {}, r"The activations are \[\[1.0\]\], expected a tensor"),
+    ],
+)
+def test_what_cannot_be_drawn(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GradcamError, match=message) as caught:
+        draw_activations(given, **options)
+    assert isinstance(caught.value, ImageError) or {"order", "scale", "colormap"} & options.keys()
