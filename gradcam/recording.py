@@ -88,13 +88,19 @@ class Batch:
         return replace(self, args=args, kwargs=kwargs, pictures=changed)
 
 
-def to_batch(images: Any) -> Batch:
-    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
+def to_arguments(images: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the caller gave, positional and by name. Raises `ImageError` for a mapping whose keys are no names."""
     # A mapping, not only a dict: Hugging Face's processors give one of their own.
     kwargs = dict(images) if isinstance(images, Mapping) else {}
     args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
     if not all(isinstance(key, str) for key in kwargs):
         raise ImageError(f"The images are a mapping from {list(kwargs)}, expected the names of the model's arguments.")
+    return args, kwargs
+
+
+def to_batch(images: Any) -> Batch:
+    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
+    args, kwargs = to_arguments(images)
     given = list(tensors((args, kwargs)))
     if any(tensor.is_nested for tensor in given):
         raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
