@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from gradcam.nested import tensors
+
 Formula = Callable[..., int]
 
 # Operators of these, and of PyTorch itself but for what is below, multiply nothing with weights: they count as none.
@@ -63,8 +65,9 @@ UNKNOWN = (
     "_linalg_slogdet",
     "_linalg_solve_ex",
     "_linalg_svd",
-    "lstm_mps",
     "_lstm_mps",
+    "lstm_mps",
+    "matmul",  # of nested tensors; others come as the products that they are made of
     "mkldnn_convolution",
     "mkldnn_linear",
     "miopen_rnn",
@@ -95,7 +98,7 @@ class MultiplyAdds(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = getattr(operator, "_overloadpacket", operator)
         formula = FORMULAS.get(str(packet)) or _from_pytorch(packet)
-        if formula is None and packet is not operator:
+        if formula is None and packet is not operator and not any(it.is_nested for it in tensors(args)):
             with self:
                 output = operator.decompose(*args, **kwargs)
             if output is not NotImplemented:
@@ -125,6 +128,11 @@ def _is_negligible(operator: Any) -> bool:
     if f"{namespace}::{name}" in NEGLIGIBLE:
         return True
     return namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
+
+
+def _of_linear(values: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """Also of nested tensors."""
+    return int(values.values().numel() if values.is_nested else values.numel()) * weight.shape[0]
 
 
 def _of_product(matrix: Tensor, *_: Any, **__: Any) -> int:
@@ -157,6 +165,7 @@ def _of_deformed_convolution(values: Tensor, weight: Tensor, *_: Any, out_val: T
 
 
 FORMULAS: dict[str, Formula] = {
+    "aten.linear": _of_linear,
     "aten.mv": _of_product,
     "aten.addmv": _of_added_product,
     "aten.dot": _of_product,

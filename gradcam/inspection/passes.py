@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradcam.hooks import Hooks
 from gradcam.inspection.calls import CallLog
@@ -62,7 +62,7 @@ def count_pass(subject: Subject) -> CallLog:
             found = list(tensors(value))
             dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in found)
             counts = Counts(counter.total, counter.unknown, storages.total)
-            return Seen(tuple(tuple(tensor.shape) for tensor in found), dtypes, counts)
+            return Seen(tuple(map(_shape, found)), dtypes, counts)
 
         def look_at_output(output: Any) -> Seen:
             storages.add(output)
@@ -95,7 +95,22 @@ def _prepared(subject: Subject) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
         yield args, kwargs, hooks
 
 
-def _own(model: nn.Module) -> Iterator[torch.Tensor]:
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    return tuple(_length(tensor, axis) for axis in range(tensor.ndim))
+
+
+def _length(tensor: Tensor, axis: int) -> int:
+    """-1 where the parts of a nested tensor differ in it."""
+    try:
+        length = tensor.size(axis)
+    except RuntimeError:
+        return -1
+    return length if isinstance(length, int) else -1
+
+
+def _own(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
 

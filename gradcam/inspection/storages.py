@@ -28,7 +28,8 @@ class Storages:
         """Count what the tensors in `output` take anew: of a view of something larger only what they show of it."""
         new: dict[int, int] = {}
         references = {}
-        for tensor in tensors(output):
+        for given in tensors(output):
+            tensor = given.values() if given.is_nested else given
             size = tensor.numel() * tensor.itemsize
             storage = _storage(tensor)
             if storage is None:

@@ -28,7 +28,8 @@ class Call:
     """One call of one module. What is counted of it counts its parts' calls too.
 
     `name`: dotted, "" for the model itself. `type`: its class. `depth`: in how many other calls it lies. `inputs`,
-    `outputs`: the shapes of every tensor in them, and `dtypes`, the outputs' ("float32"). `parameters`: how many numbers,
+    `outputs`: the shapes of every tensor in them, -1 for an axis along which a nested one is ragged, and `dtypes`, the
+    outputs' ("float32"). `parameters`: how many numbers,
     each once. `multiply_adds`: None where an operator came whose count nobody knows. `activation_bytes`: of the memory that
     modules' outputs took for the first time during the call; views, and what is changed in place, take none. `seconds`: None
     on the meta device, and where the passes differed. `run`, `runs`: which of the module's calls in the pass this is, and of
