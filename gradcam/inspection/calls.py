@@ -13,15 +13,24 @@ from gradcam.hooks import Hooks
 
 @dataclass
 class Entry:
-    """One call: how deep it lies in others, and what was noted of it when it began and ended.
+    """One call: the call that it began in, and what was noted of it when it began and ended.
 
     `ended`: None of one that did not end, but raised.
     """
 
     module: nn.Module
-    depth: int
+    holder: Entry | None
     begun: Any = None
     ended: Any = None
+
+    @property
+    def depth(self) -> int:
+        """In how many calls it lies. Of one that raised, nobody says when: only its parts' calls are taken to lie in it."""
+        found, holder = 0, self.holder
+        while holder is not None:
+            found += holder.ended is not None or any(part is self.module for part in holder.module.modules())
+            holder = holder.holder
+        return found
 
 
 class CallLog:
@@ -48,7 +57,7 @@ class CallLog:
         return [(entry.module, entry.depth, entry.ended is None) for entry in self.entries]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entry = Entry(module, len(self.open))
+        entry = Entry(module, self.open[-1] if self.open else None)
         self.entries.append(entry)
         self.open.append(entry)
         entry.begun = self._begin(args, kwargs)
