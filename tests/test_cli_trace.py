@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from torchvision import models
 
 from gradcam.cli import main
-from gradcam.cli.inspection.trace_table import human
+from gradcam.cli.inspection.trace_table import Heading, format_trace, human
+from gradcam.inspection.tracing import trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -112,9 +113,24 @@ def test_the_table_of_resnet18(run: Command) -> None:
     assert rows[2][:7] == ["relu", "ReLU", "64 x 112 x 112", "64 x 112 x 112", "-", "-", "-"]
     assert rows[-1][:7] == ["fc", "Linear", "512", "1000", "513 k", "512 k", "4.00 kB"]
     assert [row[0] for row in rows][4:8] == ["layer1", "layer1.0", "layer1.1", "layer2"]
-    tops = [row for row in rows if "." not in row[0]]
-    assert 90 <= sum(int(row[-1].removesuffix(" %")) for row in tops) <= 105
     assert lines[-1] == "18 of 75 calls; more with --depth N, --all or --layer PATTERN."
+
+
+def test_times_and_shares_are_of_the_whole_pass() -> None:
+    whole = trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.ReLU()), torch.ones(2, 3), rounds=0)
+    seconds = (2.0, 1.0, 0.0501, 0.00123)
+    timed = replace(whole, calls=tuple(replace(call, seconds=it) for call, it in zip(whole.calls, seconds)))
+    lines = format_trace(timed, timed.calls, Heading("a name", "noise"), 120).splitlines()
+    assert lines[:2] == [
+        "a name on cpu   2 x 3   noise",
+        "0 parameters   0 multiply-adds   72 B of activations   2000.0 ms",
+    ]
+    assert [cells(line)[-2:] for line in lines[3:]] == [
+        ["ms", "share"],
+        ["1000", "50 %"],
+        ["50.1", "3 %"],
+        ["1.23", "0 %"],
+    ]
 
 
 @pytest.mark.usefixtures("no_weights")

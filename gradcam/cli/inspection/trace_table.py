@@ -33,7 +33,7 @@ def format_trace(trace: Trace, calls: Sequence[Call], heading: Heading, width: i
     name = click.style(heading.name, bold=True)
     shape = " x ".join(map(str, whole.inputs[0]))
     times = [] if trace.seconds is None else [f"{1000 * trace.seconds:.1f} ms"]
-    cost = "unknown" if trace.multiply_adds is None else human(trace.multiply_adds)
+    cost = "unknown" if trace.multiply_adds is None else human(trace.multiply_adds).rstrip()
     totals = [f"{trace.parameters:,} parameters", f"{cost} multiply-adds"]
     totals += [f"{human(trace.activation_bytes)}B of activations", *times]
     rows = [call for call in calls if call.depth] or list(calls)
