@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from torchvision import models
@@ -120,7 +121,8 @@ def test_times_and_shares_are_of_the_whole_pass() -> None:
     whole = trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.ReLU()), torch.ones(2, 3), rounds=0)
     seconds = (2.0, 1.0, 0.0501, 0.00123)
     timed = replace(whole, calls=tuple(replace(call, seconds=it) for call, it in zip(whole.calls, seconds)))
-    lines = format_trace(timed, timed.calls, Heading("a name", "noise"), 120).splitlines()
+    text = click.unstyle(format_trace(timed, timed.calls, Heading("a name", "noise"), 120))
+    lines = text.splitlines()
     assert lines[:2] == [
         "a name on cpu   2 x 3   noise",
         "0 parameters   0 multiply-adds   72 B of activations   2000.0 ms",

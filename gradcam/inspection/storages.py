@@ -19,10 +19,9 @@ class Storages:
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        self.total = 0  # bytes
+        self.total = 0  # bytes of all that was added so far, those known beforehand too
         self._known: dict[int, StorageWeakRef] = {}
         self.add(list(known))
-        self.total = 0
 
     def add(self, output: object) -> None:
         """Count what the tensors in `output` take anew: of a view of something larger only what they show of it."""
