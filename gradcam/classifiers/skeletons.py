@@ -23,7 +23,7 @@ from gradcam.listing import LayerRow, list_layers
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model on the meta device, and what it takes: pictures of `size` (height, width) with so many channels.
+    """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels.
 
     `layer`: what is explained where nothing else is said, None for the last layer that has a grid.
     """
@@ -53,6 +53,18 @@ def build_skeleton(name: str = DEFAULT, *, size: tuple[int, int] | None = None) 
     return _to_skeleton(name, find_blueprint(name), size)
 
 
+def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Skeleton:
+    """The same with weights that are drawn at random, so that it computes; no weights are read or downloaded either.
+
+    What a function of the user's own gives is taken as it is. The random state of the caller stays as it was.
+    Raises `ModelError` as `build_skeleton` does.
+    """
+    blueprint = find_blueprint(name)
+    with torch.random.fork_rng(devices=()):
+        model = _build(name, blueprint)
+    return Skeleton(name, model, size or blueprint.size, blueprint.channels, blueprint.layer)
+
+
 def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Survey:
     """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion.
 
@@ -65,7 +77,7 @@ def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Surve
     try:
         return _survey(blueprint, skeleton)
     except ModelError:
-        channels = _first_channels(skeleton.model)
+        channels = first_channels(skeleton.model)
         if channels in (0, skeleton.channels):
             raise
         return _survey(blueprint, replace(skeleton, channels=channels))
@@ -84,7 +96,7 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     return Survey(skeleton, _suggest(rows, skeleton.layer), note)
 
 
-def _first_channels(model: nn.Module) -> int:
+def first_channels(model: nn.Module) -> int:
     """How many channels the first convolution takes; 0 where there is none, or none that knows."""
     convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
     return next((convolution.in_channels for convolution in convolutions), 0)

@@ -1,0 +1,199 @@
+"""Verbose execution: every call of every module in one forward pass, with its shapes, its size, its cost and its time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import isnan
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradcam.errors import GradcamError, ImageError, join_names, shorten
+from gradcam.inspection.calls import Entry
+from gradcam.inspection.passes import Subject, count_pass, timed_pass
+from gradcam.layers import unwrap
+from gradcam.nested import map_tensors, tensors
+from gradcam.recording import to_arguments
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one module. What is counted of it counts its parts' calls too.
+
+    `name`: dotted, "" for the model itself. `type`: its class. `depth`: in how many other calls it lies. `inputs`,
+    `outputs`: the shapes of every tensor in them, -1 for an axis along which a nested one is ragged, and `dtypes`, the
+    outputs' ("float32"). `parameters`: how many numbers,
+    each once. `multiply_adds`: None where an operator came whose count nobody knows. `activation_bytes`: of the memory that
+    modules' outputs took for the first time during the call; views, and what is changed in place, take none. `seconds`: None
+    on the meta device, and where the passes differed. `run`, `runs`: which of the module's calls in the pass this is, and of
+    how many. `also`: the module's other names in the model. `tied`: parameters of other modules that are this one's own too.
+    A call that raised what its caller caught has no outputs.
+    """
+
+    name: str
+    type: str
+    depth: int
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    dtypes: tuple[str, ...]
+    parameters: int
+    multiply_adds: int | None
+    activation_bytes: int
+    seconds: float | None
+    run: int
+    runs: int
+    also: tuple[str, ...]
+    tied: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls of a forward pass in the order in which they began: the model's own comes first, and holds the totals.
+
+    `device`: where it ran. `notes`: what a person should know of how it was traced. `pandas.DataFrame(trace.calls)` makes
+    a table of it.
+    """
+
+    calls: tuple[Call, ...] = field(repr=False)
+    device: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model's parameters are, each counted once."""
+        return self.calls[0].parameters
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """Of the whole pass."""
+        return self.calls[0].multiply_adds
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of all outputs of modules, each piece of memory once."""
+        return self.calls[0].activation_bytes
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole pass, hooks on every module included."""
+        return self.calls[0].seconds
+
+    def __repr__(self) -> str:
+        cost = "unknown" if self.multiply_adds is None else f"{self.multiply_adds:,}"
+        time = "" if self.seconds is None else f", {1000 * self.seconds:.1f} ms"
+        size = f"{self.parameters:,} parameters, {cost} multiply-adds, {self.activation_bytes:,} bytes of activations"
+        return f"Trace({self.calls[0].type} on {self.device}: {len(self.calls)} calls, {size}{time})"
+
+
+def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
+    """Every call of every module of `model` in one forward pass.
+
+    `images`: what the model takes, pictures or not: a tensor, a tuple of positional arguments, or a mapping of keyword
+    arguments. `rounds`: over how many passes times are medians, behind one that counts; 0 for no times. Each pass runs in
+    evaluation mode, without gradients, from the same random state and on a copy of the images. The model is left as it was.
+    On the meta device nothing is computed, and there are no times.
+
+    Multiply-adds are those of matrix products, convolutions, attention and recurrent layers, two operations each, as
+    `torch.utils.flop_counter` and most papers count them. Times are of hooked modules: PyTorch leaves out shortcuts through
+    `nn.TransformerEncoderLayer` then, and each call costs some microseconds. Not seen are modules whose `forward` is called
+    directly, and TorchScript.
+
+    Raises `ModelError` for what is no module, `ImageError` for images without a tensor, `GradcamError` for a wrong `rounds`.
+    Errors of the model come through as they are, with a note of the layer (from Python 3.11 on).
+    """
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
+        raise GradcamError(f"rounds is {shorten(rounds)}, expected how many passes are timed: 0, 1, 2, ...")
+    model = unwrap(model)
+    args, kwargs = to_arguments(images)
+    if not any(True for _ in tensors((args, kwargs))):
+        raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
+    own = [*model.parameters(), *model.buffers()]
+    is_meta = any(tensor.is_meta for tensor in own or tensors((args, kwargs)))
+    if is_meta:
+        args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
+    devices = list(dict.fromkeys(tensor.device for tensor in chain(own, tensors((args, kwargs)))))
+    subject = Subject(model, _names(model), args, kwargs)
+    counted = count_pass(subject)
+    timed = [timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
+    agree = all(log.order == counted.order for log, _ in timed)
+    seconds = [_median(column) for column in zip(*(column for _, column in timed))] if timed and agree else None
+    return Trace(
+        calls=_to_calls(subject, counted.entries, seconds),
+        device=", ".join(map(str, devices)),
+        notes=tuple(_notes(model, agree=agree)),
+    )
+
+
+def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """The modules that hooks can watch, with every name of each; what compiling wraps around one is not there."""
+    found: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
+            found.setdefault(module, []).append(".".join(part for part in name.split(".") if part != "_orig_mod"))
+    return found
+
+
+def _notes(model: nn.Module, *, agree: bool) -> Iterator[str]:
+    scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    outer = [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
+    if outer:
+        yield f"{join_names(outer[:3])}: TorchScript, which hooks cannot follow, so that its calls are not listed."
+    if not agree:
+        yield "The model does something else in each pass, so that its calls have no times."
+
+
+def _median(seconds: Sequence[float]) -> float | None:
+    """None of a call that never ended."""
+    return None if isnan(seconds[0]) else median(seconds)
+
+
+def _to_calls(subject: Subject, entries: Sequence[Entry], seconds: Sequence[float | None] | None) -> tuple[Call, ...]:
+    runs = Counter(entry.module for entry in entries)
+    sizes = {module: sum(parameter.numel() for parameter in module.parameters()) for module in runs}
+    tied = _tied(subject.names)
+    run: Counter[nn.Module] = Counter()
+    calls = []
+    for entry, duration in zip(entries, seconds or [None] * len(entries)):
+        module, begun, ended = entry.module, entry.begun, entry.ended
+        run[module] += 1
+        name, *also = subject.names[module]
+        is_known = ended is not None and ended.counts.unknown == begun.counts.unknown
+        call = Call(
+            name=name,
+            type=type(module).__name__,
+            depth=entry.depth,
+            inputs=begun.shapes,
+            outputs=() if ended is None else ended.shapes,
+            dtypes=() if ended is None else ended.dtypes,
+            parameters=sizes[module],
+            multiply_adds=ended.counts.multiply_adds - begun.counts.multiply_adds if is_known else None,
+            activation_bytes=0 if ended is None else ended.counts.bytes - begun.counts.bytes,
+            seconds=duration,
+            run=run[module],
+            runs=runs[module],
+            also=tuple(also),
+            tied=tied.get(module, ()),
+        )
+        calls.append(call)
+    return tuple(calls)
+
+
+def _tied(names: Mapping[nn.Module, Sequence[str]]) -> dict[nn.Module, tuple[str, ...]]:
+    """For each module with a parameter of its own that other modules have too, what those call it."""
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module, (name, *_) in names.items():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(parameter, []).append((module, f"{name}.{key}".lstrip(".")))
+    found: dict[nn.Module, list[str]] = {}
+    for several in holders.values():
+        for module, _ in several:
+            found.setdefault(module, []).extend(name for other, name in several if other is not module)
+    return {module: tuple(dict.fromkeys(others)) for module, others in found.items() if others}

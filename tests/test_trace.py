@@ -1,0 +1,505 @@
+"""Verbose execution: which calls there are, and what is said of each, against counts from elsewhere and worked by hand."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import models, ops
+
+from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.inspection.tracing import Call, Trace, trace
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+
+def on_meta(name: str, side: int = 224) -> Trace:
+    with torch.device("meta"):
+        model = models.get_model(name, weights=None)
+    return trace(model, torch.zeros(1, 3, side, side))
+
+
+def only(trace_: Trace, name: str) -> Call:
+    (call,) = (call for call in trace_.calls if call.name == name)
+    return call
+
+
+class Runs(nn.Module):
+    """Its parts, run by a function."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def test_resnet34_has_36_convolutions() -> None:
+    found = on_meta("resnet34")
+    convolutions = [call for call in found.calls if call.type == "Conv2d"]
+    assert len(convolutions) == 36
+    assert all(len(call.outputs) == 1 and len(call.outputs[0]) == 4 for call in convolutions)
+
+
+def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
+    found = trace(tiny_model(), TINY, rounds=0)
+    pixels, few, float32 = 12 * 16, 6 * 8, 4
+    expected = [
+        # name, type, depth, input, output, parameters, multiply-adds, bytes
+        ("", "Sequential", 0, (3, 3, 12, 16), (3, 5), 377, 3 * (4 * 27 * pixels + 6 * 36 * few + 30), None),
+        ("0", "Conv2d", 1, (3, 3, 12, 16), (3, 4, 12, 16), 112, 3 * 4 * 27 * pixels, 3 * 4 * pixels * float32),
+        ("1", "BatchNorm2d", 1, (3, 4, 12, 16), (3, 4, 12, 16), 8, 0, 3 * 4 * pixels * float32),
+        ("2", "ReLU", 1, (3, 4, 12, 16), (3, 4, 12, 16), 0, 0, 0),  # in place
+        ("3", "Conv2d", 1, (3, 4, 12, 16), (3, 6, 6, 8), 222, 3 * 6 * 36 * few, 3 * 6 * few * float32),
+        ("4", "ReLU", 1, (3, 6, 6, 8), (3, 6, 6, 8), 0, 0, 0),
+        ("5", "AdaptiveAvgPool2d", 1, (3, 6, 6, 8), (3, 6, 1, 1), 0, 0, 3 * 6 * float32),
+        ("6", "Flatten", 1, (3, 6, 1, 1), (3, 6), 0, 0, 0),  # a view
+        ("7", "Dropout", 1, (3, 6), (3, 6), 0, 0, 0),  # gives back what it got
+        ("8", "Linear", 1, (3, 6), (3, 5), 35, 3 * 30, 3 * 5 * float32),
+    ]
+    whole = sum(row[-1] or 0 for row in expected)
+    for call, row in zip(found.calls, expected):
+        name, kind, depth, given, gave, parameters, multiply_adds, size = row
+        assert (call.name, call.type, call.depth) == (name, kind, depth)
+        assert (call.inputs, call.outputs, call.dtypes) == ((given,), (gave,), ("float32",))
+        assert (call.parameters, call.multiply_adds) == (parameters, multiply_adds)
+        assert call.activation_bytes == (whole if size is None else size)
+        assert (call.seconds, call.run, call.runs, call.also, call.tied) == (None, 1, 1, (), ())
+    assert len(found.calls) == len(expected)
+    assert (found.parameters, found.activation_bytes, found.device, found.notes) == (377, whole, "cpu", ())
+    assert repr(found) == (
+        f"Trace(Sequential on cpu: 10 calls, 377 parameters, {found.multiply_adds:,} multiply-adds, "
+        f"{whole:,} bytes of activations)"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet50", "vgg16", "mobilenet_v2", "vit_b_16", "swin_t", "convnext_tiny", "efficientnet_b0"]
+)
+def test_totals_are_those_that_torchvision_publishes(name: str) -> None:
+    published = models.get_model_weights(name).DEFAULT.meta
+    found = on_meta(name)
+    assert found.multiply_adds is not None
+    assert round(found.multiply_adds / 1e9, 3) == published["_ops"]
+    assert found.parameters == published["num_params"]
+    assert (found.device, found.seconds) == ("meta", None)
+
+
+def test_fused_attention_counts_as_much_as_plain() -> None:
+    model = models.VisionTransformer(32, 8, 2, 2, 16, 32).eval()
+    images = torch.zeros(2, 3, 32, 32)
+    attention = only(trace(model, images, rounds=0), "encoder.layers.encoder_layer_0.self_attention")
+    tokens = 17
+    assert attention.multiply_adds == 2 * (tokens * 16 * 48 + 2 * tokens * tokens * 16 + tokens * 16 * 16)
+    assert trace(model, images, rounds=0).multiply_adds == trace(model.to("meta"), images).multiply_adds
+
+
+X = torch.ones(2, 5, 8)
+PICTURE = torch.ones(2, 4, 7, 9)
+CLIP = torch.ones(1, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "expected"),
+    [
+        (nn.Conv1d(4, 6, 3, groups=2), torch.ones(2, 4, 10), 2 * 6 * 8 * 2 * 3),
+        (nn.Conv2d(4, 8, 3, groups=4), PICTURE, 2 * 8 * 5 * 7 * 1 * 9),
+        (nn.Conv2d(4, 6, (3, 5), stride=2, dilation=(2, 1)), PICTURE, 2 * 6 * 2 * 3 * 4 * 15),
+        (nn.Conv3d(4, 6, 3), CLIP, 6 * 3 * 4 * 5 * 4 * 27),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), PICTURE, 2 * 63 * 4 * 3 * 9),
+        (nn.Linear(8, 3), X, 10 * 24),
+        (nn.Linear(8, 3), X[0, 0], 24),
+        (nn.Linear(8, 3, bias=False), X[0, 0], 24),
+        (nn.LSTM(8, 3, 2), X, 10 * (8 * 12 + 3 * 12) + 10 * (3 * 12 + 3 * 12)),
+        (nn.LSTM(8, 3, bidirectional=True), X, 2 * 10 * (8 * 12 + 3 * 12)),
+        (nn.GRU(8, 3), X, 10 * (8 * 9 + 3 * 9)),
+        (nn.RNN(8, 3), X, 10 * (8 * 3 + 3 * 3)),
+        (nn.LSTMCell(8, 3), X[0], 5 * (8 * 12 + 3 * 12)),
+        (nn.MultiheadAttention(8, 2, batch_first=True), (X, X, X), 10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64),
+        (nn.MultiheadAttention(8, 2, batch_first=True), (X, X + 1, X), 10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64),
+        (
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            X,
+            10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64 + 2 * 10 * 8 * 16,
+        ),
+        (Runs(lambda self, x: F.linear(x, torch.ones(3, 8))), X, 10 * 24),
+        (Runs(lambda self, x: x @ x.transpose(1, 2)), X, 2 * 25 * 8),
+        (Runs(lambda self, x: torch.einsum("bij,bkj->bik", x, x)), X, 2 * 25 * 8),
+        (Runs(lambda self, x: x[0] @ x[0, 0] + x[0, :, 0].dot(x[0, :, 1])), X, 5 * 8 + 5),
+        (Runs(lambda self, x: torch.addmv(x[0, :, 0], x[0], x[0, 0])), X, 5 * 8),
+        (Runs(lambda self, x: F.scaled_dot_product_attention(x, x, x)), X[:, None], 2 * 2 * 25 * 8),
+        (Runs(lambda self, x: F.normalize(F.interpolate(x.sin(), 9)) * x.mean()), X, 0),
+        (ops.DeformConv2d(4, 6, 3, padding=1), (PICTURE, torch.zeros(2, 18, 7, 9)), 2 * 6 * 63 * 4 * 9),
+        (Runs(lambda self, x: ops.roi_align(x, [torch.tensor([[0.0, 0, 2, 2]])] * 2, 2)), PICTURE, 0),
+        (Runs(lambda self, x: torch.fft.rfft(x)), X, None),
+        (nn.Bilinear(8, 8, 3), (X, X), None),
+        (Runs(lambda self, x: torch.linalg.inv(x[:, :, :5])), X + 10 * torch.eye(5, 8), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_multiply_adds_worked_by_hand(module: nn.Module, given: Any, expected: int | None) -> None:
+    assert trace(module, given, rounds=0).multiply_adds == expected
+
+
+def test_operators_inside_inference_mode_are_counted() -> None:
+    def run(self: nn.Module, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.linear(self.conv(x).clone().mean((2, 3)))
+
+    found = trace(Runs(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
+    assert found.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+def test_what_nobody_can_count_is_unknown_in_all_that_holds_it() -> None:
+    inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    quantised = torch.ao.quantization.quantize_dynamic(inner, {nn.Linear})
+    found = trace(nn.Sequential(nn.Linear(8, 8), quantised), X, rounds=0)
+    counts = {call.name: call.multiply_adds for call in found.calls}
+    assert counts == {"": None, "0": 640, "1": None, "1.0": None, "1.1": 0}
+    assert "unknown multiply-adds" in repr(found)
+
+
+def test_memory_is_that_of_outputs_kept_side_by_side() -> None:
+    model = models.resnet18(weights=None, num_classes=7).eval()
+    images = torch.zeros(2, 3, 64, 64)
+    kept: list[Tensor] = []  # so that no two of them can lie in the same place
+    handles = [it.register_forward_hook(lambda _, args, output: kept.append(output)) for it in model.modules()]
+    with torch.no_grad():
+        model(images)
+    for handle in handles:
+        handle.remove()
+    expected = {tensor.data_ptr(): tensor.numel() * 4 for tensor in kept}
+    assert trace(model, images, rounds=0).activation_bytes == sum(expected.values())
+
+
+def test_memory_of_views_of_parts_and_of_several_at_once() -> None:
+    def run(self: nn.Module, x: Tensor) -> Any:
+        first, second = self.halves(x * 2)
+        return self.wide(first + second), self.given(x), self.weight(x)
+
+    table = nn.Linear(4, 4)
+    model = Runs(
+        run,
+        halves=Runs(lambda self, x: (x * 1).chunk(2, dim=1)),  # two views of one piece of 2 x 8
+        wide=Runs(lambda self, x: x.sum().expand(1000)),  # four bytes seen a thousand times
+        given=nn.Identity(),
+        weight=Runs(lambda self, x: table.weight, table=table),
+    )
+    found = trace(model, torch.ones(2, 8), rounds=0)
+    sizes = {call.name: call.activation_bytes for call in found.calls}
+    assert sizes == {"": 2 * 8 * 4 + 4, "halves": 2 * 8 * 4, "wide": 4, "given": 0, "weight": 0}
+    part = trace(Runs(lambda self, x: (x * 1)[:, :3]), torch.ones(2, 8), rounds=0)
+    assert part.activation_bytes == 2 * 3 * 4
+
+
+def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
+    def run(self: nn.Module, x: Tensor) -> Tensor:
+        return self.other(self.act(self.one(self.act(self.alias(self.act(x))))))
+
+    one = nn.Linear(8, 8)
+    model = Runs(run, act=nn.Sequential(nn.ReLU()), one=one, alias=one, other=nn.Linear(8, 8))
+    model.other.weight = one.weight
+    found = trace(model, X, rounds=0)
+    names = ["", "act", "act.0", "one", "act", "act.0", "one", "act", "act.0", "other"]
+    assert [call.name for call in found.calls] == names
+    assert [call.depth for call in found.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
+    assert [(call.run, call.runs) for call in found.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
+    assert [(call.run, call.runs, call.also) for call in found.calls if call.name == "one"] == [
+        (1, 2, ("alias",)),
+        (2, 2, ("alias",)),
+    ]
+    assert {call.name: call.tied for call in found.calls if call.tied} == {
+        "one": ("other.weight",),
+        "other": ("one.weight",),
+    }
+    assert found.parameters == 64 + 8 + 8  # the weight once
+    assert only(found, "other").parameters == 64 + 8
+    assert found.multiply_adds == 3 * 10 * 64
+
+
+def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
+    def run(self: nn.Module, *, picture: Tensor, mask: Tensor) -> Any:
+        return {"a": picture.double(), "b": (mask, [picture.half()]), "c": None, "d": 3}
+
+    found = trace(Runs(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
+    (call,) = found.calls
+    assert call.inputs == ((1, 2), (4,))
+    assert call.outputs == ((1, 2), (4,), (1, 2))
+    assert call.dtypes == ("float64", "bool", "float16")
+    assert call.activation_bytes == 16 + 4  # the mask is the caller's
+
+
+def test_hugging_faces_outputs() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
+    )
+    model = transformers.ViTForImageClassification(config)
+    found = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
+    assert found.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    tokens = 2 * 17
+    block = tokens * 16 * 16 * 4 + 2 * 2 * 17 * 17 * 16 + 2 * tokens * 16 * 32
+    assert found.multiply_adds == 2 * 16 * 16 * 192 + 2 * block + 2 * 16 * 2
+
+
+def test_token_ids_and_a_bfloat16_model() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)).bfloat16()
+    found = trace(model, torch.zeros(2, 3, dtype=torch.long), rounds=1)
+    assert [call.dtypes for call in found.calls] == [("bfloat16",)] * 3
+    assert [call.activation_bytes for call in found.calls] == [2 * (24 + 12), 2 * 24, 2 * 12]
+    assert [call.multiply_adds for call in found.calls] == [48, 0, 48]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, about nested tensors
+def test_nested_tensors_are_ragged_and_unknown() -> None:
+    jagged = torch.nested.nested_tensor([torch.zeros(2, 8), torch.zeros(3, 8)], layout=torch.jagged)
+    (call,) = trace(nn.Linear(8, 3), jagged, rounds=0).calls
+    assert (call.inputs, call.outputs) == (((2, -1, 8),), ((2, -1, 3),))
+    assert (call.multiply_adds, call.activation_bytes) == (5 * 24, 5 * 3 * 4)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = Runs(
+        lambda self, x, mask: self.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2)
+    )
+    padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    found = trace(model, (X, padded), rounds=0)
+    assert found.multiply_adds is None
+    assert found.calls[0].outputs == ((2, 5, 8),)
+    assert only(found, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
+    assert only(found, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows
+
+
+class Sleeps(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x
+
+
+def test_times_hold_those_of_parts() -> None:
+    model = nn.Sequential(nn.Sequential(Sleeps(0.02), Sleeps(0.03)), Sleeps(0.01))
+    found = trace(model, X)
+    seconds = {call.name: call.seconds or 0 for call in found.calls}
+    least = {"": 0.06, "0": 0.05, "0.0": 0.02, "0.1": 0.03, "1": 0.01}
+    for name, expected in least.items():
+        assert expected <= seconds[name] < expected + 0.03
+    assert seconds[""] >= seconds["0"] + seconds["1"]
+    assert seconds["0"] >= seconds["0.0"] + seconds["0.1"]
+    assert found.seconds == seconds[""]
+    assert f"{1000 * seconds['']:.1f} ms" in repr(found)
+
+
+def test_times_are_medians_of_the_rounds_behind_one_pass_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    model = Runs(lambda self, x: passes.append(1) or x)
+    now = iter([0.0, 7.0, 10.0, 12.0, 20.0, 23.0, 30.0, 39.0, 40.0, 44.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    assert trace(model, X, rounds=5).seconds == 4.0  # of 7, 2, 3, 9, 4
+    assert len(passes) == 6
+    passes.clear()
+    assert trace(model, X, rounds=0).seconds is None
+    assert len(passes) == 1
+
+
+def test_a_model_that_draws_at_random_does_the_same_in_each_pass() -> None:
+    parts = {"a": nn.ReLU(), "b": nn.Tanh(), "c": nn.Sigmoid()}
+    model = Runs(lambda self, x: self.get_submodule("abc"[int(torch.randint(3, ()))])(x), **parts)
+    for seed in range(6):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found = trace(model, X, rounds=6)
+        assert found.notes == ()
+        assert all(call.seconds is not None for call in found.calls)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
+    choose = random.Random(0)
+    model = Runs(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
+    found = trace(model, X, rounds=10)
+    assert [call.seconds for call in found.calls] == [None, None]
+    assert found.notes == ("The model does something else in each pass, so that its calls have no times.",)
+
+
+def test_each_pass_gets_the_callers_values_and_leaves_them() -> None:
+    sums = []
+    model = Runs(lambda self, x: sums.append(float(x.sum())) or x.add_(1))
+    given = torch.zeros(2)
+    trace(model, given)
+    assert sums == [0.0] * 4
+    assert given.tolist() == [0, 0]
+
+
+def test_a_part_that_raises_what_its_caller_catches() -> None:
+    def run(self: nn.Module, x: Tensor) -> Tensor:
+        try:
+            return self.wrong(x)
+        except RuntimeError:
+            return self.right(x)
+
+    found = trace(Runs(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
+    assert [(call.name, call.depth) for call in found.calls] == [("", 0), ("wrong", 1), ("wrong.0", 2), ("right", 1)]
+    assert [call.outputs for call in found.calls] == [((2, 5, 2),), (), (), ((2, 5, 2),)]
+    assert [call.seconds is None for call in found.calls] == [False, True, True, False]
+    assert [call.multiply_adds for call in found.calls] == [160, None, None, 160]
+
+
+def test_a_module_called_by_its_forward_is_not_seen_but_counted() -> None:
+    found = trace(Runs(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
+    assert [call.name for call in found.calls] == [""]
+    assert found.multiply_adds == 240
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+def test_compiled_models_and_torchscript_inside() -> None:
+    script = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
+    inner = torch.compile(nn.Sequential(nn.Linear(3, 3)), backend="eager")
+    model = torch.compile(nn.Sequential(nn.Linear(8, 3), inner, script), backend="eager")
+    found = trace(model, X)
+    assert [call.name for call in found.calls] == ["", "0", "1", "1.0"]
+    assert found.multiply_adds == 240 + 90 + 90
+    assert found.notes == ("'2': TorchScript, which hooks cannot follow, so that its calls are not listed.",)
+    assert [call.name for call in trace(nn.DataParallel(nn.Linear(8, 3)), X).calls] == [""]
+    itself = nn.Sequential(nn.Linear(8, 3))
+    itself.compile(backend="eager")
+    assert [call.name for call in trace(itself, X).calls] == ["", "0"]
+
+
+def test_a_table_for_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(trace(tiny_model(), TINY).calls)
+    assert list(frame["type"][1:4]) == ["Conv2d", "BatchNorm2d", "ReLU"]
+    assert frame.loc[frame["depth"] == 1, "parameters"].sum() == 377
+
+
+def test_nothing_is_left_on_the_model() -> None:
+    model = tiny_model().train()
+    model[1].eval()
+    before = traces(model)
+    given = TINY.clone().requires_grad_()
+    trace(model, given)
+    assert_same(before, traces(model))
+    assert given.grad is None
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_nothing_is_left_after_an_error_in_any_pass(error: type[BaseException], passes: int) -> None:
+    ran = []
+
+    def run(self: nn.Module, x: Tensor) -> Tensor:
+        ran.append(1)
+        if len(ran) > passes:
+            raise error("on purpose")
+        return x
+
+    model = nn.Sequential(tiny_model().train(), nn.Sequential(Runs(run)))
+    before = traces(model)
+    with pytest.raises(error, match="on purpose"):
+        trace(model, TINY)
+    assert len(ran) == passes + 1
+    assert_same(before, traces(model))
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_several_threads_trace_one_model_and_others_are_not_seen() -> None:
+    model = tiny_model().train()
+    before = traces(model)
+    expected = [call.name for call in trace(model, TINY).calls]
+    found: list[Trace] = []
+    stop = threading.Event()
+
+    def disturb() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                model[0](TINY)
+
+    def work() -> None:
+        found.extend(trace(model, TINY) for _ in range(5))
+
+    other = threading.Thread(target=disturb)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in (other, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    other.join()
+    assert len(found) == 15
+    assert all([call.name for call in each.calls] == expected for each in found)
+    assert len({(each.multiply_adds, each.activation_bytes) for each in found}) == 1
+    assert all(each.seconds is not None for each in found)
+    del before["random"]
+    assert_same(before, {key: value for key, value in traces(model).items() if key != "random"})
+
+
+def test_an_error_says_in_which_layer_it_arose() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.Conv2d(5, 2, 1)))
+    with pytest.raises(RuntimeError, match="expected input") as caught:
+        trace(model, torch.zeros(1, 3, 8, 8))
+    notes = getattr(caught.value, "__notes__", None)
+    if hasattr(caught.value, "add_note"):
+        assert notes == ["In layer '1.0', Conv2d, which got (1, 4, 8, 8)."]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+@pytest.mark.parametrize(
+    ("model", "images", "rounds", "error", "message"),
+    [
+        (lambda x: x, X, 3, ModelError, "The model is function, expected a torch.nn.Module"),
+        (nn.Linear(8, 3), 3, 3, ImageError, "The images are int, expected a tensor, or a tuple or dict with tensors"),
+        (nn.Linear(8, 3), (), 3, ImageError, "The images are tuple"),
+        (nn.Linear(8, 3), {1: X}, 3, ImageError, "expected the names of the model's arguments"),
+        (nn.Linear(8, 3), X, -1, GradcamError, "rounds is -1, expected how many passes are timed"),
+        (nn.Linear(8, 3), X, 1.5, GradcamError, "rounds is 1.5"),
+        (nn.Linear(8, 3), X, True, GradcamError, "rounds is True"),
+        (lambda: torch.jit.script(nn.Linear(8, 3)), X, 3, ModelError, "TorchScript"),
+    ],
+)
+def test_one_clear_error(model: Any, images: Any, rounds: Any, error: type[Exception], message: str) -> None:
+    made = model() if "TorchScript" in message else model
+    with pytest.raises(error, match=message):
+        trace(made, images, rounds=rounds)
+
+
+def test_no_warning_is_given() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace(tiny_model(), TINY)
+
+
+@pytest.mark.cuda
+def test_times_on_cuda_are_those_of_the_device() -> None:
+    heavy = Runs(lambda self, x: [x := (x @ x).softmax(-1) for _ in range(20)][-1])
+    model = nn.Sequential(nn.Identity(), heavy).cuda()
+    given = torch.randn(4096, 4096, device="cuda")
+    found = trace(model, given)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with torch.no_grad():
+        model(given)
+    torch.cuda.synchronize()
+    alone = time.perf_counter() - start
+    idle, busy = only(found, "0").seconds, only(found, "1").seconds
+    assert idle is not None
+    assert busy is not None
+    assert 0.5 * alone < busy < 2 * alone
+    assert idle < 0.1 * busy
+    assert found.device == "cuda:0"
+    assert found.multiply_adds == 20 * 4096**3
+    recurrent = nn.LSTM(8, 3, 2).cuda()
+    assert trace(recurrent, X.cuda()).multiply_adds == 10 * (8 * 12 + 3 * 12) + 10 * (3 * 12 + 3 * 12)
