@@ -31,12 +31,7 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> 
 
     def follow(name: str) -> Callable[..., Any]:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            tensor = first_floating(output)
-            if tensor is None:
-                raise LayerError(
-                    f"Layer '{name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
-                )
-            refuse_vmap(tensor)
+            tensor = floating_output(name, output)
             if _is_backward_running():
                 function = unrecorded.pop(name, None)
             else:
@@ -51,6 +46,20 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> 
 
     for name, module in layers.items():
         hooks.after_forward(module, follow(name))
+
+
+def floating_output(name: str, output: Any) -> Tensor:
+    """What of a layer's output is looked at: its first floating tensor.
+
+    Raises `LayerError` where there is none, `ModelError` under torch.func.
+    """
+    tensor = first_floating(output)
+    if tensor is None:
+        raise LayerError(
+            f"Layer '{name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
+        )
+    refuse_vmap(tensor)
+    return tensor
 
 
 def _is_backward_running() -> bool:
