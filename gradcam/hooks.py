@@ -129,7 +129,11 @@ class _Passage:
         identity = nn.Identity()
         identity.register_full_backward_hook(self._look)
         leaving = identity(tensor).clone()
-        leaving.register_hook(unserializable_hook(lambda gradient: self._edit(gradient)))
+
+        def hook(gradient: Tensor) -> Tensor:
+            return self._edit(gradient)
+
+        leaving.register_hook(unserializable_hook(hook))
         leaving.grad_fn.metadata[PASSAGE] = self
         return leaving
 

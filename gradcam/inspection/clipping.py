@@ -40,7 +40,7 @@ def clip_gradients(
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, (int, float, np.floating, np.integer)) and type(value) is not bool and bool(value > 0)
 
 
 def _clamp(gradient: Tensor, limit: float) -> Tensor:
