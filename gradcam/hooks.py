@@ -130,8 +130,8 @@ class _Passage:
         identity.register_full_backward_hook(self._look)
         leaving = identity(tensor).clone()
 
-        def hook(gradient: Tensor) -> Tensor:
-            return self._edit(gradient)
+        def hook(gradient: Tensor) -> Tensor | None:
+            return self._edit(gradient) if self._edits else None
 
         leaving.register_hook(unserializable_hook(hook))
         leaving.grad_fn.metadata[PASSAGE] = self
@@ -154,7 +154,9 @@ class _Passage:
 
     def _look(self, module: nn.Module, grad_input: Any, grad_output: tuple[Tensor | None, ...]) -> Any:
         (gradient,) = grad_output
-        return None if gradient is None else (_through(list(self._looks.values()), gradient),)
+        if gradient is None or not self._looks:
+            return None
+        return (_through(list(self._looks.values()), gradient),)
 
 
 def _passage_of(tensor: Tensor) -> tuple[_Passage, Tensor]:

@@ -109,6 +109,7 @@ def edit_gradients(
         )
     if parameters is not None:
         return _edit_parameters(model, parameters, function)
+    refuse_compiled(where)
     return _edit_layers(model, layers or (), function)
 
 
@@ -138,7 +139,6 @@ def _edit_parameters(model: nn.Module, parameters: str | Sequence[str], function
 
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
     chosen = select_layers(model, layers)
-    refuse_compiled(model)
     attendance = Attendance(model, layers)
 
     def follow(name: str) -> Callable[..., Any]:
