@@ -352,7 +352,7 @@ class TestLayers:
 
             def forward(self, x: Tensor) -> Tensor:
                 run = self.part if plain else lambda y: checkpoint(self.part, y, use_reentrant=use_reentrant)
-                return run(run(self.first(x)))
+                return run(self.first(x))
 
         plain, x, found = True, torch.randn(2, 3), {}
         for plain in (True, False):
@@ -361,7 +361,7 @@ class TestLayers:
                 found[plain] = gradients(model, x)
         assert_same(found[True], found[False])
         with_none = gradients(model, x)
-        torch.testing.assert_close(found[False]["first.weight"], 16 * with_none["first.weight"])
+        torch.testing.assert_close(found[False]["first.weight"], 4 * with_none["first.weight"])
 
     def test_autocast(self) -> None:
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradcam.errors import GradientError, LayerError, join_names
 from gradcam.inspection.selection import Layers, select_layers
@@ -20,13 +20,15 @@ class Attendance:
         self._recorded: set[str] = set()  # ran while PyTorch recorded
         self._differentiable: set[str] = set()
 
-    def note(self, name: str, tensor: Tensor) -> None:
-        """A layer ran, and gave this tensor."""
+    def note_run(self, name: str) -> None:
+        """A layer ran."""
         self._ran.add(name)
         if torch.is_grad_enabled():
             self._recorded.add(name)
-        if tensor.requires_grad:
-            self._differentiable.add(name)
+
+    def note_gradient(self, name: str) -> None:
+        """A layer gave something that requires a gradient."""
+        self._differentiable.add(name)
 
     def note_model(self) -> None:
         """The whole model ran."""

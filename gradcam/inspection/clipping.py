@@ -67,7 +67,6 @@ def _scale(gradient: Tensor, limit: float, norm: float) -> Tensor:
 
 def _with_values(gradient: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A sparse gradient in which what is stored went through `function`, what was stored twice added up before."""
-    gradient = gradient.coalesce()
-    return torch.sparse_coo_tensor(
-        gradient.indices(), function(gradient.values()), gradient.shape, is_coalesced=True, check_invariants=False
-    )
+    clone = gradient.coalesce().clone()  # PyTorch 2.11 warns when one is made from its parts
+    clone._values().copy_(function(clone._values()))
+    return clone

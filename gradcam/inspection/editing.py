@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,10 +12,9 @@ from gradcam.errors import GradientError, join_names, shorten
 from gradcam.hooks import GradientHook, Hooks
 from gradcam.inspection.attendance import Attendance
 from gradcam.inspection.replacement import replace_gradient
-from gradcam.inspection.runs import floating_output
+from gradcam.inspection.runs import follow_layers
 from gradcam.inspection.selection import Layers, refuse_compiled, select_layers, select_parameters
 from gradcam.layers import unwrap
-from gradcam.nested import replace_tensor
 from gradcam.target_layer import refuse_vmap
 
 MOST_NAMED = 3  # places in an edit's repr
@@ -140,21 +138,20 @@ def _edit_parameters(model: nn.Module, parameters: str | Sequence[str], function
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
     chosen = select_layers(model, layers)
     attendance = Attendance(model, layers)
+    edits = {name: _checked(f"layer '{name}'", function) for name in chosen}
+    names = {edit: name for name, edit in edits.items()}
 
-    def follow(name: str) -> Callable[..., Any]:
-        edit = _checked(f"layer '{name}'", function)
+    def look(name: str, activations: Tensor) -> GradientHook:
+        attendance.note_run(name)
+        return edits[name]
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            tensor = floating_output(name, output)
-            attendance.note(name, tensor)
-            return replace_tensor(output, tensor, hooks.edit_gradient(tensor, edit)) if tensor.requires_grad else None
-
-        return after
+    def pass_on(tensor: Tensor, edit: GradientHook) -> Tensor:
+        attendance.note_gradient(names[edit])
+        return hooks.edit_gradient(tensor, edit)
 
     with contextlib.ExitStack() as context:
         hooks = context.enter_context(Hooks())
-        for name, module in chosen.items():
-            hooks.after_forward(module, follow(name))
+        follow_layers(hooks, chosen, look, pass_on=pass_on)
         hooks.after_forward(model, lambda *_: attendance.note_model())
         context.pop_all()
     return Edit(hooks, [f"layer '{name}'" for name in chosen], attendance)

@@ -14,14 +14,16 @@ from gradcam.nested import first_floating, replace_tensor
 from gradcam.target_layer import refuse_vmap
 
 Look = Callable[[str, Tensor], GradientHook | None]
+Pass = Callable[[Tensor, GradientHook], Tensor]
 
 
-def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> None:
+def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, pass_on: Pass | None = None) -> None:
     """Call `look(name, activations)` at each run of these layers, and what that returns with the run's gradient.
 
     `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as soon as
     `look` has returned. The gradient is the one with respect to exactly that output: see `Hooks.pass_gradient`. Nothing else
     changes for the model. A run that a checkpoint repeats in the backward pass is not looked at again.
+    `pass_on`: what sends the output on, if it is not `hooks.pass_gradient`.
 
     The hooks raise `LayerError` where a layer gives no floating tensor.
     """
@@ -31,7 +33,12 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> 
 
     def follow(name: str) -> Callable[..., Any]:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            tensor = floating_output(name, output)
+            tensor = first_floating(output)
+            if tensor is None:
+                raise LayerError(
+                    f"Layer '{name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
+                )
+            refuse_vmap(tensor)
             if _is_backward_running():
                 function = unrecorded.pop(name, None)
             else:
@@ -40,26 +47,12 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> 
                     unrecorded[name] = function
             if function is None or not tensor.requires_grad:
                 return None
-            return replace_tensor(output, tensor, hooks.pass_gradient(tensor, function))
+            return replace_tensor(output, tensor, (pass_on or hooks.pass_gradient)(tensor, function))
 
         return after
 
     for name, module in layers.items():
         hooks.after_forward(module, follow(name))
-
-
-def floating_output(name: str, output: Any) -> Tensor:
-    """What of a layer's output is looked at: its first floating tensor.
-
-    Raises `LayerError` where there is none, `ModelError` under torch.func.
-    """
-    tensor = first_floating(output)
-    if tensor is None:
-        raise LayerError(
-            f"Layer '{name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
-        )
-    refuse_vmap(tensor)
-    return tensor
 
 
 def _is_backward_running() -> bool:
