@@ -146,6 +146,14 @@ class TestTensors:
         (5 * y).sum().backward()
         assert x.grad.tolist() == [3, 18]
 
+    def test_a_gradient_that_was_made_in_inference_mode(self) -> None:
+        x = torch.ones(2, requires_grad=True)
+        edit_gradients(x, double)
+        with torch.inference_mode():
+            gradient = torch.ones(2)
+        x.backward(gradient)
+        assert x.grad.tolist() == [2, 2]
+
     def test_without_a_gradient(self) -> None:
         with pytest.raises(GradientError, match=r"No gradient comes to the tensor \(2, 3\): call requires_grad_\(\)"):
             edit_gradients(torch.zeros(2, 3), double)
@@ -190,7 +198,7 @@ class TestParameters:
             edit_gradients(table, lambda gradient: (gradient._values().mul_(2), None)[1], parameters="weight"),
             pytest.raises(GradientError, match="in place"),
         ):
-            table(torch.tensor([1])).sum().backward()
+            table(torch.tensor([1])).pow(2).sum().backward()
 
     def test_frozen_ones(self) -> None:
         model = network()

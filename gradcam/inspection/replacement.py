@@ -18,14 +18,14 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
     Raises `GradientError` where that has another shape, dtype, layout or device, or is no tensor, and where the gradient was
     changed in place.
     """
-    before = _versions(gradient)
+    before = _version(gradient)
     try:
         replacement = function(gradient)
     except RuntimeError as error:
         if not any(refusal in str(error) for refusal in REFUSALS):
             raise
         raise _changed(place) from error
-    if _versions(gradient) != before:
+    if _version(gradient) != before:
         raise _changed(place)
     if replacement is None:
         return None
@@ -48,10 +48,9 @@ def _changed(place: str) -> GradientError:
     )
 
 
-def _versions(gradient: Tensor) -> tuple[int, ...]:
-    """How often it was changed in place, as PyTorch counts."""
-    parts = [gradient, gradient._values()] if gradient.layout == torch.sparse_coo else [gradient]
-    return tuple(part._version for part in parts if not part.is_inference())
+def _version(gradient: Tensor) -> int | None:
+    """How often it was changed in place, as PyTorch counts; not where it was made in inference mode."""
+    return None if gradient.is_inference() else gradient._version
 
 
 def _describe(tensor: Tensor) -> str:
