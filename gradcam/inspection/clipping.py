@@ -61,6 +61,7 @@ def _scale(gradient: Tensor, limit: float, norm: float) -> Tensor:
     wide = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
     size = torch.linalg.vector_norm(gradient, norm, dtype=wide)
     factor = limit / size.clamp(min=limit)
+    # A GPU may read the factor as the gradient's dtype first, and float16 has none as small.
     exact = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
     return (exact * factor).to(gradient.dtype)
 
