@@ -44,18 +44,19 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
     it had then, whatever is done to the tensor in place later on.
     """
     outputs: list[GuidedOutput] = []
+    hooks = Hooks()
 
     def guide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not isinstance(output, Tensor):
             return
         refuse_vmap(output)
         if output.requires_grad:
-            output.register_hook(_positive_part)
+            hooks.at_gradient(output, _positive_part)
             if output.grad_fn is not None:
                 whole = output._base.grad_fn if output._base is not None else None
                 outputs.append(GuidedOutput(output.grad_fn, whole))
 
-    with Hooks() as hooks:
+    with hooks:
         for module in modules:
             if _is_relu_module(module):
                 hooks.after_forward(module, guide)

@@ -14,14 +14,16 @@ from gradcam.nested import first_floating, replace_tensor
 from gradcam.target_layer import refuse_vmap
 
 Look = Callable[[str, Tensor], GradientHook | None]
+Pass = Callable[[Tensor, GradientHook], Tensor]
 
 
-def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> None:
+def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, pass_on: Pass | None = None) -> None:
     """Call `look(name, activations)` at each run of these layers, and what that returns with the run's gradient.
 
     `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as soon as
     `look` has returned. The gradient is the one with respect to exactly that output: see `Hooks.pass_gradient`. Nothing else
     changes for the model. A run that a checkpoint repeats in the backward pass is not looked at again.
+    `pass_on`: what sends the output on, if it is not `hooks.pass_gradient`.
 
     The hooks raise `LayerError` where a layer gives no floating tensor.
     """
@@ -45,7 +47,7 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look) -> 
                     unrecorded[name] = function
             if function is None or not tensor.requires_grad:
                 return None
-            return replace_tensor(output, tensor, hooks.pass_gradient(tensor, function))
+            return replace_tensor(output, tensor, (pass_on or hooks.pass_gradient)(tensor, function))
 
         return after
 

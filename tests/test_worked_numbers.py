@@ -1,0 +1,113 @@
+"""Small networks whose gradients are worked out by hand, and edits whose effect is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from gradcam.hooks import Hooks
+from gradcam.inspection.editing import edit_gradients
+from gradcam.inspection.runs import follow_layers
+
+
+@pytest.mark.parametrize(
+    ("removed", "expected"),
+    [("never", (112, 10, 30, 20)), ("before", (112, 8, 24, 16)), ("after", (112, 10, 30, 20))],
+)
+def test_edits_of_a_chain_of_products(removed: str, expected: tuple[float, ...]) -> None:
+    """e = c d and c = a b: at e 2, at d 2 * 6 + 100, at c 2 * 4 + 2, at a and b that times the other."""
+    a, b, d = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0, 4.0))
+    c = a * b
+    edit = edit_gradients(c, lambda gradient: gradient + 2)
+    edit_gradients(d, lambda gradient: gradient + 100)
+    e = c * d
+    edit_gradients(e, lambda gradient: 2 * gradient)
+    c.retain_grad()
+    if removed == "before":
+        edit.remove()
+    e.backward(torch.tensor(1.0))
+    if removed == "after":
+        edit.remove()
+    assert [it.grad.item() for it in (d, c, a, b)] == list(expected)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_an_edit_inside_a_sum_reaches_its_parts_alone(factor: int) -> None:
+    x, y, w = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0, 4.0))
+    z = x + y
+    z.retain_grad()
+    if factor == 2:
+        edit_gradients(z, lambda gradient: 2 * gradient)
+    (w * z).backward()
+    assert [it.grad.item() for it in (x, y, w, z)] == [4 * factor, 4 * factor, 5, 4 * factor]
+
+
+def two_layers() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    weights = [[1, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]
+    values = [weights, [1, 2, 3, 4], [[1, 2, 3, 4]], [1]]
+    for parameter, value in zip(model.parameters(), values):
+        parameter.data = torch.tensor(value, dtype=torch.float32)
+    return model
+
+
+def test_two_layers_and_a_relu_in_place() -> None:
+    model, images = two_layers(), torch.ones(1, 3, requires_grad=True)
+    activations: dict[str, list[float]] = {}
+    gradients: dict[str, list[float]] = {}
+
+    def look(name: str, tensor: Tensor):
+        activations[name] = tensor[0].tolist()
+        return lambda gradient: gradients.__setitem__(name, gradient[0].tolist())
+
+    with Hooks() as hooks:
+        follow_layers(hooks, {name: model.get_submodule(name) for name in "012"}, look)
+        model(images).backward()
+    assert activations == {"0": [7, -13, 27, -29], "1": [7, 0, 27, 0], "2": [89]}
+    assert gradients == {"0": [1, 0, 3, 0], "1": [1, 2, 3, 4], "2": [1]}
+    assert images.grad.tolist() == [[22, 26, 30]]
+
+
+def test_a_convolutions_gradient_clamped_at_zero_from_below() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval()
+    images = torch.randn(2, 3, 64, 64)
+    seen: dict[str, list[Tensor]] = {"plain": [], "clamped": []}
+
+    def gradients(kind: str) -> Tensor:
+        with Hooks() as hooks:
+            follow_layers(hooks, {"conv": model.layer1[0].conv1}, lambda *_: seen[kind].append)
+            model(images).pow(2).sum().backward()
+        (gradient,) = seen[kind]
+        return gradient
+
+    plain = gradients("plain")
+    with edit_gradients(model, lambda gradient: gradient.clamp(min=0), layers="layer1.0.conv1"):
+        clamped = gradients("clamped")
+    assert (plain < 0).any()
+    torch.testing.assert_close(clamped, plain.relu())
+    assert clamped.any()
+
+
+def test_zeroed_bias_gradients_leave_those_of_the_weights() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3)
+            self.fc1, self.fc2 = nn.Linear(8, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc2(self.fc1(self.conv(x).flatten(1)).relu())
+
+    model, images = Net(), torch.randn(2, 1, 4, 4)
+    parameters = dict(model.named_parameters())
+    names = list(parameters)
+    before = torch.autograd.grad(model(images).pow(2).sum(), list(parameters.values()))
+    with edit_gradients(model, torch.zeros_like, parameters="fc*.bias"):
+        model(images).pow(2).sum().backward()
+    for name, gradient in zip(names, before):
+        assert gradient.any()
+        expected = torch.zeros_like(gradient) if name in ("fc1.bias", "fc2.bias") else gradient
+        assert torch.equal(parameters[name].grad, expected), name
