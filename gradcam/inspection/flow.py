@@ -73,7 +73,7 @@ class GradientFlow:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each layer's output and each of its parameters, as a table wants them: `pandas.DataFrame(rows)`."""
+        """A flat dict for each layer's output and each of its parameters, as `pandas.DataFrame` takes them."""
         return [row for layer in self.layers for row in layer.rows()]
 
 
@@ -165,7 +165,7 @@ def _say(names: Iterable[str]) -> str:
 
 def _no_gradient() -> ModelError:
     return ModelError(
-        "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. The model "
-        "switches recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
+        "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. The "
+        "model switches recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
         "without a derivative (argmax, rounding): take that away, or choose another score."
     )

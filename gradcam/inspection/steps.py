@@ -48,7 +48,7 @@ class Discovery:
             "the first on the way back from the loss."
         )
         if self.cause is not None:
-            return f"{start} It began in the forward pass: the output of {_say(self.cause)} was the first that was not finite."
+            return f"{start} It began in the forward pass: the first output not to be finite is that of {_say(self.cause)}."
         where = f"between {_say(self.layer)} and the loss" if self.tensor == OUTPUT else f"inside {_say(self.layer)}"
         return f"{start} The forward pass was finite: look at the operations {where}."
 
@@ -198,9 +198,10 @@ def _say(layer: str) -> str:
 
 def _level_of_caller() -> int:
     """How far up the code is that called backward(): the first that is neither PyTorch's nor this package's."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None:
+    level, frame = 1, sys._getframe(1).f_back
+    while frame is not None:
+        level += 1
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
             return level
-        level, frame = level + 1, frame.f_back
-    return 1
+        frame = frame.f_back
+    return 1  # in a thread of autograd's own

@@ -52,8 +52,10 @@ class LayerGradients:
     verdict: str | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for the output and for each parameter: "layer", "type", "runs", "tensor", the statistics, "verdict"."""
-        found = [("output", self.activations, None)] if self.runs else []
+        """A flat dict for the output and for each parameter: which it is, its statistics, its ratio, the verdict."""
+        found: list[tuple[str, Statistics | None, float | None]] = []
+        if self.runs:
+            found.append(("output", self.activations, None))
         found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
         start = {"layer": self.name, "type": self.type, "runs": self.runs}
         return [
