@@ -146,9 +146,9 @@ class Twice(nn.Module):
 def test_all_runs_of_a_layer_are_one_row() -> None:
     torch.manual_seed(0)
     model, images = Twice(), torch.randn(2, 1, 2, 2)
+    plain = copy.deepcopy(model).double()
     flow = gradients(model, images, target=1)
     assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("tanh", 2), ("last", 1)]
-    plain = copy.deepcopy(model).double()
     output = plain(images.double())
     for tensor in plain.seen:
         tensor.retain_grad()
@@ -195,7 +195,9 @@ def test_parameters_of_layers_that_never_run_have_their_row_where_they_are_used(
     for name, parameter in plain.named_parameters():
         layer, _, own = name.rpartition(".")
         (row,) = [it for it in found[layer].parameters if it.name == own]
-        assert_statistics(row.gradient, parameter.grad, 1e-4)
+        assert row.gradient is not None
+        assert row.gradient.norm == pytest.approx(parameter.grad.norm().item(), rel=1e-4)
+        assert row.gradient.mean == pytest.approx(parameter.grad.mean().item(), rel=1e-4, abs=1e-7)
     assert found["attention.out_proj"].activations is None
     assert found["attention.out_proj"].verdict is None
     assert [row["tensor"] for row in flow.rows()][:4] == ["weight", "bias", "output", "in_proj_weight"]
@@ -342,7 +344,7 @@ def test_layers_beside_the_way_have_no_gradient() -> None:
 class Unrecorded(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         with torch.no_grad():
-            return images.flatten(1)
+            return images.flatten(1) * 1
 
 
 def test_what_cannot_be_differentiated() -> None:
@@ -364,7 +366,7 @@ def test_small_gradients_are_not_lost_in_float16() -> None:
     layers = [nn.Linear(16, 16, bias=False) for _ in range(4)]
     model = nn.Sequential(nn.Flatten(), *layers, nn.Linear(16, 3))
     for layer in layers:
-        layer.weight.data = layer.weight.data.mul(0.05).half().float()
+        layer.weight.data = layer.weight.data.mul(0.03).half().float()
     images = torch.randn(2, 1, 4, 4).half()
     found = gradients(copy.deepcopy(model).half(), images, target=1)
     _, expected = oracle(model, images.float(), lambda it: it[:, 1])

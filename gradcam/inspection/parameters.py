@@ -45,7 +45,7 @@ class Aliases(TorchFunctionMode):
         """
         leaves = {parameter: [alias] for parameter, alias in self._aliases.values()}
         for parameter, found in leaves.items():
-            if parameter.requires_grad:
+            if parameter.requires_grad and not parameter.is_inference():
                 found.append(parameter)
         # As edges of the graph: tensors, autograd would take for arguments to replace, and leave this mode for the while,
         # which a checkpoint that repeats a part of the forward pass needs.
