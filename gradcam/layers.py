@@ -106,7 +106,7 @@ def layers_with_grid(
         name = names[module]
         runs[name] = runs.get(name, 0) + 1
         found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
-        if not found or _gives_back(module, args, found[0]) or not _may_be_shown(name, module):
+        if not found or gives_back(module, args, found[0]) or not _may_be_shown(name, module):
             return
         shape = found[0].shape
         is_query = len(shape) == 3 and name.startswith(decoders)  # of a decoder, whose rows are no places
@@ -144,7 +144,7 @@ def _may_be_shown(name: str, module: nn.Module) -> bool:
     return not (is_auxiliary or type(module).__name__.startswith("Adaptive"))
 
 
-def _gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
+def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
     """Whether a module did nothing, as Identity and Dropout in evaluation mode do; an operation in place did something."""
     return any(tensor is given for given in args) and not getattr(module, "inplace", False)
 

@@ -6,6 +6,7 @@ import click
 
 from gradcam.cli.inspection.activations import activations_command
 from gradcam.cli.inspection.features import features_command
+from gradcam.cli.inspection.gradients import gradients_command
 from gradcam.cli.inspection.trace import trace_command
 
 
@@ -14,5 +15,5 @@ def inspect_group() -> None:
     """Look inside a network: what its layers give, and what comes back to them."""
 
 
-for command in (trace_command, features_command, activations_command):
+for command in (trace_command, features_command, activations_command, gradients_command):
     inspect_group.add_command(command)

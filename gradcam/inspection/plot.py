@@ -1,0 +1,164 @@
+"""The flow of gradients through a network as a picture, on which vanishing and exploding layers are seen at a glance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradcam.errors import GradcamError, shorten
+from gradcam.images import Pixels
+from gradcam.inspection.flow import GradientFlow
+from gradcam.inspection.verdicts import EXPLODING, LEAST, MOST, NO_GRADIENT, VANISHING, LayerGradients
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {VANISHING: "#2b6cb0", EXPLODING: "#c2410c", NO_GRADIENT: "#6b21a8", "NaN": "#b91c1c", "infinite": "#b91c1c"}
+INK, QUIET, LINE = "#1f2937", "#9ca3af", "#374151"
+DOTS = 100  # per inch
+MOST_NAMES = 72  # of layers below the axis; of more, every second, third, ...
+INCHES, LEAST_INCHES, MOST_INCHES = 0.19, 8.0, 18.0  # of width: for each layer, and in all
+HEIGHT = 6.0
+LONGEST_NAME = 34  # characters; of longer ones the end is shown, which tells more
+MOST_DECADES = 36  # of the axis on either side of the reference
+
+
+def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
+    """The norm of each layer's gradient, from the first layer to run to the last: RGB, uint8 (H,W,3).
+
+    The line is of the gradients at the layers' outputs, the rings are of those at their parameters, all of a layer's
+    together. The axis is logarithmic; where the norms fall or rise so far that a layer counts as vanishing or exploding,
+    its background has a colour. Gradients that are exactly zero, or none, are marked at the bottom, NaN and infinite ones
+    at the top. `title`: in place of the model's class and the scores.
+
+    Raises `GradcamError` where matplotlib is missing, and for what is no `GradientFlow` or one without layers.
+    """
+    if not isinstance(flow, GradientFlow) or not flow.layers:
+        raise GradcamError(
+            f"The flow is {shorten(flow)}, expected what inspection.gradients() gives, of a layer or more."
+        )
+    figure, axes = _new_axes(len(flow.layers))
+    low, high = _limits(flow)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.set_xlim(-0.7, len(flow.layers) - 0.3)
+    _shade(axes, flow.reference, low, high)
+    outputs = [math.nan if it.activations is None else it.activations.norm for it in flow.layers]
+    parameters = [_norm_of_parameters(it) for it in flow.layers]
+    axes.plot(_hide(outputs), "-o", color=LINE, ms=3.6, lw=1.3, zorder=3, label="at the layer's output")
+    axes.plot(_hide(parameters), "o", color="#0d9488", ms=4.6, mfc="none", mew=1.1, zorder=2, label="at its parameters")
+    _mark_edges(axes, flow.layers, low, high)
+    _name_layers(axes, flow.layers)
+    _describe(axes, flow, title)
+    return _render(figure)
+
+
+def _new_axes(layers: int) -> tuple[Figure, Axes]:
+    """A figure by itself: pyplot would keep it, and choose a display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise GradcamError(
+            'Drawing gradients needs matplotlib: pip install "gradcam-torch[plots]". The numbers need nothing.'
+        ) from error
+    width = min(MOST_INCHES, max(LEAST_INCHES, 1.5 + INCHES * layers))
+    figure = Figure(figsize=(width, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
+    axes = figure.add_subplot(facecolor="white")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.grid(axis="y", color="#e5e7eb", lw=0.7)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _limits(flow: GradientFlow) -> tuple[float, float]:
+    """Whole powers of ten around all norms, and around two on either side of the reference, so that little looks little."""
+    middle = math.log10(flow.reference) if flow.reference else 0.0
+    norms = [it.activations.norm for it in flow.layers if it.activations is not None]
+    norms += [_norm_of_parameters(it) for it in flow.layers]
+    logs = [middle, *(math.log10(norm) for norm in norms if 0 < norm < math.inf)]
+    low = max(middle - MOST_DECADES, min(*logs, middle - 2))
+    high = min(middle + MOST_DECADES, max(*logs, middle + 2))
+    return 10 ** (math.floor(low) - 0.6), 10 ** (math.ceil(high) + 0.6)
+
+
+def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
+    if not reference:
+        return
+    axes.axhline(reference, color=QUIET, lw=0.9, ls=(0, (4, 3)), zorder=1, label="at the model's output")
+    for verdict, bottom, top in (
+        (VANISHING, low, min(high, reference * LEAST)),
+        (EXPLODING, max(low, reference * MOST), high),
+    ):
+        if bottom < top:
+            axes.axhspan(bottom, top, color=COLOURS[verdict], alpha=0.10, lw=0, zorder=0)
+            edge, side = (top, "top") if verdict == VANISHING else (bottom, "bottom")
+            axes.annotate(
+                verdict, (1, edge), xycoords=("axes fraction", "data"), xytext=(-6, -3 if side == "top" else 3),
+                textcoords="offset points", ha="right", va=side, color=COLOURS[verdict], fontsize=10,
+            )  # fmt: skip
+
+
+def _norm_of_parameters(layer: LayerGradients) -> float:
+    """Of all of a layer's parameters together; NaN without any."""
+    norms = [it.gradient.norm for it in layer.parameters if it.gradient is not None]
+    return math.hypot(*norms) if norms else math.nan
+
+
+def _hide(norms: Sequence[float]) -> list[float]:
+    """What has a place on a logarithmic axis; the rest is marked at its edges."""
+    return [norm if 0 < norm < math.inf else math.nan for norm in norms]
+
+
+def _mark_edges(axes: Axes, layers: Sequence[LayerGradients], low: float, high: float) -> None:
+    none = [place for place, it in enumerate(layers) if it.verdict == NO_GRADIENT]
+    broken = [place for place, it in enumerate(layers) if it.verdict in ("NaN", "infinite")]
+    style: dict[str, Any] = {"ls": "none", "clip_on": False, "zorder": 4}
+    if none:
+        axes.plot(
+            none, [low] * len(none), "v", ms=6, color=COLOURS[NO_GRADIENT], label="none, or exactly zero", **style
+        )
+    if broken:
+        axes.plot(broken, [high] * len(broken), "X", ms=7, color=COLOURS["NaN"], label="NaN or infinite", **style)
+
+
+def _name_layers(axes: Axes, layers: Sequence[LayerGradients]) -> None:
+    step = math.ceil(len(layers) / MOST_NAMES)
+    places = range(0, len(layers), step)
+    axes.set_xticks(places)
+    axes.set_xticklabels([_shorten(layers[place]) for place in places], rotation=90, fontsize=7.5, parse_math=False)
+    axes.tick_params(axis="both", color=QUIET, labelcolor=INK, length=3)
+    axes.tick_params(axis="y", which="minor", left=False)
+    for place, label in zip(places, axes.get_xticklabels()):
+        label.set_color(COLOURS.get(layers[place].verdict or "", INK))
+
+
+def _shorten(layer: LayerGradients) -> str:
+    name = layer.name or f"({layer.type})"
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
+
+
+def _describe(axes: Axes, flow: GradientFlow, title: str | None) -> None:
+    axes.set_title(title or _title(flow), loc="left", fontsize=12, color=INK, pad=32, parse_math=False)
+    axes.set_ylabel("norm of the gradient", color=INK)
+    axes.set_xlabel("layers in order of execution; the gradient comes from the right", color=INK)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=9, borderaxespad=0.8)
+
+
+def _title(flow: GradientFlow) -> str:
+    if flow.scores.numel() > 1:
+        return f"{flow.model}: gradients of {flow.scores.numel()} scores"
+    what = "a score" if flow.classes is None else f"class {flow.classes.item()}"
+    return f"{flow.model}: gradients of {what}, {flow.scores.item():.4g}"
+
+
+def _render(figure: Figure) -> Pixels:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])

@@ -1,0 +1,688 @@
+"""The gradients at every layer and every parameter, beside autograd's own on a copy in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import gradcam
+from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
+from gradcam.inspection.flow import GradientFlow, gradients
+from gradcam.inspection.plot import draw_gradients
+from gradcam.inspection.statistics import Statistics
+from gradcam.inspection.verdicts import LayerGradients, join, rms
+from gradcam.targets import ClassTarget
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+
+def worked() -> nn.Sequential:
+    """Linear, ReLU, Linear, whose gradients can be worked out by hand."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]))
+        model[1].bias.copy_(torch.tensor([1.0, 2, 3, 4]))
+        model[3].weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
+        model[3].bias.fill_(1)
+    return model
+
+
+def assert_statistics(found: Statistics | None, values: Any, rtol: float = 1e-6) -> None:
+    """Each number, computed by NumPy in float64."""
+    assert found is not None
+    values = np.asarray(values, np.float64).ravel()
+    scale = np.abs(values).max()
+    assert found.count == values.size
+    assert found.norm == pytest.approx(np.sqrt((values**2).sum()), rel=rtol)
+    assert found.mean == pytest.approx(values.mean(), rel=rtol, abs=rtol * scale)
+    assert found.std == pytest.approx(values.std(ddof=1) if values.size > 1 else 0, rel=rtol, abs=1e-12)
+    assert found.zeros == pytest.approx((values == 0).mean())
+    assert found.largest == pytest.approx(scale, rel=rtol)
+    assert (found.nans, found.infinities) == (0, 0)
+
+
+def by_name(flow: GradientFlow) -> dict[str, LayerGradients]:
+    return {layer.name: layer for layer in flow.layers}
+
+
+def test_worked_numbers() -> None:
+    flow = gradients(worked(), torch.ones(1, 1, 1, 3))
+    assert [(it.name, it.type, it.runs) for it in flow.layers] == [
+        ("0", "Flatten", 1), ("1", "Linear", 1), ("2", "ReLU", 1), ("3", "Linear", 1),
+    ]  # fmt: skip
+    for layer, expected in zip(flow.layers, [[22, 26, 30], [1, 0, 3, 0], [1, 2, 3, 4], [1]]):
+        assert_statistics(layer.activations, expected)
+    weight, bias = flow.layers[1].parameters
+    assert (weight.name, bias.name) == ("weight", "bias")
+    assert_statistics(weight.gradient, [[1, 1, 1], [0, 0, 0], [3, 3, 3], [0, 0, 0]])
+    assert_statistics(bias.gradient, [1, 0, 3, 0])
+    assert weight.norm == pytest.approx(math.sqrt(650))
+    assert weight.ratio == pytest.approx(math.sqrt(30) / math.sqrt(650))
+    assert_statistics(flow.layers[3].parameters[0].gradient, [7, 0, 27, 0])
+    assert flow.scores.tolist() == [[89]]
+    assert flow.classes is not None
+    assert flow.classes.tolist() == [[0]]
+    assert flow.reference == 1
+    assert repr(flow) == "GradientFlow(Sequential, 4 layer(s), 1 image(s), nothing conspicuous)"
+
+
+def oracle(model: nn.Sequential, images: Tensor, scores: Callable[[Tensor], Tensor]) -> tuple[dict, dict]:
+    """Every layer's output's gradient and every parameter's, layer by layer in float64; each gets a clone to work on."""
+    model = copy.deepcopy(model).double().eval().requires_grad_()
+    values, outputs = images.double().requires_grad_(), {}
+    for name, layer in model.named_children():
+        outputs[name] = layer(values.clone())
+        outputs[name].retain_grad()
+        values = outputs[name]
+    scores(values).sum().backward()
+    return {name: it.grad for name, it in outputs.items()}, {name: it.grad for name, it in model.named_parameters()}
+
+
+def assert_like_the_oracle(flow: GradientFlow, outputs: dict, parameters: dict, rtol: float = 1e-4) -> None:
+    for layer in flow.layers:
+        assert_statistics(layer.activations, outputs[layer.name], rtol)
+        for parameter in layer.parameters:
+            assert_statistics(parameter.gradient, parameters[f"{layer.name}.{parameter.name}"], rtol)
+
+
+@pytest.mark.parametrize("frozen", ["trained", "frozen", "half frozen"])
+def test_every_layer_and_every_parameter_in_place_operations_too(frozen: str) -> None:
+    model = tiny_model()
+    if frozen != "trained":
+        (model if frozen == "frozen" else model[:3]).requires_grad_(False)
+    flow = gradients(model, TINY, target=[1, 4, 2])
+    assert [it.name for it in flow.layers] == ["0", "1", "2", "3", "4", "5", "6", "8"]  # dropout hands its input on
+    assert_like_the_oracle(flow, *oracle(model, TINY, lambda logits: logits[torch.arange(3), [1, 4, 2]]))
+    assert flow.reference == pytest.approx(math.sqrt(3))
+
+
+def test_the_gradient_is_that_of_the_sum_of_all_scores() -> None:
+    target = [[0, 1], [2, 3], [4, 0]]
+    flow = gradients(tiny_model(), TINY, target=target)
+    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda it: it.gather(1, torch.tensor(target))))
+    assert flow.scores.shape == (3, 2)
+
+
+def test_functions_and_other_scores() -> None:
+    flow = gradients(tiny_model(), TINY, target=lambda logits: logits.square().sum(1))
+    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda it: it.square().sum(1)))
+    assert flow.classes is None
+    flow = gradients(tiny_model(), TINY, target=ClassTarget(2, score="probability"))
+    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda it: it.softmax(1)[:, 2]))
+
+
+def test_the_top_class_is_the_default() -> None:
+    flow = gradients(tiny_model(), TINY)
+    expected = tiny_model().eval()(TINY).max(1)
+    assert flow.classes is not None
+    assert torch.equal(flow.classes[:, 0], expected.indices)
+    torch.testing.assert_close(flow.scores[:, 0], expected.values.detach())
+
+
+class Twice(nn.Module):
+    """One layer runs twice, another one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.tanh, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen = [self.tanh(self.first(images.flatten(1)))]
+        self.seen.append(self.tanh(self.seen[0] + 1))
+        return self.last(self.seen[1])
+
+
+def test_all_runs_of_a_layer_are_one_row() -> None:
+    torch.manual_seed(0)
+    model, images = Twice(), torch.randn(2, 1, 2, 2)
+    plain = copy.deepcopy(model).double()
+    flow = gradients(model, images, target=1)
+    assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("tanh", 2), ("last", 1)]
+    output = plain(images.double())
+    for tensor in plain.seen:
+        tensor.retain_grad()
+    output[:, 1].sum().backward()
+    assert_statistics(by_name(flow)["tanh"].activations, torch.cat([it.grad for it in plain.seen]), 1e-5)
+
+
+def test_statistics_are_joined_as_if_they_were_of_one_tensor() -> None:
+    parts = [np.array([1.0, 0, -5]), np.array([0.25]), np.array([3.0, 3])]
+    made = [
+        Statistics(len(it), float(np.linalg.norm(it)), it.mean(), it.std(ddof=1) if len(it) > 1 else 0, (it == 0).mean(),
+                   np.abs(it).max(), 0, 0)
+        for it in parts
+    ]  # fmt: skip
+    assert_statistics(join(made), np.concatenate(parts))
+    assert rms(join(made)) == pytest.approx(np.sqrt((np.concatenate(parts) ** 2).mean()))
+
+
+class Attends(nn.Module):
+    """A model with a parameter of its own, and with attention, which uses a linear layer's weights and never calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), images.flatten(2).transpose(1, 2)], 1)
+        return self.head(self.attention(tokens, tokens, tokens)[0][:, 0])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_parameters_of_layers_that_never_run_have_their_row_where_they_are_used(frozen: bool) -> None:
+    torch.manual_seed(0)
+    model, images = Attends().requires_grad_(not frozen), torch.randn(2, 8, 3, 3)
+    flow = gradients(model, images, target=0)
+    found = by_name(flow)
+    assert [(it.name, it.runs) for it in flow.layers] == [
+        ("attention.out_proj", 0), ("attention", 1), ("head", 1), ("", 1),
+    ]  # fmt: skip
+    plain = copy.deepcopy(model).double().requires_grad_()
+    plain(images.double())[:, 0].sum().backward()
+    for name, parameter in plain.named_parameters():
+        layer, _, own = name.rpartition(".")
+        (row,) = [it for it in found[layer].parameters if it.name == own]
+        assert row.gradient is not None
+        assert row.gradient.norm == pytest.approx(parameter.grad.norm().item(), rel=1e-4)
+        assert row.gradient.mean == pytest.approx(parameter.grad.mean().item(), rel=1e-4, abs=1e-7)
+    assert found["attention.out_proj"].activations is None
+    assert found["attention.out_proj"].verdict is None
+    assert [row["tensor"] for row in flow.rows()][:4] == ["weight", "bias", "output", "in_proj_weight"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(4, 6), nn.Linear(6, 3), reentrant
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(checkpoint(self.part, images.flatten(1), use_reentrant=self.reentrant))
+
+    def part(self, values: Tensor) -> Tensor:
+        return self.first(values).tanh()
+
+
+def test_a_frozen_model_with_checkpoints() -> None:
+    torch.manual_seed(0)
+    model, images = Checkpointed(), torch.randn(2, 1, 2, 2)
+    expected = copy.deepcopy(model).double()
+    expected(images.double())[:, 2].sum().backward()
+    flow = gradients(model.requires_grad_(False), images, target=2)
+    assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("last", 1)]
+    assert_statistics(flow.layers[0].parameters[0].gradient, expected.first.weight.grad, 1e-5)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        return values * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        values, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * values).sum(0)
+
+
+class OwnFunction(nn.Module):
+    """Its weight goes to an autograd function of its own, and to an ordinary operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2, 3]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return Scale.apply(images.flatten(1), self.weight) + self.weight * 10
+
+
+def test_a_gradient_that_comes_through_a_function_of_the_users_own_is_added() -> None:
+    (layer,) = gradients(OwnFunction(), torch.full((1, 1, 1, 3), 4.0), target=1).layers
+    assert_statistics(layer.parameters[0].gradient, [0, 14, 0])
+
+
+def test_weights_that_are_computed_and_weights_that_are_shared() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[3].weight = model[2].weight
+    images = torch.randn(2, 1, 2, 2)
+    expected = copy.deepcopy(model).double()
+    expected(images.double())[:, 0].sum().backward()
+    found = by_name(gradients(model.requires_grad_(False), images, target=0))
+    directions = found["1.parametrizations.weight"].parameters
+    for row, parameter in zip(directions, expected[1].parametrizations.weight.parameters()):
+        assert_statistics(row.gradient, parameter.grad, 1e-4)
+    for name in "23":
+        assert_statistics(found[name].parameters[0].gradient, expected[2].weight.grad, 1e-5)
+
+
+def test_weights_that_were_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = worked()
+    assert_statistics(gradients(model, torch.ones(1, 1, 1, 3)).layers[1].activations, [1, 0, 3, 0])
+
+
+def test_a_compiled_model_and_a_wrapped_one() -> None:
+    plain = gradients(worked(), torch.ones(1, 1, 1, 3))
+    for model in (torch.compile(worked(), backend="eager"), nn.DataParallel(worked())):
+        assert gradients(model, torch.ones(1, 1, 1, 3)).layers == plain.layers
+
+
+# Which layers
+
+
+def test_layers_by_name_and_by_pattern_in_order_of_execution() -> None:
+    model = nn.Sequential()
+    model.add_module("late", nn.Linear(3, 3))
+    model.add_module("block", nn.Sequential(nn.Flatten(), nn.Linear(3, 3)))
+    model.forward = lambda images: nn.Sequential.forward(nn.Sequential(model.block, model.late), images)
+    images = torch.ones(1, 1, 1, 3)
+    assert [it.name for it in gradients(model, images).layers] == ["block.0", "block.1", "late"]
+    flow = gradients(model, images, layers=["late", "block*"])
+    assert [it.name for it in flow.layers] == ["block.0", "block.1", "block", "late"]
+    assert by_name(flow)["block"].parameters == ()
+    assert [it.name for it in gradients(model, images, layers=model.block[1]).layers] == ["block.1"]
+
+
+class Odd(nn.Module):
+    """Has layers that never run, give no tensor, or lie on no way to the score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.aside, self.unused, self.last = Counts(), nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = images.flatten(1)
+        self.counts(values)
+        self.aside(values)
+        return self.last(values)
+
+
+class Counts(nn.Module):
+    def forward(self, values: Tensor) -> int:
+        return len(values)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("lats", "There is no layer 'lats' in Odd. Nearest: 'last'"),
+        ("layer*", "No layer fits 'layer*'"),
+        ("unused", "Layer 'unused' did not run"),
+        (["last", "un*"], "Layer 'unused' did not run"),
+        ("counts", "Layer 'counts' gave no floating-point tensor"),
+        ([], "expected a dotted name"),
+    ],
+)
+def test_layers_that_have_no_gradients(layers: Any, message: str) -> None:
+    with pytest.raises(LayerError, match=message.replace("*", r"\*")):
+        gradients(Odd(), torch.ones(1, 1, 2, 2), layers=layers)
+
+
+def test_layers_beside_the_way_have_no_gradient() -> None:
+    found = by_name(gradients(Odd(), torch.ones(1, 1, 2, 2)))
+    assert set(found) == {"aside", "last"}
+    assert found["aside"].activations is None
+    assert found["aside"].verdict == "no gradient"
+    assert [it.gradient for it in found["aside"].parameters] == [None, None]
+    assert found["aside"].parameters[0].ratio is None
+    assert found["last"].verdict is None
+
+
+class Unrecorded(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return images.flatten(1) * 1
+
+
+def test_what_cannot_be_differentiated() -> None:
+    with pytest.raises(ModelError, match="no recorded operation leads"):
+        gradients(Unrecorded(), TINY)
+    with pytest.raises(ModelError, match="use_reentrant=False"):
+        gradients(Checkpointed(reentrant=True), torch.ones(1, 1, 2, 2))
+    with pytest.raises(ImageError, match="expected a floating tensor"):
+        gradients(tiny_model(), [1, 2])
+    with pytest.raises(TargetError):
+        gradients(tiny_model(), TINY, target=17)
+
+
+# Precision
+
+
+def test_small_gradients_are_not_lost_in_float16() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 16, bias=False) for _ in range(4)]
+    model = nn.Sequential(nn.Flatten(), *layers, nn.Linear(16, 3))
+    for layer in layers:
+        layer.weight.data = layer.weight.data.mul(0.03).half().float()
+    images = torch.randn(2, 1, 4, 4).half()
+    found = gradients(copy.deepcopy(model).half(), images, target=1)
+    _, expected = oracle(model, images.float(), lambda it: it[:, 1])
+    smallest = found.layers[1].activations
+    assert smallest is not None
+    assert 0 < smallest.largest < 6e-6  # less than a hundred of float16's steps, if it were not scaled
+    outputs, _ = oracle(model, images.float(), lambda it: it[:, 1])
+    assert_statistics(replace_zeros(smallest), outputs["1"], 3e-3)
+    assert found.layers[4].parameters[0].gradient is not None
+    assert found.layers[4].parameters[0].gradient.norm == pytest.approx(expected["4.weight"].norm().item(), rel=2e-2)
+
+
+def replace_zeros(found: Statistics) -> Statistics:
+    return Statistics(**{**vars(found), "zeros": 0.0})
+
+
+def test_gradients_that_are_nan_in_float16_stay_so() -> None:
+    model = SquareRoot().half()
+    found = by_name(gradients(model, torch.ones(1, 1, 1, 3).half(), target=0))
+    assert found["first"].verdict == "NaN"
+    assert found["last"].verdict is None
+    assert found["last"].activations is not None
+    assert found["last"].activations.norm == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    flow = gradients(worked().to(dtype), torch.ones(1, 1, 1, 3, dtype=dtype))
+    assert_statistics(flow.layers[0].activations, [22, 26, 30])
+    assert flow.scores.dtype == torch.float32
+
+
+# Verdicts
+
+
+class SquareRoot(nn.Module):
+    """A square root at zero, whose derivative is infinite, and that times zero is NaN."""
+
+    def __init__(self, factor: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last, self.factor = nn.Linear(3, 3), nn.Linear(3, 2), factor
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last((self.first(images.flatten(1)) * self.factor).sqrt())
+
+
+def deep(activation: type[nn.Module], gain: float | None = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for number in range(30):
+        layer = nn.Linear(192 if number == 0 else 64, 64)
+        if gain is not None:
+            nn.init.kaiming_normal_(layer.weight)
+            layer.weight.data *= gain
+        layers += [layer, activation()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+def verdicts(flow: GradientFlow) -> list[str | None]:
+    return [it.verdict for it in flow.layers]
+
+
+IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+def test_thirty_sigmoid_layers_vanish_from_the_right_one_on() -> None:
+    flow = gradients(deep(nn.Sigmoid), IMAGE, target=0)
+    outputs, _ = oracle(deep(nn.Sigmoid), IMAGE, lambda it: it[:, 0])
+    assert verdicts(flow) == ["vanishing" if outputs[it.name].norm() < 1e-4 else None for it in flow.layers]
+    assert 40 < verdicts(flow).count("vanishing") < 56
+    assert flow.layers[0].activations is not None
+    assert flow.layers[0].activations.norm == pytest.approx(outputs["0"].norm().item(), rel=1e-3)
+    assert flow.layers[0].activations.norm < 1e-24
+    assert "vanishing" in repr(flow)
+
+
+def test_thirty_layers_with_weights_that_are_too_large_explode() -> None:
+    flow = gradients(deep(nn.ReLU, 4), IMAGE, target=0)
+    outputs, _ = oracle(deep(nn.ReLU, 4), IMAGE, lambda it: it[:, 0])
+    assert verdicts(flow) == ["exploding" if outputs[it.name].norm() > 1e4 else None for it in flow.layers]
+    assert 35 < verdicts(flow).count("exploding") < 60
+
+
+def test_the_same_layers_with_the_right_weights_are_healthy() -> None:
+    assert set(verdicts(gradients(deep(nn.ReLU, 1), IMAGE))) == {None}
+
+
+def test_behind_a_head_of_zeros_there_is_no_gradient() -> None:
+    model = tiny_model()
+    nn.init.zeros_(model[8].weight)
+    flow = gradients(model, TINY)
+    assert verdicts(flow) == ["no gradient"] * 7 + [None]
+    assert flow.layers[0].activations is not None
+    assert flow.layers[0].activations.zeros == 1
+
+
+def test_a_layer_that_gets_zeros_alone_has_no_gradient_at_its_weight_but_at_its_bias() -> None:
+    images = torch.zeros(1, 1, 1, 3)
+    flow = gradients(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), images, target=0)
+    assert [it.gradient.zeros for it in flow.layers[1].parameters if it.gradient] == [1, 0.5]
+    assert flow.layers[1].verdict is None
+    flow = gradients(nn.Sequential(nn.Flatten(), nn.Linear(3, 2, bias=False)), images, target=0)
+    assert flow.layers[1].verdict == "no gradient"
+
+
+def test_nan_and_infinity_are_told_apart() -> None:
+    images = torch.ones(1, 1, 1, 3)
+    assert [it.verdict for it in gradients(SquareRoot(), images).layers] == ["NaN", None]
+    model = SquareRoot(factor=1)
+    with torch.no_grad():
+        model.first.weight.zero_()
+        model.first.bias.zero_()
+    flow = gradients(model, images)
+    assert [it.verdict for it in flow.layers] == ["infinite", None]
+    assert flow.layers[0].activations is not None
+    assert flow.layers[0].activations.infinities == 3
+
+
+def test_the_comparison_is_with_the_models_output_whatever_the_scale_of_the_score() -> None:
+    for factor in (1e-9, 1e9):
+        flow = gradients(tiny_model(), TINY, target=lambda logits, factor=factor: logits[:, 1] * factor)
+        assert set(verdicts(flow)) == {None}
+        assert flow.reference == pytest.approx(math.sqrt(3) * factor)
+    flow = gradients(
+        deep(nn.Sigmoid), IMAGE, target=0, layers=["0", "1"]
+    )  # also where its last layers are not asked for
+    assert verdicts(flow) == ["vanishing", "vanishing"]
+
+
+def test_healthy_networks_are_told_to_be_healthy(classifier: gradcam.Classifier, photo: Callable[[str], Any]) -> None:
+    images = classifier.prepare(photo("cat_and_espresso.jpg")).image[None]
+    assert set(verdicts(gradients(classifier.model, images))) == {None}
+    torch.manual_seed(0)
+    flow = gradients(torchvision.models.resnet18(), images)
+    assert set(verdicts(flow)) == {None}
+    assert len(flow.layers) == 52
+    assert [it.runs for it in flow.layers if it.type == "ReLU"] == [1] + [2] * 8
+
+
+def test_rows_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(gradients(worked(), torch.ones(1, 1, 1, 3)).rows())
+    assert table["tensor"].tolist() == ["output", "output", "weight", "bias", "output", "output", "weight", "bias"]
+    assert table["layer"].tolist() == ["0", "1", "1", "1", "2", "3", "3", "3"]
+    assert table["rms"][1] == pytest.approx(math.sqrt(10 / 4))
+    assert table["norm"][2] == pytest.approx(math.sqrt(30))
+    assert table["ratio"][2] == pytest.approx(math.sqrt(30 / 650))
+    assert table["ratio"].isna().tolist() == [True, True, False, False, True, True, False, False]
+
+
+# No trace
+
+
+def with_gradients(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model.train()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_model_is_left_as_it_was(frozen: bool) -> None:
+    model = with_gradients(tiny_model()).requires_grad_(not frozen)
+    images, before = TINY.clone(), traces(model)
+    gradients(model, images)
+    assert_same(before, traces(model))
+    assert torch.equal(images, TINY)
+    assert not images.requires_grad
+    assert images.grad_fn is None
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["forward", "backward", "score"])
+def test_also_after_an_exception(kind: type[BaseException], where: str) -> None:
+    model = with_gradients(tiny_model())
+
+    def fail(*_: object) -> None:
+        raise kind("on purpose")
+
+    def score(logits: Tensor) -> Tensor:
+        if where == "score":
+            fail()
+        if where == "backward":
+            logits.register_hook(fail)
+        return logits[:, 0]
+
+    handle = model[5].register_forward_hook(fail) if where == "forward" else None
+    before = traces(model)
+    with pytest.raises(kind, match="on purpose"):
+        gradients(model, TINY, target=score)
+    assert_same(before, traces(model))
+    if handle is not None:
+        handle.remove()
+    assert_like_the_oracle(gradients(model, TINY, target=0), *oracle(model, TINY, lambda it: it[:, 0]))
+
+
+def test_in_no_grad_and_in_inference_mode() -> None:
+    model = tiny_model()
+    plain = gradients(model, TINY).layers
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert gradients(model, TINY.clone()).layers == plain
+            assert not torch.is_grad_enabled()
+
+
+def test_several_threads_and_one_that_trains() -> None:
+    model = tiny_model().eval()
+    model[:3].requires_grad_(False)
+    plain, before = gradients(model, TINY, target=0).layers, traces(model)
+    model(TINY)[:, 1].sum().backward()
+    expected = {name: it.grad for name, it in model.named_parameters()}
+    model.zero_grad()
+    failures: list[str] = []
+
+    def look() -> None:
+        for _ in range(15):
+            if gradients(model, TINY, target=0).layers != plain:
+                failures.append("other gradients")
+
+    def train() -> None:
+        for _ in range(60):
+            model.zero_grad()
+            model(TINY)[:, 1].sum().backward()
+            for name, it in model.named_parameters():
+                same = it.grad is None if expected[name] is None else torch.equal(it.grad, expected[name])
+                if not same:
+                    failures.append(f"{name} has another .grad")
+
+    threads = [threading.Thread(target=work) for work in (look, look, look, train)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    model.zero_grad()
+    assert_same({**before, "random": 0}, {**traces(model), "random": 0})
+
+
+def test_hooks_on_parameters_are_not_called() -> None:
+    model = tiny_model()
+    called: list[Tensor] = []
+    model[0].weight.register_hook(called.append)
+    gradients(model, TINY)
+    assert not called
+
+
+# The plot
+
+
+@pytest.fixture
+def _no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def share_of(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
+    return float((np.abs(picture.astype(int) - colour).max(2) <= 3).mean())
+
+
+BLUE, ORANGE, PURPLE, RED = (233, 240, 247), (249, 236, 231), (107, 33, 168), (185, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("make", "colour"),
+    [
+        (lambda: gradients(deep(nn.Sigmoid), IMAGE), BLUE),
+        (lambda: gradients(deep(nn.ReLU, 4), IMAGE), ORANGE),
+        (lambda: gradients(deep(nn.ReLU, 1), IMAGE), None),
+    ],
+)
+def test_the_plot_has_the_colour_of_what_is_the_matter(
+    make: Callable[[], GradientFlow], colour: tuple[int, int, int] | None
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = draw_gradients(make())
+    assert (picture.dtype, picture.ndim, picture.shape[2]) == (np.uint8, 3, 3)
+    for each in (BLUE, ORANGE):
+        assert (share_of(picture, each) > 0.2) == (each == colour)
+
+
+def rows_of(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    return np.flatnonzero((np.abs(picture.astype(int) - colour).max(2) <= 3).sum(1) > 2)
+
+
+def test_zeros_are_marked_at_the_bottom_and_nan_at_the_top() -> None:
+    pytest.importorskip("matplotlib")
+    model = tiny_model()
+    plain = draw_gradients(gradients(model, TINY))
+    nn.init.zeros_(model[8].weight)
+    none = draw_gradients(gradients(model, TINY))
+    nan = draw_gradients(gradients(SquareRoot(), torch.ones(1, 1, 1, 3)))
+    assert len(rows_of(plain, PURPLE)) == len(rows_of(plain, RED)) == 0
+    assert rows_of(none, PURPLE).max() > 0.8 * len(none)
+    top = rows_of(nan, RED)
+    assert (top < 0.2 * len(nan)).sum() >= 6
+
+
+def test_a_title_is_taken_word_for_word_and_no_state_is_touched() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    before, loaded = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
+    flow = gradients(worked(), torch.ones(1, 1, 1, 3))
+    first, second = draw_gradients(flow, title="$\\frac"), draw_gradients(flow)
+    assert first.shape == second.shape
+    assert (first != second).any()
+    np.testing.assert_array_equal(second, draw_gradients(flow, title="Sequential: gradients of class 0, 89"))
+    assert dict(matplotlib.rcParams) == before
+    assert ("matplotlib.pyplot" in sys.modules) == loaded
+
+
+@pytest.mark.usefixtures("_no_matplotlib")
+def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
+    flow = gradients(worked(), torch.ones(1, 1, 1, 3))
+    with pytest.raises(GradcamError, match=r'pip install "gradcam-torch\[plots\]"'):
+        draw_gradients(flow)
+
+
+def test_only_a_flow_is_drawn() -> None:
+    with pytest.raises(GradcamError, match="expected what inspection.gradients"):
+        draw_gradients([1, 2])

@@ -1,0 +1,261 @@
+"""Watching a training loop: the first layer, the step, the kind, the cause; and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gradcam.errors import GradientError, LayerError, ModelError
+from gradcam.inspection.watching import Discovery, GradientWarning, watch_gradients
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+
+class Sick(nn.Module):
+    """Linear layers between which something goes wrong, if it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.relu, self.middle, self.last = (
+            nn.Linear(3, 4),
+            nn.ReLU(inplace=True),
+            nn.Linear(4, 4),
+            nn.Linear(4, 1),
+        )
+        self.illness = "none"
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.middle(self.relu(self.first(values)))
+        if self.illness == "sqrt":
+            values = (values * 0).sqrt()
+        if self.illness == "infinite":
+            values = values - values.detach()
+            values = values.sqrt()
+        if self.illness == "forward":
+            values = values * torch.tensor([1.0, float("inf"), 1, 1])
+        return self.last(values)
+
+
+INPUT = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+
+
+def step(model: nn.Module, *illnesses: str) -> None:
+    for illness in illnesses:
+        model.illness = illness
+        model.zero_grad()
+        model(INPUT.to(next(model.parameters()).device)).sum().backward()
+
+
+def test_the_first_layer_on_the_way_back_is_named_once() -> None:
+    model = Sick()
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
+        step(model, "none", "sqrt", "sqrt", "none", "sqrt")
+    assert watch.discoveries == (
+        Discovery(2, "middle", "output", "NaN", 20, None),
+        Discovery(5, "middle", "output", "NaN", 20, None),
+    )
+    assert str(told[0].message) == (
+        "Step 2: the gradient at the output of layer 'middle' is NaN in 20 values, the first on the way back from the loss. "
+        "The forward pass was finite: look at the operations between layer 'middle' and the loss."
+    )
+    assert len(told) == 2
+    assert told[0].filename == __file__  # where backward() is called
+
+
+def test_infinity_and_nan_are_told_apart() -> None:
+    model = Sick()
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="infinite in 20 values"):
+        step(model, "infinite")
+    assert watch.discoveries == (Discovery(1, "middle", "output", "infinite", 20, None),)
+
+
+def test_what_began_in_the_forward_pass_is_said_to_have_begun_there() -> None:
+    model = Sick()
+    with (
+        watch_gradients(model) as watch,
+        pytest.warns(GradientWarning, match="the first output not to be finite is that of"),
+    ):
+        step(model, "forward")
+    (found,) = watch.discoveries
+    assert (found.layer, found.tensor, found.cause) == ("last", "weight", "last")
+    with torch.no_grad():
+        model.first.bias[2] = float("nan")
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="that of layer 'first'"):
+        step(model, "none")
+    (found,) = watch.discoveries
+    assert (found.layer, found.cause) == ("last", "first")
+
+
+def test_a_parameters_own_gradient() -> None:
+    model = nn.Linear(2, 1)
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="at the parameter 'weight' of the model"):
+        (model(torch.tensor([[1.0, float("inf")]])).clamp(0, 1)).sum().backward()
+    assert (watch.discoveries[0].tensor, watch.discoveries[0].count) == ("weight", 1)
+
+
+def test_values_that_are_finite_are_not_told_of_however_large_their_sum() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).half()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with watch_gradients(model) as watch:
+            model(torch.zeros(1, 4).half()).backward(torch.full((1, 4), 2e4).half())  # float16 ends at 65504
+    assert watch.discoveries == ()
+
+
+def test_raising_stops_before_the_optimiser() -> None:
+    model = Sick()
+    before = traces(model)
+    message = "Step 2: the gradient at the output of layer 'middle' is NaN"
+    with pytest.raises(GradientError, match=message), watch_gradients(model, on_found="raise"):
+        step(model, "none", "sqrt", "none")
+    assert torch.isnan(model.first.weight.grad).any()  # of the second step: the third did not come to pass
+    assert_same(before["hooks"], traces(model)["hooks"])
+    model.illness = "sqrt"
+    model(INPUT).sum().backward()  # nobody watches
+
+
+def train(model: nn.Module, steps: int = 4) -> list[Tensor]:
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    torch.manual_seed(1)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        model(TINY).square().sum().backward()
+        optimiser.step()
+    return [it.detach().clone() for it in (*model.parameters(), *model.buffers())]
+
+
+def test_training_is_the_same_bit_by_bit_and_nothing_is_left() -> None:
+    plain = train(tiny_model().train())
+    model = tiny_model().train()
+    with watch_gradients(model):
+        watched = train(model)
+    assert_same(plain, watched)
+    assert not any(traces(model)["hooks"][at][2] for at in range(len(traces(model)["hooks"])))
+    assert all(not it._backward_hooks for it in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_after_an_exception_in_a_backward_pass(kind: type[BaseException]) -> None:
+    model = Sick()
+    before = traces(model)["hooks"]
+
+    def fail(gradient: Tensor) -> None:
+        raise kind("on purpose")
+
+    def break_off() -> None:
+        output = model(INPUT)
+        output.register_hook(fail)
+        output.sum().backward()
+
+    with pytest.raises(kind, match="on purpose"), watch_gradients(model):
+        break_off()
+    assert_same(before, traces(model)["hooks"])
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning):
+        step(model, "sqrt")
+    assert watch.discoveries[0].step == 1
+
+
+def test_only_the_layers_that_were_asked_for_are_watched() -> None:
+    model = Sick()
+    with watch_gradients(model, "first") as watch, pytest.warns(GradientWarning):
+        step(model, "sqrt")
+    assert watch.discoveries[0].layer == "first"
+    with watch_gradients(model, ["la*"]) as watch:
+        step(model, "sqrt")
+    assert watch.discoveries == ()
+
+
+class Reentrant(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.body, self.reentrant = Sick(), reentrant
+        self.head = nn.Linear(1, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.body.illness = self.illness
+        return self.head(checkpoint(self.body, values.clone().requires_grad_(), use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    model = Reentrant(reentrant=reentrant)
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
+        step(model, "none", "sqrt", "sqrt", "none")
+    assert [(it.step, it.layer) for it in watch.discoveries] == [(2, "body.middle")]
+    assert len(told) == 1
+
+
+def test_several_backward_passes_are_one_step() -> None:
+    model = Sick()
+
+    def take_step() -> None:
+        model.illness = "sqrt"
+        broken = model(INPUT).sum()
+        model.illness = "none"
+        healthy = model(INPUT).sum()
+        broken.backward()
+        healthy.backward()
+        step(model, "sqrt")  # the step before was not finite as a whole
+
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
+        take_step()
+    assert [it.step for it in watch.discoveries] == [1]
+    assert len(told) == 1
+
+
+def test_another_threads_training_is_not_watched() -> None:
+    model = Sick()
+    with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
+        thread = threading.Thread(target=step, args=(model, "sqrt"))
+        thread.start()
+        thread.join()
+    assert watch.discoveries == ()
+    assert told == []
+
+
+def test_sparse_gradients() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
+    with watch_gradients(model, "0") as watch, pytest.warns(GradientWarning):
+        model[0](torch.tensor([1, 2])).backward(torch.tensor([[float("nan"), 1, 1], [float("nan"), 1, 1]]))
+    assert [(it.layer, it.tensor, it.count) for it in watch.discoveries] == [("0", "output", 2)]
+
+
+def test_a_layer_that_never_runs() -> None:
+    model = tiny_model()
+    model.forward = lambda images: model[8].forward(model[:8](images))  # no call, of which no hook learns
+    with pytest.raises(LayerError, match="Layer '8' never ran"), watch_gradients(model, "8"):
+        model(TINY)
+
+
+def made_wrong(kind: Callable[[], Any]) -> None:
+    with kind():
+        pass
+
+
+def test_bad_input() -> None:
+    with pytest.raises(GradientError, match="on_found is 'print', expected one of warn, raise"):
+        made_wrong(lambda: watch_gradients(tiny_model(), on_found="print"))
+    with pytest.raises(LayerError, match="There is no layer 'nine'"):
+        made_wrong(lambda: watch_gradients(tiny_model(), "nine"))
+    with pytest.raises(ModelError, match="compiled"):
+        made_wrong(lambda: watch_gradients(torch.compile(tiny_model(), backend="eager")))
+    inner = copy.deepcopy(tiny_model())
+    inner[3].compile(backend="eager")
+    with pytest.raises(ModelError, match="'3'"):
+        made_wrong(lambda: watch_gradients(inner))
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_the_kind_is_told_without_the_count() -> None:
+    model = Sick().cuda()
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="is NaN, the first"):
+        step(model, "sqrt")
+    assert watch.discoveries == (Discovery(1, "middle", "output", "NaN", None, None),)
