@@ -66,6 +66,23 @@ def test_tokens_become_a_grid_without_the_class_token() -> None:
                     assert grid[n, c, i, j] == tokens[n, 1 + 4 * i + j, c]
 
 
+def test_the_models_patches_tell_the_grid_that_tokens_form() -> None:
+    cut = nn.Sequential(nn.Conv2d(3, 5, 7, stride=7), nn.Flatten(2))  # two rows and columns of the picture are cut off
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut, self.norm = cut, nn.LayerNorm(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.cut(x).mT).mean(1)
+
+    images = torch.randn(1, 3, 30, 30)
+    grid = activations(Tokens(), images, "norm")["norm"]
+    assert grid.shape == (1, 5, 4, 4)
+    assert torch.equal(grid[0, :, 2, 1], outputs(Tokens(), images, "norm")[0][0, 9])
+
+
 def test_channels_that_come_last_come_first() -> None:
     model = Around(lambda conv, linear, x: linear(conv(x).movedim(1, 3)).mean((1, 2)))
     grid = activations(model, TINY, "linear")["linear"]
@@ -104,6 +121,8 @@ def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
 def test_a_patterns_layers_are_those_with_a_grid() -> None:
     assert list(activations(tiny_model(), TINY, "*")) == ["0", "1", "2", "3", "4"]  # neither pooled nor flat
     assert list(activations(tiny_model(), TINY, ["[48]", "0", "4"])) == ["4", "0"]
+    flat_first = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (3, 12, 16)), nn.Conv2d(3, 2, 1))
+    assert list(activations(flat_first, TINY, "*")) == ["1", "2"]
 
 
 def test_values_keep_their_precision_and_nan_is_no_error() -> None:

@@ -85,6 +85,7 @@ def test_one_negative_value_in_a_layer_makes_all_its_channels_signed() -> None:
     maps[2, 0, 0] = -0.001
     sheet = draw_activations(maps, order="index", size=8)
     assert is_all(cell(sheet, 0, size=8), MOST)
+    assert is_all(cell(draw_activations(maps, order="index", channels=1, size=8), 0, size=8), MOST)  # shown or not
     sheet = draw_activations({"a": flat(1, 2, 3), "b": maps}, order="index", size=8)
     assert is_all(cell(sheet, 0, size=8), colour(1))  # the other layer's are not
 
@@ -161,13 +162,18 @@ def test_of_a_map_larger_than_its_cell_the_mean_is_coloured() -> None:
     assert tuple(found[1, 1]) == MAGENTA
 
 
-def test_a_cell_that_is_no_multiple_of_the_grid_has_pure_colours_inside() -> None:
-    values = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 2.0], [0.0, 1.0, 4.0]])
-    found = draw_cell(values, 10, largest=4, signed=False, colormap="inferno")
-    for row in range(3):
-        for column in range(3):
-            inside = found[(10 * row + 5) // 3, (10 * column + 5) // 3]
-            assert tuple(inside) == colour(values[row, column] / 4)
+@pytest.mark.parametrize(("cells", "size"), [(1, 7), (3, 10), (14, 100), (28, 100), (7, 7)])
+def test_where_values_meet_inside_a_pixel_it_has_the_mean_of_their_colours(cells: int, size: int) -> None:
+    values = np.random.default_rng(0).random((cells, cells))
+    found = draw_cell(values, size, largest=1, signed=False, colormap="inferno")
+    colours = np.array([[colour(value) for value in row] for row in values], float)
+    covers = np.zeros((size, cells))  # the share of a pixel that lies on a value
+    for pixel in range(size):
+        for k in range(cells):
+            overlap = min((pixel + 1) * cells, (k + 1) * size) - max(pixel * cells, k * size)
+            covers[pixel, k] = max(0, overlap) / cells
+    expected = np.einsum("ij,jkc,lk->ilc", covers, colours, covers)
+    assert np.abs(found - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
