@@ -296,7 +296,7 @@ def test_times_hold_those_of_parts() -> None:
     seconds = {call.name: call.seconds or 0 for call in found.calls}
     least = {"": 0.06, "0": 0.05, "0.0": 0.02, "0.1": 0.03, "1": 0.01}
     for name, expected in least.items():
-        assert expected <= seconds[name] < expected + 0.03
+        assert expected <= seconds[name] < expected + 1  # a busy machine takes longer
     assert seconds[""] >= seconds["0"] + seconds["1"]
     assert seconds["0"] >= seconds["0.0"] + seconds["0.1"]
     assert found.seconds == seconds[""]
