@@ -27,7 +27,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECIPE = re.compile(r"<!-- recipe (\w+) -->\n```python\n(.*?)```", re.S)
 YOUR_MODEL = re.compile(r"<!-- your model -->\n```bash\n(.*?)```", re.S)
 BATCH = re.compile(r"<!-- batch -->\n```bash\n(.*?)```", re.S)
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README))), re.S)
+INSPECT = re.compile(r"<!-- inspect -->\n```bash\n(.*?)```", re.S)
+REST = INSPECT.sub("", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README))))
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", REST, re.S)
 
 
 @pytest.fixture
@@ -62,6 +64,9 @@ def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
     assert np.array_equal(gradcam.read_image(folder / "fine.png"), names["attribution"].picture())
     assert [record.image for record in names["records"]] == ["photo.jpg"]
     assert names["result"].name == "other.png"
+    assert names["recorder"].steps == [0, 2]
+    assert names["features"]["layer4"].shape == (2, 512, 7, 7)
+    assert names["x"].grad.item() == 18
 
 
 def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +132,24 @@ def test_the_commands_for_models_of_ones_own_run(models: Path, capsys: pytest.Ca
     assert {"photo-gradcam.png", "photo-rollout.png", "photo-legrad.png", "scan-gradcam.png"} <= overlays
     assert len([name for name in overlays if "finding" in name]) == 3
     assert "Shown from 100 to 3999 of 65535." in capsys.readouterr().out
+
+
+def test_the_commands_for_looking_inside_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "photos").mkdir()
+    for name in ("coffee.jpg", "rocket.jpg"):
+        shutil.copy(folder / "assets" / name, folder / "photos")
+    commands = INSPECT.search(README)
+    assert commands is not None
+    lines = commands.group(1).splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        assert cli.main(shlex.split(line, comments=True)[1:], standalone_mode=False) == 0, line
+    with np.load(folder / "features.npz") as file:
+        assert file["names"].tolist() == ["coffee.jpg", "rocket.jpg"]
+        assert file["head.1"].shape == (2, 1280, 1, 1)
+    assert gradcam.read_image("photo-activations.png").ndim == 3
+    assert gradcam.read_image("photo-gradients.png").ndim == 3
+    assert "espresso" in capsys.readouterr().out
 
 
 def test_the_commands_for_many_pictures_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
