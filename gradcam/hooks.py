@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -52,16 +53,21 @@ class Hooks:
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def after_forward(self, module: nn.Module, function: ForwardHook) -> None:
-        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output."""
+    def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
+        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output.
+
+        `repeated` is called in its place where a backward pass repeats the run for a checkpoint, in whichever thread
+        autograd does that: on CUDA in one of its own.
+        """
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            repeats = repeated is not None and is_backward_running()
+            if len(rest) < 2 or not (repeats or threading.get_ident() == self._thread):
                 # Also while the hook is half registered or half removed: another thread may then get (module, args,
                 # output) without the keyword arguments, because PyTorch keeps that flag in a second dictionary.
                 return None
             kwargs, output = rest
-            return function(module, args, kwargs, output)
+            return (repeated if repeated is not None and repeats else function)(module, args, kwargs, output)
 
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
@@ -105,3 +111,8 @@ class Hooks:
         if len(self._handles) > self._most_handles:
             self._handles = [it for it in self._handles if it.hooks_dict_ref() is not None]
             self._most_handles = max(FEWEST_TO_SIFT, 2 * len(self._handles))
+
+
+def is_backward_running() -> bool:
+    """In this thread: PyTorch itself tells checkpoints and hooks so."""
+    return torch._C._current_graph_task_id() != -1
