@@ -165,7 +165,7 @@ class Recorder(Generic[Value]):
             self._steps.append(self._current)
         self._count += 1
 
-    def _new_store(self) -> Store[Any]:
+    def _new_store(self) -> Store:
         if self._keep == "statistics":
             return Numbers(self._layouts)
         return Tensors("cpu" if self._keep == "cpu" else None)

@@ -76,7 +76,7 @@ def measure_at_once(values: Tensor, exact: torch.dtype = torch.float64) -> Tenso
         torch.linalg.vector_norm(values, dtype=exact),
         mean,
         (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
-        (values == 0).sum() / count,
+        (values == 0).sum().to(exact) / count,
         torch.maximum(-low, high),
         values.isnan().sum(),
         values.isinf().sum(),

@@ -21,8 +21,8 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
     Raises `LayerError` for a layer that has no value here, and says why.
     """
 
-    def __init__(self, values: Mapping[Key, Value], kind: str, step: Step[Value]) -> None:
-        self._values = {key: value for key, value in values.items() if key.kind == kind}
+    def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
+        self._values: dict[Key, Value] = {key: value for key, value in values.items() if key.kind == kind}
         self._ran = {key.layer: 1 + key.run for key in values if key.kind == ACTIVATION}
         self._kind, self._step = kind, step
 
@@ -72,7 +72,7 @@ class Step(Generic[Value]):
     `is_differentiable`: whether the model ran with gradients.
     """
 
-    def __init__(self, number: int, layers: Sequence[str], store: Store[Value], *, is_differentiable: bool) -> None:
+    def __init__(self, number: int, layers: Sequence[str], store: Store, *, is_differentiable: bool) -> None:
         self.number = number
         self.layers = layers
         self.is_differentiable = is_differentiable
@@ -98,7 +98,7 @@ class Step(Generic[Value]):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A flat dict of each value's statistics, the activations in order of execution first."""
-        values = self.store.read()
+        values: dict[Key, Any] = dict(self.store.read())
         for key, value in sorted(values.items(), key=lambda item: item[0].kind == GRADIENT):
             found = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
             yield {"step": self.number, **key._asdict(), **asdict(found)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from gradcam.inspection.statistics import Statistics, measure, to_statistics
 
 ACTIVATION, GRADIENT = "activation", "gradient"
-Value_co = TypeVar("Value_co", bound="Tensor | Statistics", covariant=True)
 
 
 class Key(NamedTuple):
@@ -25,18 +24,8 @@ class Key(NamedTuple):
 Layout = tuple[tuple[Key, int], ...]  # of the rows of a block: each with the count of values
 
 
-class Store(Protocol[Value_co]):
-    """The values of one step, in the order in which they came; a later one of the same key takes the place of an earlier."""
-
-    def add(self, key: Key, tensor: Tensor) -> None: ...
-
-    def pack(self) -> None: ...
-
-    def read(self) -> dict[Key, Value_co]: ...
-
-
 class Tensors:
-    """Snapshots, which later changes in place do not reach. `device`: where they are kept, None for where they are."""
+    """Snapshots by key, which later changes in place do not reach. `device`: where they go, None to leave them there."""
 
     def __init__(self, device: str | None) -> None:
         self._device = device
@@ -100,3 +89,6 @@ def fetch(stores: Iterable[Numbers]) -> None:
         fetched = torch.cat(blocks).cpu()
         for store, block in zip(remote, fetched.split([len(block) for block in blocks])):
             store._block = block
+
+
+Store = Tensors | Numbers  # a later value of the same key takes the place of an earlier one
