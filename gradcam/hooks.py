@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradcam.errors import ModelError
+
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
@@ -46,6 +48,7 @@ class Hooks:
         """Call `function(module, args, kwargs)` before the module runs; what it returns replaces its arguments."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            refuse_compiling()
             if threading.get_ident() != self._thread:
                 return None  # as below
             (kwargs,) = rest
@@ -61,6 +64,7 @@ class Hooks:
         """
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            refuse_compiling()
             repeats = repeated is not None and is_backward_running()
             if len(rest) < 2 or not (repeats or threading.get_ident() == self._thread):
                 # Also while the hook is half registered or half removed: another thread may then get (module, args,
@@ -116,3 +120,11 @@ class Hooks:
 def is_backward_running() -> bool:
     """In this thread: PyTorch itself tells checkpoints and hooks so."""
     return torch._C._current_graph_task_id() != -1
+
+
+def refuse_compiling() -> None:
+    """Raises `ModelError` while torch.compile traces, which then leaves these calls uncompiled where it may."""
+    if torch.compiler.is_compiling():
+        raise ModelError(
+            "Hooks cannot be part of a compiled function: run the model uncompiled while you look inside it."
+        )

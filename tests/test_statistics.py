@@ -137,7 +137,7 @@ def test_parts_of_complex_numbers_are_values_of_their_own() -> None:
 def test_other_layouts_are_measured_with_all_their_zeros() -> None:
     dense = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 5.0]])
     assert torch.equal(measure(dense.to_sparse()), measure(dense))
-    ragged = torch.nested.nested_tensor([torch.tensor([1.0, 0.0]), torch.tensor([2.0])])
+    ragged = torch.nested.nested_tensor([torch.tensor([1.0, 0.0]), torch.tensor([2.0])], layout=torch.jagged)
     assert torch.equal(measure(ragged), measure(torch.tensor([1.0, 0.0, 2.0])))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any, Generic, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, LayerError, join_names, shorten
+from gradcam.errors import GradcamError, LayerError, ModelError, join_names, shorten
 from gradcam.hooks import GradientHook, Hooks, is_backward_running
 from gradcam.inspection.runs import follow_layers
 from gradcam.inspection.selection import Layers, is_pattern, refuse_compiled, select_layers
@@ -61,7 +62,7 @@ def record(
 
     Raises `LayerError` for a layer that does not exist, or a pattern that fits none; at the end, without another error
     under way, where one never ran although the model did; and where one gives no floating tensor. Raises `ModelError` for a
-    compiled model, and for one under torch.func.
+    compiled model, for one under torch.func, and at the end where all ran inside a function compiled before.
     """
     if keep not in KEEPS:
         raise GradcamError(f"keep is {shorten(keep)}, expected one of {join_names(KEEPS)}.")
@@ -107,7 +108,7 @@ class Recorder(Generic[Value]):
         if hooks is not None:
             hooks.__exit__(kind, error, traceback)
         self._current = None
-        if kind is None and self._count:
+        if kind is None:
             self._require_runs()
 
     def __repr__(self) -> str:
@@ -187,7 +188,14 @@ class Recorder(Generic[Value]):
         return keep_gradient
 
     def _require_runs(self) -> None:
-        """Raises `LayerError` for what was asked for and never ran."""
+        """Raises `LayerError` for what was asked for and never ran although the model did."""
+        if not self._count and "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]:
+            raise ModelError(
+                "The model did not run in this context, unless it was as part of a compiled function, which ignores hooks "
+                "that come later: call the function that was compiled, uncompiled, while you record."
+            )
+        if not self._count:
+            return
         for description, names in self._wanted.items():
             if self._ran.isdisjoint(names):
                 raise LayerError(

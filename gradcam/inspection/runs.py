@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import LayerError
@@ -78,7 +79,8 @@ class _Unrecorded:
 
     def find(self, name: str) -> GradientHook | None:
         node = torch._C._current_autograd_node()
-        functions = self._functions.get(node, {}).get(name) if node is not None else None
+        is_checkpoint = isinstance(node, BackwardCFunction)  # PyTorch's other nodes cannot even be looked up
+        functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
         if not functions:
             return None
         functions.rotate(-1)
