@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from gradcam.errors import ModelError
+from gradcam.passages import GradientHook as GradientHook
+from gradcam.passages import passage_of
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
-GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 
 FEWEST_TO_SIFT = 64  # handles; of those, the ones whose tensors are gone are dropped whenever as many again have come
-PASSAGE = "gradcam passage"  # what a passage is called on the node of the tensor that left it
 
 _openings = itertools.count()
 
@@ -52,6 +54,7 @@ class Hooks:
         """Call `function(module, args, kwargs)` before the module runs; what it returns replaces its arguments."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            refuse_compiling()
             if threading.get_ident() != self._thread:
                 return None  # as below
             (kwargs,) = rest
@@ -59,16 +62,22 @@ class Hooks:
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def after_forward(self, module: nn.Module, function: ForwardHook) -> None:
-        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output."""
+    def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
+        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output.
+
+        `repeated` is called in its place where a backward pass repeats the run for a checkpoint, in whichever thread
+        autograd does that: on CUDA in one of its own.
+        """
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            refuse_compiling()
+            repeats = repeated is not None and is_backward_running()
+            if len(rest) < 2 or not (repeats or threading.get_ident() == self._thread):
                 # Also while the hook is half registered or half removed: another thread may then get (module, args,
                 # output) without the keyword arguments, because PyTorch keeps that flag in a second dictionary.
                 return None
             kwargs, output = rest
-            return function(module, args, kwargs, output)
+            return (repeated if repeated is not None and repeats else function)(module, args, kwargs, output)
 
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
@@ -95,13 +104,13 @@ class Hooks:
         neither the tensor nor its gradient, and a gradient that comes to the tensor by another way is not seen here. Of
         several owners all share one clone, and `function` gets the gradient behind every edit (`edit_gradient`).
         """
-        passage, leaving = _passage_of(tensor)
+        passage, leaving = passage_of(tensor)
         self._keep(passage.add_look(function))
         return leaving
 
     def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
         """The same clone, with `function` at its gradient before it flows on; edits run in the order of their owners."""
-        passage, leaving = _passage_of(tensor)
+        passage, leaving = passage_of(tensor)
         self._keep(passage.add_edit(self._opening, function))
         return leaving
 
@@ -113,64 +122,14 @@ class Hooks:
             self._most_handles = max(FEWEST_TO_SIFT, 2 * len(self._handles))
 
 
-class _Passage:
-    """The private identity that a layer's output goes through, and what is done to the gradient that comes back.
-
-    Edits sit on the clone that leaves it, as a hook of a user's own on that tensor would: their order is that of
-    registration, and `retain_grad()` shows what they made. The full backward hook behind them shows what flows on.
-    """
-
-    def __init__(self) -> None:
-        self._edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
-        self._looks: OrderedDict[int, GradientHook] = OrderedDict()
-
-    def send(self, tensor: Tensor) -> Tensor:
-        """The clone of the tensor, which knows this passage for as long as nobody changes it in place."""
-        identity = nn.Identity()
-        identity.register_full_backward_hook(self._look)
-        leaving = identity(tensor).clone()
-
-        def hook(gradient: Tensor) -> Tensor | None:
-            return self._edit(gradient) if self._edits else None
-
-        leaving.register_hook(unserializable_hook(hook))
-        leaving.grad_fn.metadata[PASSAGE] = self
-        return leaving
-
-    def add_edit(self, order: int, function: GradientHook) -> RemovableHandle:
-        handle = RemovableHandle(self._edits)
-        self._edits[handle.id] = (order, function)
-        return handle
-
-    def add_look(self, function: GradientHook) -> RemovableHandle:
-        handle = RemovableHandle(self._looks)
-        self._looks[handle.id] = function
-        return handle
-
-    def _edit(self, gradient: Tensor) -> Tensor:
-        # A block may give what its last part gave, which then has run first, whoever was registered first.
-        edits = sorted(self._edits.values(), key=lambda edit: edit[0])
-        return _through([function for _, function in edits], gradient)
-
-    def _look(self, module: nn.Module, grad_input: Any, grad_output: tuple[Tensor | None, ...]) -> Any:
-        (gradient,) = grad_output
-        if gradient is None or not self._looks:
-            return None
-        return (_through(list(self._looks.values()), gradient),)
+def is_backward_running() -> bool:
+    """In this thread: PyTorch itself tells checkpoints and hooks so."""
+    return torch._C._current_graph_task_id() != -1
 
 
-def _passage_of(tensor: Tensor) -> tuple[_Passage, Tensor]:
-    """The passage that the tensor just left, or a new one, and the tensor that leaves it."""
-    metadata: Any = {} if tensor.grad_fn is None else tensor.grad_fn.metadata
-    passage = metadata.get(PASSAGE)
-    if isinstance(passage, _Passage):
-        return passage, tensor
-    passage = _Passage()
-    return passage, passage.send(tensor)
-
-
-def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:
-    for function in functions:
-        replacement = function(gradient)
-        gradient = gradient if replacement is None else replacement
-    return gradient
+def refuse_compiling() -> None:
+    """Raises `ModelError` while torch.compile traces, which then leaves these calls uncompiled where it may."""
+    if torch.compiler.is_compiling():
+        raise ModelError(
+            "Hooks cannot be part of a compiled function: run the model uncompiled while you look inside it."
+        )

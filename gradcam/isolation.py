@@ -39,6 +39,15 @@ class _Kept:
         self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
+class _Here(threading.local):
+    """What this thread holds undisturbed."""
+
+    def __init__(self) -> None:
+        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+_here = _Here()
+
 _Register = weakref.WeakKeyDictionary[nn.Module, _Kept]
 _flags: _Register = weakref.WeakKeyDictionary()
 _buffers: _Register = weakref.WeakKeyDictionary()
@@ -100,6 +109,7 @@ def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
     """
     modules = _walk(model)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_known_here())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(evaluation_mode(modules))
         stack.enter_context(unchanged_buffers(modules))
@@ -107,6 +117,21 @@ def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
         stack.enter_context(_random_state(model))
         stack.enter_context(straight_through(modules))
         yield modules
+
+
+def is_undisturbed() -> bool:
+    """Whether what runs in this thread is an explanation, or another look at a model, rather than the user's own pass."""
+    return bool(_here.holders)
+
+
+@contextlib.contextmanager
+def _known_here() -> Iterator[None]:
+    holder, holders = _Holder(), _here.holders  # of this thread, whichever one collects an abandoned context
+    holders.add(holder)
+    try:
+        yield
+    finally:
+        holders.discard(holder)
 
 
 def _walk(model: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,186 @@
+"""What looking inside a network costs: recording in multiples of a training step, features of the forward pass."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from benchmark.cases import CLASSES, SEED, SIZE, build_model, make_case
+from benchmark.contenders import BARE
+from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_call
+from benchmark.tables import Table, format_spread
+
+NETWORK, FEATURES, LAYER = "ResNet-18", "ResNet-50", "layer2"
+PLAIN = "training step"
+EVERY = 10  # steps, of which one is recorded
+
+Attach = Callable[[nn.Module, list[str]], AbstractContextManager[object]]
+
+
+def compare_inspection(settings: Settings) -> Iterator[Table]:
+    """Recording all of a network's convolutions through a training, and features from a pass that stops behind them."""
+    keep_freed_memory()
+    for device in settings.devices:
+        yield tabulate_recording(device, settings)
+        yield tabulate_features(device, settings)
+
+
+def attach_nothing(model: nn.Module, layers: list[str]) -> AbstractContextManager[object]:
+    return contextlib.nullcontext()
+
+
+def attach_ours(model: nn.Module, layers: list[str], **options: Any) -> AbstractContextManager[object]:
+    from gradcam.inspection.recorder import record
+
+    return record(model, layers, **options)
+
+
+@contextlib.contextmanager
+def attach_by_hand(model: nn.Module, layers: list[str]) -> Iterator[None]:
+    """The hooks that people write, with a call of PyTorch's for each number; they break before what is done in place."""
+    numbers: list[list[Tensor]] = []
+
+    def after(module: nn.Module, args: object, output: Tensor) -> None:
+        numbers.append(measure_by_hand(output.detach()))
+
+    def after_backward(module: nn.Module, given: object, got: tuple[Tensor, ...]) -> None:
+        numbers.append(measure_by_hand(got[0]))
+
+    modules = [model.get_submodule(name) for name in layers]
+    handles = [module.register_forward_hook(after) for module in modules]
+    handles += [module.register_full_backward_hook(after_backward) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def measure_by_hand(tensor: Tensor) -> list[Tensor]:
+    zeros = (tensor == 0).float().mean()
+    return [tensor.norm(), tensor.mean(), tensor.std(), zeros, tensor.abs().max(), tensor.isnan().any()]
+
+
+# How each is attached, and how many steps it is timed for.
+RECORDINGS: dict[str, tuple[Attach, int]] = {
+    PLAIN: (attach_nothing, 1),
+    "statistics, each step": (attach_ours, 1),
+    "hooks by hand, each step": (attach_by_hand, 1),
+    "tensors, each step": (partial(attach_ours, keep="device", last=1), 1),
+    f"{EVERY} training steps": (attach_nothing, EVERY),
+    f"statistics, every {EVERY}th step": (partial(attach_ours, every=EVERY), EVERY),
+}
+
+
+def tabulate_recording(device: str, settings: Settings) -> Table:
+    torch.manual_seed(SEED)
+    model = torchvision.models.resnet18().train().to(device)
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    rows, raw = [], []
+    for batch, rounds in settings.rounds.items():
+        report_progress("recording", device, NETWORK, f"batch {batch}")
+        images = torch.randn(batch, 3, SIZE, SIZE, device=device)
+        labels = torch.randint(0, CLASSES, (batch,), device=device)
+        step = partial(train, model, optimizer, images, labels)
+        timed = {
+            name: partial(time_steps, partial(attach, model, layers), step, steps, device)
+            for name, (attach, steps) in RECORDINGS.items()
+        }
+        for call in timed.values():
+            call()
+        seconds = take_turns(timed, rounds)
+        plain = {steps: name for name, (attach, steps) in RECORDINGS.items() if attach is attach_nothing}
+        cells = [
+            format_spread(np.divide(seconds[name], seconds[plain[steps]]))
+            for name, (attach, steps) in RECORDINGS.items()
+            if attach is not attach_nothing
+        ]
+        rows.append([NETWORK, str(batch), f"{1000 * float(np.median(seconds[PLAIN])):.0f} ms", *cells])
+        raw.append({"device": device, "network": NETWORK, "batch": batch, "seconds": seconds})
+    notes = [
+        f"Activations and gradients of {len(layers)} convolutions, in multiples of as many training steps without, in the "
+        "same round: medians (with quartiles) over the rounds, "
+        f"{describe_rounds(settings)}. SGD with momentum, cross entropy, training mode.",
+        "Statistics: norm, mean, standard deviation, share of zeros, greatest absolute value, NaN, infinities; by hand the "
+        "same but for infinities, in float32. Tensors: snapshots on the device, of the latest step.",
+    ]
+    header = [
+        "network",
+        "batch",
+        PLAIN,
+        *(name for name, (attach, _) in RECORDINGS.items() if attach is not attach_nothing),
+    ]
+    return Table(f"recording {device}", f"Recording a training ({device})", header, rows, notes, raw)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+def time_steps(
+    attach: Callable[[], AbstractContextManager[object]], step: Callable[[], None], steps: int, device: str
+) -> float:
+    """Seconds of so many steps, inside a context whose beginning and end are off the clock."""
+
+    def run() -> None:
+        for _ in range(steps):
+            step()
+        synchronise(device)
+
+    with attach():
+        synchronise(device)
+        return time_call(run)
+
+
+def tabulate_features(device: str, settings: Settings) -> Table:
+    """The features of an early layer, from a pass that stops there, beside the whole forward pass."""
+    from gradcam.inspection.extraction import features
+
+    model = build_model(FEATURES, device)
+    rows, raw = [], []
+    for batch, rounds in settings.rounds.items():
+        report_progress("features", device, FEATURES, LAYER, f"batch {batch}")
+        case = make_case(model, LAYER, batch, 1, device)
+
+        def forward(images: Tensor = case.images) -> object:
+            with torch.no_grad():
+                return model(images)
+
+        calls = {BARE: forward, "features": partial(features, model, case.images, [LAYER])}
+        timed = {name: partial(time_synchronised, call, device) for name, call in calls.items()}
+        for call in timed.values():
+            call()
+        seconds = take_turns(timed, rounds)
+        ratio = format_spread(np.divide(seconds["features"], seconds[BARE]))
+        rows.append([f"{FEATURES}, {LAYER}", str(batch), f"{1000 * float(np.median(seconds[BARE])):.0f} ms", ratio])
+        raw.append({"device": device, "network": FEATURES, "layer": LAYER, "batch": batch, "seconds": seconds})
+    notes = [
+        "Multiples of the whole forward pass in the same round: medians (with quartiles) over the rounds, "
+        f"{describe_rounds(settings)}."
+    ]
+    header = ["network, layer", "batch", BARE, "features"]
+    return Table(f"features {device}", f"Features of a layer ({device})", header, rows, notes, raw)
+
+
+def time_synchronised(call: Callable[[], object], device: str) -> float:
+    def run() -> None:
+        call()
+        synchronise(device)
+
+    synchronise(device)
+    return time_call(run)
+
+
+def describe_rounds(settings: Settings) -> str:
+    return ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
