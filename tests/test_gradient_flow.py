@@ -135,11 +135,12 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.unused, self.tanh, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)
+        self.first, self.between, self.unused = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.tanh, self.last = nn.Tanh(), nn.Linear(4, 3)
 
     def forward(self, images: Tensor) -> Tensor:
         self.seen = [self.tanh(self.first(images.flatten(1)))]
-        self.seen.append(self.tanh(self.seen[0] + 1))
+        self.seen.append(self.tanh(self.between(self.seen[0])))
         return self.last(self.seen[1])
 
 
@@ -148,7 +149,7 @@ def test_all_runs_of_a_layer_are_one_row() -> None:
     model, images = Twice(), torch.randn(2, 1, 2, 2)
     plain = copy.deepcopy(model).double()
     flow = gradients(model, images, target=1)
-    assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("tanh", 2), ("last", 1)]
+    assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("tanh", 2), ("between", 1), ("last", 1)]
     output = plain(images.double())
     for tensor in plain.seen:
         tensor.retain_grad()

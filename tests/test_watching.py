@@ -94,6 +94,13 @@ def test_what_began_in_the_forward_pass_is_said_to_have_begun_there() -> None:
     assert (found.layer, found.cause) == ("last", "first")
 
 
+def test_an_earlier_steps_forward_pass_is_no_cause() -> None:
+    model = Sick()
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning):
+        step(model, "forward", "none", "sqrt")
+    assert [(it.step, it.cause) for it in watch.discoveries] == [(1, "last"), (3, None)]
+
+
 def test_a_parameters_own_gradient() -> None:
     model = nn.Linear(2, 1)
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="at the parameter 'weight' of the model"):
