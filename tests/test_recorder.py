@@ -7,7 +7,6 @@ import copy
 import csv
 import gc
 import io
-import sys
 import threading
 import warnings
 import weakref
@@ -551,17 +550,14 @@ def test_a_layer_that_never_ran_is_named_at_the_end() -> None:
     model.spare = nn.ModuleDict({"one": nn.Linear(1, 1), "two": nn.Linear(1, 1)})
     model.forward = lambda x: model[2](model[1](model[0](x)))
     with (
-        pytest.raises(LayerError, match="Layer 'spare.one' never ran, though the model ran 1 times"),
+        pytest.raises(LayerError, match="Layer 'spare.one' never ran, although the model did"),
         record(model, ["0", "spare.one"]),
     ):
         model(torch.ones(1, 3))
-    with pytest.raises(LayerError, match=r"What fits 'spare\.\*' never ran"), record(model, "spare.*"):
+    with pytest.raises(LayerError, match=r"None of the 2 layers of 'spare\.\*' ever ran"), record(model, "spare.*"):
         model(torch.ones(1, 3))
     with record(model, "*"):  # some of these ran
         model(torch.ones(1, 3))
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
     with record(model, "spare.one"):  # the model did not run either
         pass
     with pytest.raises(ZeroDivisionError), record(model, "spare.one"):
@@ -654,5 +650,7 @@ def test_a_function_that_was_compiled_before_is_an_error_rather_than_silence() -
     model = worked_model()
     step = compiled_step(model)
     step(torch.ones(1, 3))
-    with pytest.raises(ModelError, match="as part of a compiled function, which ignores hooks"), record(model, "0"):
+    with record(model, "0") as recorder:
         step(torch.ones(1, 3))
+    with pytest.raises(LayerError, match="not as part of a compiled function"):
+        _ = recorder.activations

@@ -8,7 +8,7 @@ import torchvision
 from torch import Tensor, nn
 
 from gradcam.hooks import Hooks
-from gradcam.inspection.editing import edit_gradients
+from gradcam.inspection import edit_gradients, record
 from gradcam.inspection.runs import follow_layers
 
 
@@ -89,6 +89,17 @@ def test_a_convolutions_gradient_clamped_at_zero_from_below() -> None:
     assert (plain < 0).any()
     torch.testing.assert_close(clamped, plain.relu())
     assert clamped.any()
+
+
+def test_two_layers_recorded() -> None:
+    model, images = two_layers(), torch.ones(1, 3, requires_grad=True)
+    with record(model, "*", keep="device") as recorder:
+        model(images).backward()
+    activations = {name: recorder.activations[name][0].tolist() for name in "012"}
+    gradients = {name: recorder.gradients[name][0].tolist() for name in "012"}
+    assert activations == {"0": [7, -13, 27, -29], "1": [7, 0, 27, 0], "2": [89]}
+    assert gradients == {"0": [1, 0, 3, 0], "1": [1, 2, 3, 4], "2": [1]}
+    assert images.grad.tolist() == [[22, 26, 30]]
 
 
 def test_zeroed_bias_gradients_leave_those_of_the_weights() -> None:

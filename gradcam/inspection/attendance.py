@@ -34,16 +34,26 @@ class Attendance:
         """The whole model ran."""
         self._has_model_run = True
 
-    def require(self) -> None:
-        """Raises `LayerError` for what never ran although the model did, `GradientError` for what no gradient can reach."""
+    def require_runs(self) -> None:
+        """Raises `LayerError` for what never ran although the model did."""
         for layer, names in self._wanted:
-            which = f"Layer {join_names(names)}" if len(names) == 1 else f"None of the {len(names)} layers of '{layer}'"
             if self._has_model_run and not names & self._ran:
-                never = "never ran" if len(names) == 1 else "ever ran"
-                raise LayerError(f"{which} {never}, although the model did: choose one that it calls.")
+                which, never = _describe(layer, names), "never ran" if len(names) == 1 else "ever ran"
+                raise LayerError(
+                    f"{which} {never}, although the model did: choose one that its forward calls as a module, layer(x), "
+                    "not one whose parts or parameters it uses by itself, or that runs in other threads."
+                )
+
+    def require_gradients(self) -> None:
+        """Raises `GradientError` for what ran, and no gradient can reach."""
+        for layer, names in self._wanted:
             if names & self._recorded and not names & self._differentiable:
-                gave = "gave nothing" if len(names) == 1 else "gave anything"
+                which, gave = _describe(layer, names), "gave nothing" if len(names) == 1 else "gave anything"
                 raise GradientError(
                     f"{which} {gave} that requires a gradient, so that none came to be edited: call requires_grad_() on the "
                     "input, or on parameters up to there."
                 )
+
+
+def _describe(layer: str | nn.Module, names: set[str]) -> str:
+    return f"Layer {join_names(names)}" if len(names) == 1 else f"None of the {len(names)} layers of '{layer}'"

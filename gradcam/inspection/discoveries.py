@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import GradientError
-from gradcam.hooks import GradientHook
+from gradcam.passages import GradientHook
 
 OUTPUT = "output"
 NAN, INFINITE = "NaN", "infinite"
@@ -72,12 +72,11 @@ class _Look:
 class Steps:
     """What hooks see of one step after another.
 
-    `watch`: what came of it. `ran`: the names of the layers that ran. `on_found`: "warn" or "raise".
+    `watch`: what came of it. `on_found`: "warn" or "raise".
     """
 
     def __init__(self, on_found: str) -> None:
         self.watch = Watch()
-        self.ran: set[str] = set()
         self._on_found = on_found
         self._step = 0
         self._is_forward = False
@@ -87,9 +86,8 @@ class Steps:
         self._last: tuple[weakref.ref[Tensor], int] | None = None
         self._bad_step: int | None = None  # the last one that was not finite, while none after it was
 
-    def note_run(self, name: str) -> None:
+    def note_run(self) -> None:
         """A layer ran forward: what came back before belongs to another step."""
-        self.ran.add(name)
         if not self._is_forward:
             self._is_forward = True
             self._outputs.clear()

@@ -9,12 +9,14 @@ from types import TracebackType
 from torch import Tensor, nn
 
 from gradcam.errors import GradientError, join_names, shorten
-from gradcam.hooks import GradientHook, Hooks
+from gradcam.hooks import Hooks
 from gradcam.inspection.attendance import Attendance
 from gradcam.inspection.replacement import replace_gradient
 from gradcam.inspection.runs import follow_layers
 from gradcam.inspection.selection import Layers, refuse_compiled, select_layers, select_parameters
+from gradcam.isolation import is_undisturbed
 from gradcam.layers import unwrap
+from gradcam.passages import GradientHook
 from gradcam.target_layer import refuse_vmap
 
 MOST_NAMED = 3  # places in an edit's repr
@@ -54,7 +56,8 @@ class Edit:
         was_active = self._is_active
         self.remove()
         if was_active and kind is None and self._attendance is not None:
-            self._attendance.require()
+            self._attendance.require_runs()
+            self._attendance.require_gradients()
 
     def __repr__(self) -> str:
         more = len(self._places) - MOST_NAMED
@@ -77,9 +80,9 @@ def edit_gradients(
             loss.backward()
 
     `where`: a tensor that requires gradients, or a model with one of these: `layers`, at whose outputs (the first floating
-    tensor of several) the gradient is edited in every pass that this thread makes from now on; `parameters`, whose
-    gradient is edited, once in each backward pass, before it is added to `.grad`. Names and patterns: as in
-    `select_layers`, `select_parameters`.
+    tensor of several) the gradient is edited in every pass that this thread makes from now on, those of gradcam itself left
+    out; `parameters`, whose gradient is edited, once in each backward pass, before it is added to `.grad`. Names and
+    patterns: as in `select_layers`, `select_parameters`.
     `function` gets the gradient as it came, and returns a new tensor of the same shape, dtype, layout and device, or None
     to leave it. Sparse gradients come sparse. With `create_graph=True` it is differentiated like the rest.
 
@@ -141,7 +144,9 @@ def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Ed
     edits = {name: _checked(f"layer '{name}'", function) for name in chosen}
     names = {edit: name for name, edit in edits.items()}
 
-    def look(name: str, activations: Tensor) -> GradientHook:
+    def look(name: str, activations: Tensor) -> GradientHook | None:
+        if is_undisturbed():  # what gradcam runs itself is none of the user's passes
+            return None
         attendance.note_run(name)
         return edits[name]
 
@@ -152,7 +157,7 @@ def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Ed
     with contextlib.ExitStack() as context:
         hooks = context.enter_context(Hooks())
         follow_layers(hooks, chosen, look, pass_on=pass_on)
-        hooks.after_forward(model, lambda *_: attendance.note_model())
+        hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
         context.pop_all()
     return Edit(hooks, [f"layer '{name}'" for name in chosen], attendance)
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.gradients import HALF_PRECISION_SCALES
-from gradcam.hooks import ForwardHook, GradientHook, Hooks
+from gradcam.hooks import ForwardHook, Hooks
 from gradcam.inspection.parameters import Aliases
 from gradcam.inspection.statistics import measure, to_statistics
 from gradcam.inspection.verdicts import LayerGradients, ParameterGradient, join
 from gradcam.layers import gives_back
 from gradcam.nested import first_floating, replace_tensor
+from gradcam.passages import GradientHook
 from gradcam.sites import at_least_float32
 from gradcam.target_layer import refuse_vmap
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
@@ -11,15 +10,17 @@ from typing import Any, Generic, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, LayerError, ModelError, join_names, shorten
-from gradcam.hooks import GradientHook, Hooks, is_backward_running
+from gradcam.errors import GradcamError, LayerError, join_names, shorten
+from gradcam.hooks import Hooks, is_backward_running
+from gradcam.inspection.attendance import Attendance
 from gradcam.inspection.runs import follow_layers
-from gradcam.inspection.selection import Layers, is_pattern, refuse_compiled, select_layers
+from gradcam.inspection.selection import Layers, refuse_compiled, select_layers
 from gradcam.inspection.statistics import Statistics
 from gradcam.inspection.steps import Readings, Step, Value
 from gradcam.inspection.storage import Layout, Numbers, Store, Tensors, fetch
 from gradcam.isolation import is_undisturbed
 from gradcam.layers import unwrap
+from gradcam.passages import GradientHook
 
 KEEPS = ("statistics", "device", "cpu")
 
@@ -79,14 +80,12 @@ class Recorder(Generic[Value]):
         self._model = model
         wanted = layers if isinstance(layers, (str, nn.Module)) or not isinstance(layers, Iterable) else list(layers)
         self._layers = select_layers(model, wanted)
-        each = wanted if isinstance(wanted, list) else [wanted]
-        self._wanted = {self._describe(layer): set(select_layers(model, layer)) for layer in each}
+        self._attendance = Attendance(model, wanted)
         self._keep, self._every = keep, every
         self._layouts: dict[Layout, Layout] = {}
         self._steps: deque[Step[Value]] = deque(maxlen=last)
         self._current: Step[Value] | None = None
         self._count = 0  # of the model's runs
-        self._ran: set[str] = set()
         self._hooks: Hooks | None = None
 
     def __enter__(self) -> Recorder[Value]:
@@ -109,7 +108,7 @@ class Recorder(Generic[Value]):
             hooks.__exit__(kind, error, traceback)
         self._current = None
         if kind is None:
-            self._require_runs()
+            self._attendance.require_runs()
 
     def __repr__(self) -> str:
         return f"Recorder({len(self._layers)} layers, {len(self._steps)} of {self._count} steps, keep={self._keep!r})"
@@ -165,6 +164,7 @@ class Recorder(Generic[Value]):
             self._current = Step(self._count, list(self._layers), self._new_store(), is_differentiable=grad)
             self._steps.append(self._current)
         self._count += 1
+        self._attendance.note_model()
 
     def _new_store(self) -> Store:
         if self._keep == "statistics":
@@ -174,7 +174,7 @@ class Recorder(Generic[Value]):
     def _look(self, name: str, activations: Tensor) -> GradientHook | None:
         if is_undisturbed():
             return None
-        self._ran.add(name)
+        self._attendance.note_run(name)
         step = self._current
         if step is None:
             return None
@@ -186,24 +186,3 @@ class Recorder(Generic[Value]):
                 keep(gradient.detach())
 
         return keep_gradient
-
-    def _require_runs(self) -> None:
-        """Raises `LayerError` for what was asked for and never ran although the model did."""
-        if not self._count and "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]:
-            raise ModelError(
-                "The model did not run in this context, unless it was as part of a compiled function, which ignores hooks "
-                "that come later: call the function that was compiled, uncompiled, while you record."
-            )
-        if not self._count:
-            return
-        for description, names in self._wanted.items():
-            if self._ran.isdisjoint(names):
-                raise LayerError(
-                    f"{description} never ran, though the model ran {self._count} times: choose layers that its forward "
-                    "calls as modules, layer(x), not one whose parts or parameters it uses by itself."
-                )
-
-    def _describe(self, layer: str | nn.Module) -> str:
-        if isinstance(layer, str) and is_pattern(layer):
-            return f"What fits {shorten(layer)}"
-        return f"Layer {join_names(select_layers(self._model, layer))}"

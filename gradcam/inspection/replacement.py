@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import GradientError, shorten
-from gradcam.hooks import GradientHook
+from gradcam.passages import GradientHook
 
 # How PyTorch itself refuses a change in place: of a gradient that is one value seen many times, of a leaf.
 REFUSALS = ("refers to a single memory location", "in-place operation")

@@ -15,8 +15,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import LayerError
-from gradcam.hooks import ForwardHook, GradientHook, Hooks
+from gradcam.hooks import ForwardHook, Hooks
 from gradcam.nested import first_floating, replace_tensor
+from gradcam.passages import GradientHook
 from gradcam.target_layer import refuse_vmap
 
 Look = Callable[[str, Tensor], GradientHook | None]

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradcam.errors import GradientError, LayerError, join_names, shorten
-from gradcam.hooks import Hooks
+from gradcam.errors import GradientError, shorten
+from gradcam.hooks import Hooks, is_backward_running
+from gradcam.inspection.attendance import Attendance
 from gradcam.inspection.discoveries import OUTPUT, Discovery, GradientWarning, Steps, Watch
 from gradcam.inspection.selection import Layers, refuse_compiled, select_layers
 from gradcam.layers import unwrap
@@ -49,16 +50,16 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     refuse_compiled(model)
     model = unwrap(model)
     chosen = _all_layers(model) if layers is None else select_layers(model, layers)
+    attendance = Attendance(model, () if layers is None else layers)  # nobody asked for each and every one
     steps = Steps(on_found)
     with Hooks() as hooks:
         for name, module in chosen.items():
-            hooks.after_forward(module, _follow(name, steps, hooks))
-        hooks.after_forward(model, lambda *_: steps.note_run(""))
+            hooks.after_forward(module, _follow(name, steps, attendance, hooks))
+        hooks.after_forward(model, lambda *_: attendance.note_model())
         for layer, name, parameter in _parameters(model, chosen):
             hooks.at_gradient(parameter, steps.keep(layer, name))
         yield steps.watch
-    if layers is not None and steps.ran:
-        _require_runs(model, layers, steps.ran)
+    attendance.require_runs()
 
 
 def _all_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -75,11 +76,12 @@ def _parameters(model: nn.Module, chosen: Mapping[str, nn.Module]) -> Iterator[t
                     yield layer, name, parameter
 
 
-def _follow(name: str, steps: Steps, hooks: Hooks) -> Callable[..., None]:
+def _follow(name: str, steps: Steps, attendance: Attendance, hooks: Hooks) -> Callable[..., None]:
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        repeats = torch._C._current_graph_task_id() != -1  # a checkpoint does, in the backward pass
+        repeats = is_backward_running()  # a checkpoint does
         if not repeats:
-            steps.note_run(name)
+            steps.note_run()
+            attendance.note_run(name)
         for tensor in tensors(output):
             if not tensor.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 continue
@@ -92,12 +94,3 @@ def _follow(name: str, steps: Steps, hooks: Hooks) -> Callable[..., None]:
                 hooks.at_gradient(tensor, steps.keep(name, OUTPUT))
 
     return look
-
-
-def _require_runs(model: nn.Module, layers: Layers, ran: set[str]) -> None:
-    for each in [layers] if isinstance(layers, (str, nn.Module)) else layers:
-        chosen = select_layers(model, each)
-        if not ran & set(chosen):
-            raise LayerError(
-                f"Layer {join_names(list(chosen)[:3])} never ran, although the model did: watch another one."
-            )
