@@ -217,7 +217,8 @@ def test_repeated_and_shared_modules_are_shown_as_such(run: Command, tmp_path: P
         ["act", "2 of 2"],
         ["other", "Linear"],
     ]
-    assert outcome.out.splitlines()[-3:] == [
+    assert outcome.out.splitlines()[-4:] == [
+        "",
         "one is the same module as twin.",
         "one has a parameter in common: other.weight.",
         "other has a parameter in common: one.weight.",
