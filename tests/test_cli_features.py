@@ -272,6 +272,7 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
         (["-l", "unused", "-o", "f.npz"], "Layer 'unused' did not run in the forward pass"),
         (["-l", "turned", "-o", "f.npz"], "gives (16, 2, 4) for 2 pictures: its rows are not the pictures"),
         (["-l", "names", "-o", "f.npz"], "A layer is called 'names', as the pictures' names are in a .npz file: write"),
+        (["-l", "n*", "-o", "f.npz"], "A layer is called 'names', as the pictures' names are in a .npz file: write"),
         (["-l", "conv", "--reshape", "14x14", "-o", "f.npz"], "--reshape says where a layer's grid is, which --pool"),
         (["-l", "conv", "--pool", "--reshape", "14x14", "-o", "f.npz"], "it is not certain where their grid lies"),
         (["-l", "conv", "-o", "tiny.py/f.npz"], "tiny.py/f.npz: cannot be written"),
