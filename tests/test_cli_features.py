@@ -272,6 +272,7 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
         (["-l", "unused", "-o", "f.npz"], "Layer 'unused' did not run in the forward pass"),
         (["-l", "turned", "-o", "f.npz"], "gives (16, 2, 4) for 2 pictures: its rows are not the pictures"),
         (["-l", "names", "-o", "f.npz"], "A layer is called 'names', as the pictures' names are in a .npz file: write"),
+        (["-l", "n*", "-o", "f.npz"], "A layer is called 'names', as the pictures' names are in a .npz file: write"),
         (["-l", "conv", "--reshape", "14x14", "-o", "f.npz"], "--reshape says where a layer's grid is, which --pool"),
         (["-l", "conv", "--pool", "--reshape", "14x14", "-o", "f.npz"], "it is not certain where their grid lies"),
         (["-l", "conv", "-o", "tiny.py/f.npz"], "tiny.py/f.npz: cannot be written"),
@@ -358,10 +359,21 @@ def test_the_models_own_words_do_not_mix_with_the_record(tiny: Command, photos: 
 # The file by itself
 
 
+def assert_aligned(data: bytes) -> None:
+    """Every tensor begins at a multiple of its values' size, where it can be used as it lies."""
+    size = int.from_bytes(data[:8], "little")
+    assert size % 8 == 0
+    header = json.loads(data[8 : 8 + size])
+    widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    tensors = [it for name, it in header.items() if name != "__metadata__"]
+    assert all(it["data_offsets"][0] % widths[it["dtype"]] == 0 for it in tensors)
+    assert max(it["data_offsets"][1] for it in tensors) == len(data) - 8 - size
+
+
 def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
     rows = [
         {
-            "half": torch.full((2,), i, dtype=torch.bfloat16),
+            "half": torch.full((3,), i, dtype=torch.bfloat16),
             "number": torch.tensor(float(i), dtype=torch.float64),
             "odd": torch.arange(6.0).reshape(2, 3).T[:, i:],
             "tiny": torch.tensor([i], dtype=torch.float8_e4m3fn),
@@ -381,9 +393,13 @@ def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
             with np.load(tmp_path / "f.npz", allow_pickle=False) as archive:
                 found = {name: torch.from_numpy(archive[name]) for name in archive if name != "names"}
                 assert archive["names"].tolist() == names
-            assert zipfile.ZipFile(tmp_path / "f.npz").testzip() is None
+            with zipfile.ZipFile(tmp_path / "f.npz") as archive:
+                assert archive.testzip() is None
+                # Without the time, so that the same features are the same bytes.
+                assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         else:
             found = safetensors.torch.load_file(tmp_path / "f.safetensors")
+            assert_aligned((tmp_path / "f.safetensors").read_bytes())
             with safetensors.safe_open(tmp_path / "f.safetensors", "pt") as opened:
                 assert json.loads(opened.metadata()["names"]) == names
         for name in rows[0]:

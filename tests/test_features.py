@@ -346,6 +346,31 @@ def test_a_model_that_catches_everything_gives_right_features(function: Any) -> 
     assert torch.equal(features(model, X, "first")["first"], model.first(X))
 
 
+def test_a_model_that_heeds_errors_does_not_take_the_end_for_one() -> None:
+    heeded: list[Exception] = []
+
+    def careful(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        try:
+            return first(x)
+        except Exception as error:
+            heeded.append(error)
+            return second(x)
+
+    features(Around(careful), X, "first")
+    assert heeded == []
+
+
+def test_nothing_is_recorded_for_gradients() -> None:
+    seen: list[bool] = []
+
+    def look(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+        seen.append(torch.is_grad_enabled() or first(x).requires_grad)
+        return second(x)
+
+    features(Around(look), X.clone().requires_grad_(), "second")
+    assert seen == [False]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_what_ends_the_program_comes_through_also_behind_a_swallowed_end(error: type[BaseException]) -> None:
     def interrupted(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
@@ -386,11 +411,15 @@ def test_other_hooks_of_the_users_see_what_they_would_and_may_change_it() -> Non
 
 
 def test_weights_that_lie_aside_are_put_aside_again() -> None:
-    import accelerate
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    model = nn.Sequential(tiny_model())
+    model = nn.Sequential(tiny_model().eval())
     expected = hooked(model, ["0.3"], TINY)
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
+    weights = {name: tensor.clone() for name, tensor in model[0].state_dict().items()}
+    hook = AlignDevicesHook(
+        execution_device="cpu", offload=True, offload_buffers=True, place_submodules=True, weights_map=weights
+    )
+    add_hook_to_module(model[0], hook)  # of the block as a whole: it is put aside when the block ends
     assert_equal(features(model, TINY, "0.3"), expected)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
@@ -454,6 +483,14 @@ def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
             assert tensor.is_leaf
             tensor.requires_grad_().sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_may_change_in_place_what_was_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        images = X.clone()
+    found = features(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), images, "0")["0"]
+    assert torch.equal(found, X.relu())
+    assert torch.equal(images, X)
 
 
 def test_nothing_of_the_pass_is_kept_once_it_is_over() -> None:

@@ -60,7 +60,7 @@ def _find_groups(model: nn.Module, layers: Layers) -> list[dict[str, nn.Module]]
     select_layers(model, layers)  # what is wrong with all of them
     wanted: Sequence[str | nn.Module] = [layers] if isinstance(layers, (str, nn.Module)) else layers
     groups = [select_layers(model, layer) for layer in wanted]
-    return [{name: it for name, it in group.items() if len(group) == 1 or _can_run(it)} or group for group in groups]
+    return [{name: it for name, it in group.items() if _can_run(it)} or group for group in groups]
 
 
 def _can_run(module: nn.Module) -> bool:
