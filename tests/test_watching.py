@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradcam.errors import GradientError, LayerError, ModelError
-from gradcam.inspection.watching import Discovery, GradientWarning, watch_gradients
+from gradcam.inspection import Discovery, GradientWarning, watch_gradients
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 

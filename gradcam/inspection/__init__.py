@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradcam.inspection.channels import activations as activations
     from gradcam.inspection.clipping import clip_gradients as clip_gradients
+    from gradcam.inspection.discoveries import Discovery as Discovery
+    from gradcam.inspection.discoveries import GradientWarning as GradientWarning
+    from gradcam.inspection.discoveries import Watch as Watch
     from gradcam.inspection.editing import Edit as Edit
     from gradcam.inspection.editing import edit_gradients as edit_gradients
     from gradcam.inspection.extraction import features as features
@@ -24,20 +27,27 @@ if TYPE_CHECKING:
     from gradcam.inspection.recorder import record as record
     from gradcam.inspection.sheets import draw_activations as draw_activations
     from gradcam.inspection.statistics import Statistics as Statistics
+    from gradcam.inspection.steps import Step as Step
     from gradcam.inspection.tracing import Call as Call
     from gradcam.inspection.tracing import Trace as Trace
     from gradcam.inspection.tracing import trace as trace
-    from gradcam.inspection.watching import GradientWarning as GradientWarning
+    from gradcam.inspection.verdicts import LayerGradients as LayerGradients
+    from gradcam.inspection.verdicts import ParameterGradient as ParameterGradient
     from gradcam.inspection.watching import watch_gradients as watch_gradients
 
 _HOMES = {
     "Call": "tracing",
+    "Discovery": "discoveries",
     "Edit": "editing",
     "GradientFlow": "flow",
-    "GradientWarning": "watching",
+    "GradientWarning": "discoveries",
+    "LayerGradients": "verdicts",
+    "ParameterGradient": "verdicts",
     "Recorder": "recorder",
     "Statistics": "statistics",
+    "Step": "steps",
     "Trace": "tracing",
+    "Watch": "discoveries",
     "activations": "channels",
     "clip_gradients": "clipping",
     "draw_activations": "sheets",

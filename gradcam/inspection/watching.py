@@ -12,12 +12,10 @@ from torch import nn
 from gradcam.errors import GradientError, shorten
 from gradcam.hooks import Hooks, is_backward_running
 from gradcam.inspection.attendance import Attendance
-from gradcam.inspection.discoveries import OUTPUT, Discovery, GradientWarning, Steps, Watch
+from gradcam.inspection.discoveries import OUTPUT, Steps, Watch
 from gradcam.inspection.selection import Layers, refuse_compiled, select_layers
 from gradcam.layers import unwrap
 from gradcam.nested import tensors
-
-__all__ = ["Discovery", "GradientWarning", "Watch", "watch_gradients"]
 
 REACTIONS = ("warn", "raise")
 
