@@ -36,6 +36,7 @@ def cli() -> None:
       gradcam compare photo.jpg                 methods side by side
       gradcam run photo.jpg --model resnet50    another model
       gradcam layers resnet50                   where in a model one can look
+      gradcam inspect activations photo.jpg     inside it: trace, features, activations, gradients
       gradcam methods                           what there is to choose from
       gradcam models                            which models can be named
 
