@@ -94,7 +94,7 @@ def _find_checkpoint() -> Any:
     """The node of the outermost reentrant checkpoint that runs its function here for the first time, None outside such."""
     node = None
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not CheckpointFunction.backward.__code__:
+    while frame is not None:
         if frame.f_code is CheckpointFunction.forward.__code__:
             node = frame.f_locals["ctx"]
         frame = frame.f_back

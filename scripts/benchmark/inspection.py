@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -58,7 +59,9 @@ def attach_by_hand(model: nn.Module, layers: list[str]) -> Iterator[None]:
     handles = [module.register_forward_hook(after) for module in modules]
     handles += [module.register_full_backward_hook(after_backward) for module in modules]
     try:
-        yield
+        with warnings.catch_warnings():  # of the first layer's, whose input is a picture
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            yield
     finally:
         for handle in handles:
             handle.remove()
