@@ -102,6 +102,14 @@ def to_arguments(images: Any) -> Arguments:
     return args, kwargs
 
 
+def to_inputs(images: Any) -> Arguments:
+    """What the caller gave, pictures or not, as arguments. Raises `ImageError` where there is no tensor in it."""
+    args, kwargs = to_arguments(images)
+    if not any(True for _ in tensors((args, kwargs))):
+        raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
+    return args, kwargs
+
+
 def to_batch(images: Any) -> Batch:
     """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
     args, kwargs = to_arguments(images)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +55,19 @@ def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classi
     assert "  Nothing vanishes or explodes." in lines
     assert lines[-2] == "  →  koala-gradients.png"
     assert max(map(len, lines)) <= 80
-    title = f"koala.png: the gradient of koala, {flow.scores.item():.4g}, in efficientnet_lite0"
-    np.testing.assert_array_equal(pixels(folder / "koala-gradients.png"), draw_gradients(flow, title=title))
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 @needs_matplotlib
-def test_records_of_every_layer(inspect: Command, small: Photo, classifier: gradcam.Classifier) -> None:
+def test_records_of_every_layer_and_of_a_picture_that_failed(
+    inspect: Command, small: Photo, classifier: gradcam.Classifier
+) -> None:
     path = small("koala.webp")
-    (record,) = records(inspect(path, "--json"))
-    flow = gradients(classifier.model, classifier.prepare(path).image[None])
+    broken, record = records(inspect("missing.png", path, "--json", "-l", "stem", "-l", "head.*"))
+    assert (broken["status"], broken["error"]) == ("failed", "missing.png: does not exist")
+    assert list(broken) == list(record)
+    assert [broken[key] for key in ("index", "label", "score", "plot", "reference", "layers")] == [None] * 5 + [[]]
+    flow = gradients(classifier.model, classifier.prepare(path).image[None], layers=["stem", "head.*"])
     assert (record["schema"], record["status"], record["label"]) == (1, "ok", "koala")
     assert record["plot"] == "koala-gradients.png"
     assert [layer["name"] for layer in record["layers"]] == [layer.name for layer in flow.layers]
@@ -94,25 +97,30 @@ def test_layers_by_pattern_and_all_of_them(inspect: Command, small: Photo) -> No
     names = [layer["name"] for layer in record["layers"]]
     assert names[0] == "stem.0"
     assert all(name.startswith("head.") for name in names[1:])
-    assert len(inspect(path, "--all").out.splitlines()) > 134
+    Path("net.py").write_text(SICK)
+    assert 32 < sum("%" in line for line in inspect(path, "-m", "net.py:sick").out.splitlines()) <= MOST_ROWS
+    assert sum("%" in line for line in inspect(path, "-m", "net.py:sick", "--all").out.splitlines()) == 63
     outcome = inspect(path, "-l", "hed")
     assert outcome.status == 2
     assert "There is no layer 'hed'" in outcome.err
 
 
 def test_a_broken_picture_does_not_stop_the_others(inspect: Command, small: Photo) -> None:
-    outcome = inspect("missing.png", small("koala.webp"), "--json")
+    outcome = inspect("missing.png", small("koala.webp"), "-l", "head.*")
     assert outcome.status == 1
     assert outcome.err == "missing.png: does not exist\n"
-    assert [json.loads(line)["status"] for line in outcome.out.splitlines()] == ["failed", "ok"]
+    assert outcome.out.startswith("koala.png   ")
 
 
 @needs_matplotlib
-def test_where_plots_go(inspect: Command, folder: Path, small: Photo) -> None:
+def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     one, other = small("koala.webp"), small("panda.webp")
-    assert inspect(one, other, "-o", "plots", "-q").out == ""
+    assert inspect(one, other, "-o", "plots", "-q", "-l", "head.*").out == ""
     assert files(folder) == ["plots/koala-gradients.png", "plots/panda-gradients.png"]
-    assert inspect(one, "-o", "one.jpg", "-q").status == 0
+    flow = gradients(classifier.model, classifier.prepare(one).image[None], layers="head.*")
+    title = f"koala.png: the gradient of koala, {flow.scores.item():.4g}, in efficientnet_lite0"
+    np.testing.assert_array_equal(pixels(folder / "plots/koala-gradients.png"), draw_gradients(flow, title=title))
+    assert inspect(one, "-o", "one.jpg", "-q", "-l", "head.*").status == 0
     assert "one.jpg" in files(folder)
     outcome = inspect(one, other, "-o", "one.jpg")
     assert outcome.status == 2
@@ -127,12 +135,12 @@ def test_without_matplotlib_there_is_the_table(
         importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
     )
     path = small("koala.webp")
-    outcome = inspect(path)
+    outcome = inspect(path, "-l", "head.*")
     assert outcome.status == 0
     assert outcome.err == 'Note: there is no plot without matplotlib: pip install "gradcam-torch[plots]"\n'
     assert "at its output" in outcome.out
     assert files(folder) == []
-    assert records(inspect(path, "--json"))[0]["plot"] is None
+    assert records(inspect(path, "--json", "-l", "head.*"))[0]["plot"] is None
     outcome = inspect(path, "-o", "here")
     assert outcome.status == 2
     assert "--output is for plots, and these need matplotlib" in outcome.err

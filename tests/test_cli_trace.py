@@ -183,6 +183,16 @@ def test_json_has_every_call_and_nothing_else(run: Command) -> None:
 
 
 @pytest.mark.usefixtures("no_weights")
+def test_without_a_name_it_is_the_embedded_model(run: Command) -> None:
+    outcome = run("--device", "cpu", "--size", "64", "--depth", "1")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith(
+        "efficientnet_lite0 on cpu   1 x 3 x 64 x 64   noise, random weights\n4,652,008 parameters "
+    )
+    assert [row[0] for row in table(outcome)[1:]] == ["stem", "layer1", "layer2", "layer3", "layer4", "head"]
+
+
+@pytest.mark.usefixtures("no_weights")
 def test_which_calls_are_listed(run: Command) -> None:
     small = ("-m", "resnet18", "--size", "32", "--device", "cpu")
     assert [row[0] for row in table(run(*small, "--depth", "1"))[1:]] == [

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -639,6 +640,12 @@ def test_layers_without_a_floating_tensor() -> None:
     with pytest.raises(LayerError, match="Layer '1' gave no floating-point tensor: choose a layer"):
         features(model, X, ["0", "1"])
     assert list(features(model, X, "*")) == ["0"]
+
+
+@pytest.mark.parametrize("images", [None, "photo.jpg", (), {"x": 3}, np.zeros((1, 4), np.float32)])
+def test_images_without_a_tensor(images: Any) -> None:
+    with pytest.raises(ImageError, match="expected a tensor, or a tuple or dict with tensors"):
+        features(nn.Sequential(nn.Linear(4, 4)), images, "0")
 
 
 def test_models_that_are_none() -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -501,7 +502,7 @@ def test_healthy_networks_are_told_to_be_healthy(classifier: gradcam.Classifier,
     images = classifier.prepare(photo("cat_and_espresso.jpg")).image[None]
     assert set(verdicts(gradients(classifier.model, images))) == {None}
     torch.manual_seed(0)
-    flow = gradients(torchvision.models.resnet18(), images)
+    flow = gradients(torchvision.models.resnet18(), images[..., ::2, ::2])
     assert set(verdicts(flow)) == {None}
     assert len(flow.layers) == 52
     assert [it.runs for it in flow.layers if it.type == "ReLU"] == [1] + [2] * 8
@@ -663,6 +664,16 @@ def test_zeros_are_marked_at_the_bottom_and_nan_at_the_top() -> None:
     assert rows_of(none, PURPLE).max() > 0.8 * len(none)
     top = rows_of(nan, RED)
     assert (top < 0.2 * len(nan)).sum() >= 6
+
+
+def test_long_names_make_the_plot_higher_and_leave_the_curve_its_room() -> None:
+    pytest.importorskip("matplotlib")
+    short = draw_gradients(gradients(deep(nn.Sigmoid), IMAGE, layers="1*"))
+    inside = nn.Sequential(OrderedDict({"a_block_with_a_name_of_thirty_": deep(nn.Sigmoid)}))
+    long = draw_gradients(gradients(inside, IMAGE, layers="*.1*"))
+    assert short.shape[0] + 100 < long.shape[0]
+    heights = [len(rows_of(picture, BLUE)) for picture in (short, long)]
+    assert heights[0] == pytest.approx(heights[1], rel=0.08)
 
 
 def test_a_title_is_taken_word_for_word_and_no_state_is_touched() -> None:

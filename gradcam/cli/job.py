@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradcam.cli.outcomes import tell_each
 from gradcam.cli.settings import Destination, Output, Settings
-from gradcam.cli.terminal import Result, format_result
-from gradcam.errors import GradcamError, describe_failure
+from gradcam.cli.terminal import Result
+from gradcam.errors import GradcamError
 from gradcam.methods import METHODS
 from gradcam.naming import OutputNames
 from gradcam.records import Record
@@ -39,14 +40,11 @@ class Job:
     names: OutputNames
 
     def explain(self, image: Path, write: Write) -> Result:
-        """Explain one picture and write what is to be drawn of it; whatever goes wrong is in the result."""
+        """Explain one picture and write what is to be drawn of it."""
         start = time.perf_counter()
-        try:
-            found = self._find(image)
-            make_folder(self.destination.folder)
-            paths = write(self, image, found)
-        except (Exception, SystemExit) as error:  # one broken picture does not stop the others
-            return Result(Record(str(image), self.classifier.name, error=describe_failure(str(image), error)))
+        found = self._find(image)
+        make_folder(self.destination.folder)
+        paths = write(self, image, found)
         size: tuple[int, int] = found.picture.shape[:2]
         label = self.classifier.label
         entries = [drawing.to_entry(label(drawing.index)) for drawing in found.drawings]
@@ -72,24 +70,13 @@ class Job:
 
 def work(job: Job, images: Sequence[Path], write: Write, output: Output) -> int:
     """Explain the pictures one after another, print what became of each, and give the exit status."""
-    status = 0
-    for image in images:
-        with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
-            result = job.explain(image, write)
-        _print(result, output)
-        if result.record.error is not None:
-            status = 1
-    return status
-
-
-def _print(result: Result, output: Output) -> None:
-    record = result.record
-    if record.error is not None:
-        click.echo(record.error, err=True)
-    if output.as_json:
-        click.echo(record.to_json())
-    elif not output.quiet and record.error is None:
-        click.echo(format_result(result))
+    name = job.classifier.name
+    return tell_each(
+        images,
+        lambda image: job.explain(image, write),
+        lambda image, error: Result(Record(image, name, error=error)),
+        output,
+    )
 
 
 @contextlib.contextmanager

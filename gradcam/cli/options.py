@@ -167,6 +167,18 @@ def model(command: Command) -> Command:
     return _apply(_MODEL, command)
 
 
+def layers(what: str, *, default: str) -> Callable[[Command], Command]:
+    """Which layers, by names and patterns."""
+    return click.option(
+        "-l",
+        "--layer",
+        "layers",
+        metavar="NAME|PATTERN",
+        multiple=True,
+        help=f"{what}, by dotted name or pattern ('layer*.conv1'); repeatable.  [default: {default}]",
+    )
+
+
 def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
     """What to explain, and with which model; these methods unless others are given."""
     option = click.option(

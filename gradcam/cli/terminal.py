@@ -23,6 +23,19 @@ class Result:
     device: str = ""
     seconds: float = 0.0
 
+    @property
+    def error(self) -> str | None:
+        """The record's."""
+        return self.record.error
+
+    def to_json(self) -> str:
+        """The record's."""
+        return self.record.to_json()
+
+    def format(self) -> str:
+        """Several lines, as `format_result` has them."""
+        return format_result(self)
+
 
 def format_result(result: Result) -> str:
     """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen, and its note."""

@@ -17,7 +17,7 @@ from gradcam.inspection.selection import Layers, select_layers
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import first_floating, map_tensors
-from gradcam.recording import caller_keeps, to_arguments
+from gradcam.recording import caller_keeps, to_inputs
 from gradcam.target_layer import refuse_vmap
 
 
@@ -41,12 +41,12 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     happens (`always_call=True`, accelerate's), the pass is not cut short. Several threads may do this at once.
 
     Raises `LayerError` for a layer that does not exist, with the nearest, for one that does not run or gives no floating
-    tensor, and for a pattern that fits none or none that does; `ModelError` for what is no module.
-    Errors of the model itself come through as they are.
+    tensor, and for a pattern that fits none or none that does; `ModelError` for what is no module;
+    `ImageError` for images without a tensor. Errors of the model itself come through as they are.
     """
     model = unwrap(model)
     groups = _find_groups(model, layers)
-    args, kwargs = to_arguments(images)
+    args, kwargs = to_inputs(images)
     with undisturbed(model) as modules, recording_off():
         extraction = _Extraction(groups, ends_early=not _must_end(modules))
         extraction.run(model, *map_tensors((args, kwargs), caller_keeps))

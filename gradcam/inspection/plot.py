@@ -22,8 +22,8 @@ INK, QUIET, LINE = "#1f2937", "#9ca3af", "#374151"
 DOTS = 100  # per inch
 MOST_NAMES = 72  # of layers below the axis; of more, every second, third, ...
 INCHES, LEAST_INCHES, MOST_INCHES = 0.19, 8.0, 18.0  # of width: for each layer, and in all
-HEIGHT = 6.0
-LONGEST_NAME = 34  # characters; of longer ones the end is shown, which tells more
+HEIGHT, INCHES_OF_LETTER = 5.6, 0.042  # of height: of the plot, and for each letter of the longest name below it
+LONGEST_NAME = 40  # characters; of longer ones the end is shown, which tells more
 MOST_DECADES = 36  # of the axis on either side of the reference
 
 
@@ -41,7 +41,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
         raise GradcamError(
             f"The flow is {shorten(flow)}, expected what inspection.gradients() gives, of a layer or more."
         )
-    figure, axes = _new_axes(len(flow.layers))
+    figure, axes = _new_axes(flow.layers)
     low, high = _limits(flow)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
@@ -57,16 +57,17 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     return _render(figure)
 
 
-def _new_axes(layers: int) -> tuple[Figure, Axes]:
-    """A figure by itself: pyplot would keep it, and choose a display."""
+def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
+    """A figure by itself: pyplot would keep it, and choose a display. Long names make it higher, not the plot lower."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise GradcamError(
             'Drawing gradients needs matplotlib: pip install "gradcam-torch[plots]". The numbers need nothing.'
         ) from error
-    width = min(MOST_INCHES, max(LEAST_INCHES, 1.5 + INCHES * layers))
-    figure = Figure(figsize=(width, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
+    width = min(MOST_INCHES, max(LEAST_INCHES, 1.5 + INCHES * len(layers)))
+    height = HEIGHT + INCHES_OF_LETTER * max(len(_shorten(layer)) for layer in layers)
+    figure = Figure(figsize=(width, height), dpi=DOTS, facecolor="white", layout="tight")
     axes = figure.add_subplot(facecolor="white")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(QUIET)

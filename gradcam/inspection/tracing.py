@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradcam.errors import GradcamError, ImageError, join_names, shorten
+from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.inspection.calls import Entry
 from gradcam.inspection.passes import Subject, count_pass, timed_pass
 from gradcam.layers import unwrap
 from gradcam.nested import map_tensors, tensors
-from gradcam.recording import to_arguments
+from gradcam.recording import to_inputs
 
 Shape = tuple[int, ...]
 
@@ -29,11 +29,11 @@ class Call:
 
     `name`: dotted, "" for the model itself. `type`: its class. `depth`: in how many other calls it lies. `inputs`,
     `outputs`: the shapes of every tensor in them, -1 for an axis along which a nested one is ragged, and `dtypes`, the
-    outputs' ("float32"). `parameters`: how many numbers,
-    each once. `multiply_adds`: None where an operator came whose count nobody knows. `activation_bytes`: of the memory that
-    modules' outputs took for the first time during the call; views, and what is changed in place, take none. `seconds`: None
-    on the meta device, and where the passes differed. `run`, `runs`: which of the module's calls in the pass this is, and of
-    how many. `also`: the module's other names in the model. `tied`: parameters of other modules that are this one's own too.
+    outputs' ("float32"). `parameters`: how many numbers, each once. `multiply_adds`: None where an operator came whose
+    count nobody knows. `activation_bytes`: of the memory that modules' outputs took for the first time during the call;
+    views, and what is changed in place, take none. `seconds`: None on the meta device, and where the passes differed.
+    `run`, `runs`: which of the module's calls in the pass this is, and of how many. `also`: the module's other names in
+    the model. `tied`: parameters of other modules that are this one's own too.
     A call that raised what its caller caught has no outputs.
     """
 
@@ -111,9 +111,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
         raise GradcamError(f"rounds is {shorten(rounds)}, expected how many passes are timed: 0, 1, 2, ...")
     model = unwrap(model)
-    args, kwargs = to_arguments(images)
-    if not any(True for _ in tensors((args, kwargs))):
-        raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
+    args, kwargs = to_inputs(images)
     own = [*model.parameters(), *model.buffers()]
     is_meta = any(tensor.is_meta for tensor in own or tensors((args, kwargs)))
     if is_meta:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gradcam.classifiers import embedded
 from gradcam.classifiers.checkpoints import read_checkpoint
+from gradcam.classifiers.embedded.network import EfficientNetLite0
 from gradcam.classifiers.providers import imagenet
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts
@@ -36,5 +37,6 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights."""
-    return Blueprint(partial(embedded.build, imagenet.CLASSES), embedded.PREPROCESSING.size, layer=embedded.LAYER)
+    """The model, with random weights where nobody keeps it from drawing them."""
+    build = partial(EfficientNetLite0, imagenet.CLASSES)
+    return Blueprint(build, embedded.PREPROCESSING.size, layer=embedded.LAYER)

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from gradcam.cli.settings import Output
 from gradcam.cli.terminal import printable
 from gradcam.records import SCHEMA
 
@@ -43,15 +42,6 @@ class Outcome:
     rows: Sequence[Row] = ()
     seconds: float = 0.0
     error: str | None = None
-
-    def tell(self, output: Output) -> None:
-        """Errors on standard error, results on standard output."""
-        if self.error is not None:
-            click.echo(self.error, err=True)
-        if output.as_json:
-            click.echo(self.to_json())
-        elif not output.quiet and self.error is None:
-            click.echo(self.format())
 
     def to_json(self) -> str:
         """One line of JSON; a strength that is no finite number is null."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,10 @@ from gradcam.choices import CHANNEL_ORDERS, CHANNEL_SCALES
 from gradcam.cli import options
 from gradcam.cli.inspection.activation_outcome import Outcome, Row
 from gradcam.cli.job import make_folder
+from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
-from gradcam.cli.settings import Destination, ModelChoice, Output, find_destination
+from gradcam.cli.settings import Destination, Output, find_destination, to_model_choice
 from gradcam.cli.terminal import printable
-from gradcam.errors import describe_failure
 from gradcam.naming import LONGEST_PART, OutputNames, cut, join_name
 
 if TYPE_CHECKING:
@@ -56,14 +55,7 @@ class _Job:
 
 @click.command("activations", short_help="Draw what the channels of layers give for pictures.")
 @options.pictures
-@click.option(
-    "-l",
-    "--layer",
-    "layers",
-    metavar="NAME",
-    multiple=True,
-    help="Layer, by dotted name or pattern ('layer*.conv1'); repeatable.  [default: the one that is explained]",
-)
+@options.layers("Layers to look at", default="the one that is explained")
 @click.option(
     "--channels",
     type=click.IntRange(min=1),
@@ -110,13 +102,8 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
     """
     output = Output(as_json, quiet)
     job = _prepare(images, output, chosen)
-    status = 0
-    for image in images:
-        with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
-            outcome = _work(job, image)
-        outcome.tell(output)
-        status = status or int(outcome.error is not None)
-    return status
+    name = job.classifier.name
+    return tell_each(images, partial(_look, job), lambda image, error: Outcome(image, name, error=error), output)
 
 
 def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
@@ -127,22 +114,18 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
     look = _Look(**{each.name: chosen[each.name] for each in fields(_Look)})
     find_colormap(look.colormap)
     destination = find_destination(chosen["output"], images, len(images))
-    choice = ModelChoice(**{each.name: chosen[each.name] for each in fields(ModelChoice)})
     named = next((name for name in chosen["layers"] if not is_pattern(name)), None)
-    classifier = load_model(choice, layer=named)
+    classifier = load_model(to_model_choice(chosen), layer=named)
     layers = chosen["layers"] or (classifier.layer,)
     select_layers(classifier.model, layers)
     say(classifier.notes, output)
     return _Job(classifier, layers, chosen["reshape"], look, destination, OutputNames(destination.folder, images))
 
 
-def _work(job: _Job, image: Path) -> Outcome:
-    """Draw one picture's maps; whatever goes wrong is in the outcome."""
+def _look(job: _Job, image: Path) -> Outcome:
+    """Draw one picture's maps."""
     start = time.perf_counter()
-    try:
-        size, path, rows = _draw(job, image)
-    except (Exception, SystemExit) as error:  # one broken picture does not stop the others
-        return Outcome(str(image), job.classifier.name, error=describe_failure(str(image), error))
+    size, path, rows = _draw(job, image)
     return Outcome(
         image=str(image),
         model=job.classifier.name,

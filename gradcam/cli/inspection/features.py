@@ -65,14 +65,7 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
     callback=_to_path,
     help="The file: .npz or .safetensors. One that is there is replaced.",
 )
-@click.option(
-    "-l",
-    "--layer",
-    "layers",
-    metavar="NAME",
-    multiple=True,
-    help="Layer, by dotted name or pattern ('layer*.conv1'); repeatable.  [default: the one that is explained]",
-)
+@options.layers("Layers whose output is kept", default="the one that is explained")
 @click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
 @options.model
 @click.option(

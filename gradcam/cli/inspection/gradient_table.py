@@ -27,10 +27,11 @@ TITLES = ("layer", "at its output", "", "parameters", "zeros", "")
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcome:
     """What became of one picture: the class, by its index and its label, and the flow of its gradient; or an error.
 
     `size`: the picture's (height, width). `plot`: the file that was drawn, None without. `seconds`: all that it took.
+    `show_all`: whether people see every layer, or as many as fit on a screen.
     """
 
     image: str
@@ -42,22 +43,43 @@ class Told:
     flow: GradientFlow | None = None
     plot: str | None = None
     seconds: float = 0.0
+    show_all: bool = False
     error: str | None = None
 
+    def to_json(self) -> str:
+        """One line of JSON, of the same keys whatever became of it; numbers that are NaN or infinite are null."""
+        flow = self.flow
+        record = {
+            "schema": SCHEMA,
+            "image": self.image,
+            "status": "ok" if self.error is None else "failed",
+            "error": self.error,
+            "model": self.model,
+            "index": None if flow is None else self.index,
+            "label": self.label,
+            "score": None if flow is None else flow.scores.item(),
+            "plot": self.plot,
+            "reference": None if flow is None else flow.reference,
+            "layers": [] if flow is None else [_to_fields(layer) for layer in flow.layers],
+        }
+        return json.dumps(_without_infinities(record), allow_nan=False)
 
-def to_json(told: Told) -> str:
-    """One line of JSON; numbers that are NaN or infinite are null."""
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "image": told.image,
-        "status": "ok" if told.error is None else "failed",
-        "error": told.error,
-        "model": told.model,
-    }
-    if told.flow is not None:
-        record |= {"index": told.index, "label": told.label, "score": told.flow.scores.item(), "plot": told.plot}
-        record |= {"reference": told.flow.reference, "layers": [_to_fields(layer) for layer in told.flow.layers]}
-    return json.dumps(_without_infinities(record), allow_nan=False)
+    def format(self) -> str:
+        """Several lines: what it is, the table, what is conspicuous, and where the plot is."""
+        if self.flow is None:
+            return ""
+        flow, (height, width) = self.flow, self.size
+        title = click.style(printable(PurePath(self.image).name), bold=True)
+        name = f"class {self.index}" if self.label is None else self.label
+        rows = flow.layers if self.show_all else _choose(flow.layers)
+        lines = ["   ".join([title, f"{width} x {height}", f"{self.model} on {self.device}", f"{self.seconds:.1f} s"])]
+        lines += [f"the gradient of {name} ({self.index}), {flow.scores.item():.4g}", "", *_table(rows, flow), ""]
+        if len(rows) < len(flow.layers):
+            lines.append(f"  {len(rows)} of {len(flow.layers)} layers; more with --all or --layer PATTERN.")
+        lines += _summary(flow)
+        if self.plot is not None:
+            lines.append(f"  →  {click.style(printable(self.plot), fg='green')}")
+        return "\n".join([*lines, ""])
 
 
 def _to_fields(layer: LayerGradients) -> dict[str, Any]:
@@ -72,24 +94,6 @@ def _without_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_infinities(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def format_gradients(told: Told, *, show_all: bool) -> str:
-    """Several lines: what it is, the table, what is conspicuous, and where the plot is."""
-    if told.flow is None:
-        return ""
-    flow, (height, width) = told.flow, told.size
-    title = click.style(printable(PurePath(told.image).name), bold=True)
-    name = f"class {told.index}" if told.label is None else told.label
-    rows = flow.layers if show_all else _choose(flow.layers)
-    lines = ["   ".join([title, f"{width} x {height}", f"{told.model} on {told.device}", f"{told.seconds:.1f} s"])]
-    lines += [f"the gradient of {name} ({told.index}), {flow.scores.item():.4g}", "", *_table(rows, flow), ""]
-    if len(rows) < len(flow.layers):
-        lines.append(f"  {len(rows)} of {len(flow.layers)} layers; more with --all or --layer PATTERN.")
-    lines += _summary(flow)
-    if told.plot is not None:
-        lines.append(f"  →  {click.style(printable(told.plot), fg='green')}")
-    return "\n".join([*lines, ""])
 
 
 def _choose(layers: Sequence[LayerGradients]) -> Sequence[LayerGradients]:
@@ -109,9 +113,11 @@ def _table(rows: Sequence[LayerGradients], flow: GradientFlow) -> list[str]:
     scale = _scale(flow)
     cells = [TITLES, *(_cells(row, flow.reference, scale) for row in rows)]
     name = max(len(cell[0]) for cell in cells)
-    lines = [f"  {it[0]:<{name}}  {it[1]:>13}  {it[2]:<{BAR}}  {it[3]:>10}  {it[4]:>5}  {it[5]}" for it in cells]
+    lines = [
+        f"  {it[0]:<{name}}  {it[1]:>13}  {it[2]:<{BAR}}  {it[3]:>10}  {it[4]:>5}  {it[5]}".rstrip() for it in cells
+    ]
     coloured = (click.style(line, fg=COLOURS.get(row.verdict or "")) for row, line in zip(rows, lines[1:]))
-    return [line.rstrip() for line in (click.style(lines[0], dim=True), *coloured)]
+    return [click.style(lines[0], dim=True), *coloured]
 
 
 def _cells(row: LayerGradients, reference: float, scale: tuple[float, float]) -> tuple[str, ...]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import sys
 import time
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradcam.cli import options
-from gradcam.cli.inspection.gradient_table import Told, format_gradients, to_json
+from gradcam.cli.inspection.gradient_table import Outcome
 from gradcam.cli.job import make_folder
+from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
-from gradcam.cli.settings import Destination, ModelChoice, Output, find_destination
-from gradcam.errors import GradcamError, describe_failure
+from gradcam.cli.settings import Destination, ModelChoice, Output, find_destination, to_model_choice
+from gradcam.errors import GradcamError
 from gradcam.naming import OutputNames, join_name
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ class _Job:
     layers: tuple[str, ...]
     destination: Destination | None
     names: OutputNames
+    show_all: bool
 
-    def look(self, image: Path) -> Told:
+    def look(self, image: Path) -> Outcome:
         """The gradients of one picture; they are drawn as well."""
         start = time.perf_counter()
         prepared = self.classifier.prepare(image)
@@ -55,7 +55,7 @@ class _Job:
             title = f"{image.name}: the gradient of {name}, {flow.scores.item():.4g}, in {self.classifier.name}"
             make_folder(path.parent)
             write_image(path, draw_gradients(flow, title=title))
-        return Told(
+        return Outcome(
             image=str(image),
             model=self.classifier.name,
             device=str(self.classifier.device),
@@ -65,6 +65,7 @@ class _Job:
             flow=flow,
             plot=None if path is None else str(path),
             seconds=time.perf_counter() - start,
+            show_all=self.show_all,
         )
 
     def _compute(self, image: Any) -> GradientFlow:
@@ -84,9 +85,7 @@ class _Job:
 @click.command("gradients", short_help="How a class's gradient flows back: vanishing and exploding layers.")
 @options.pictures
 @click.option("-c", "--class", "wanted", metavar="NAME|INDEX", help="The class; without it, each picture's top class.")
-@click.option(
-    "-l", "--layer", "layers", metavar="PATTERN", multiple=True, help="Layers, such as 'layer*.conv1'; repeatable."
-)
+@options.layers("Layers to look at", default="all")
 @options.model
 @click.option(
     "-o", "--output", metavar="PATH", help="A folder for the plots, or a file by its suffix.  [default: here]"
@@ -113,24 +112,12 @@ def gradients_command(
     if reshape is not None:
         raise click.UsageError("--reshape is for maps at layers, of which none is made here: leave it out.")
     told = Output(as_json, quiet)
-    names = {field.name for field in fields(ModelChoice)}
-    choice = ModelChoice(**{name: value for name, value in model.items() if name in names})
+    choice = to_model_choice(model)
     destination = _find_destination(output, images, told)
-    job = _prepare(choice, wanted, layers, destination, images)
+    job = _prepare(choice, wanted, layers, destination, images, show_all=show_all)
     say(job.classifier.notes, told)
-    status = 0
-    for image in images:
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
-                found = job.look(image)
-        except (Exception, SystemExit) as error:  # one broken picture does not stop the others
-            found, status = Told(str(image), job.classifier.name, error=describe_failure(str(image), error)), 1
-            click.echo(found.error, err=True)
-        if as_json:
-            click.echo(to_json(found))
-        elif not quiet and found.error is None:
-            click.echo(format_gradients(found, show_all=show_all or bool(layers)))
-    return status
+    name = job.classifier.name
+    return tell_each(images, job.look, lambda image, error: Outcome(image, name, error=error), told)
 
 
 def _find_destination(output: str | None, images: tuple[Path, ...], told: Output) -> Destination | None:
@@ -149,6 +136,8 @@ def _prepare(
     layers: tuple[str, ...],
     destination: Destination | None,
     images: tuple[Path, ...],
+    *,
+    show_all: bool,
 ) -> _Job:
     """Load the model and check all that was typed before the first picture is touched. Raises `GradcamError`."""
     from gradcam.inspection.selection import select_layers
@@ -160,4 +149,4 @@ def _prepare(
         select_layers(classifier.model, layers)
     index = None if wanted is None else classifier.find_class(wanted)
     folder = Path() if destination is None else destination.folder
-    return _Job(classifier, index, layers, destination, OutputNames(folder, images))
+    return _Job(classifier, index, layers, destination, OutputNames(folder, images), show_all or bool(layers))

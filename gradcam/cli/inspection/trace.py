@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import click
 from gradcam.cli import options
 from gradcam.cli.inspection.trace_table import Heading, format_trace
 from gradcam.cli.preparation import check_model_name, code_of_the_user, load_model, say
-from gradcam.cli.settings import ModelChoice, Output
+from gradcam.cli.settings import ModelChoice, Output, to_model_choice
 from gradcam.errors import GradcamError, LayerError, ModelError, describe_failure, join_names
 from gradcam.records import SCHEMA
 
@@ -42,14 +42,7 @@ class _Subject:
 @click.command("trace", short_help="List each call of each layer: shapes, cost, memory, time.")
 @click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
 @options.model
-@click.option(
-    "-l",
-    "--layer",
-    "layers",
-    metavar="NAME|PATTERN",
-    multiple=True,
-    help="Only calls of this layer, or of those that fit 'layer*.conv1'; repeatable.",
-)
+@options.layers("Layers whose calls are listed", default="all")
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only calls inside fewer than N others.")
 @click.option("--all", "show_all", is_flag=True, help="All calls, however many.")
 @click.option(
@@ -72,7 +65,7 @@ def trace_command(
     """
     if show_all and depth is not None:
         raise click.UsageError("--all and --depth both say how much to list: give one of them.")
-    choice = ModelChoice(**{field.name: chosen[field.name] for field in fields(ModelChoice)})
+    choice = to_model_choice(chosen)
     check_model_name(choice.model)
     given = [name for name in OF_PICTURES if chosen[name] is not None]
     if image is None and choice.weights is None and given:
