@@ -97,21 +97,21 @@ class Hooks:
         self._keep(tensor.register_hook(unserializable_hook(hook)))  # saving the tensor is no reason to warn
 
     def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
-        """A clone of a tensor that requires gradients, whose gradient goes through `function` on its way back.
+        """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with.
 
-        The pair's other half: a private identity with a full backward hook. What is done in place to the clone changes
-        neither the tensor nor its gradient, and a gradient that comes to the tensor by another way is not seen here. Of
-        several owners all share one clone, and `function` gets the gradient behind every edit (`edit_gradient`).
+        The pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
+        (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is as
+        without; only views and leaves go on as a clone, of whose uses it is the gradient.
         """
-        passage, leaving = passage_of(tensor)
+        passage, tensor = passage_of(tensor)
         self._keep(passage.add_look(function))
-        return leaving
+        return tensor
 
     def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
-        """The same clone, with `function` at its gradient before it flows on; edits run in the order of their owners."""
-        passage, leaving = passage_of(tensor)
+        """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
+        passage, tensor = passage_of(tensor)
         self._keep(passage.add_edit(self._opening, function))
-        return leaving
+        return tensor
 
     def _keep(self, handle: RemovableHandle) -> None:
         """Own a handle of something short-lived: of a whole epoch's tensors only those that are still there are kept."""

@@ -1,4 +1,4 @@
-"""What a layer's output goes through behind the layer, so that the gradient that comes back can be seen and changed."""
+"""Where a gradient passes on its way back through a tensor, and can be seen and changed."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 
-PASSAGE = "gradcam passage"  # what a passage is called on the node of the tensor that left it
+PASSAGE = "gradcam passage"  # what a passage is called on the node that made the tensor, with the output's number
 
 
 class Passage:
-    """The private identity that a layer's output goes through, and what is done to the gradient that comes back.
+    """What is done to the gradient that comes back to a tensor, where all of it has come together.
 
-    Edits sit on the clone that leaves it, as a hook of a user's own on that tensor would: their order is that of
-    registration, and `retain_grad()` shows what they made. The full backward hook behind them shows what flows on.
+    Edits sit on the tensor, as a hook of a user's own would: their order is that of registration, and `retain_grad()` shows
+    what they made. Looks sit behind all that, on the node that made the tensor, and see what flows on. What is done in
+    place to the tensor later makes it another node's: both stay where they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tensor: Tensor, node: Node) -> None:
         self._edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
         self._looks: OrderedDict[int, GradientHook] = OrderedDict()
+        index = tensor.output_nr
 
-    def send(self, tensor: Tensor) -> Tensor:
-        """The clone of the tensor, which knows this passage for as long as nobody changes it in place."""
-        identity = nn.Identity()
-        identity.register_full_backward_hook(self._look)
-        leaving = identity(tensor).clone()
+        def edit(gradient: Tensor | None) -> Tensor | None:
+            return self._edit(gradient) if self._edits and gradient is not None else None
 
-        def hook(gradient: Tensor) -> Tensor | None:
-            return self._edit(gradient) if self._edits else None
+        def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            gradient = gradients[index]
+            if gradient is None or not self._looks:
+                return None
+            return (*gradients[:index], _through(list(self._looks.values()), gradient), *gradients[index + 1 :])
 
-        leaving.register_hook(unserializable_hook(hook))
-        leaving.grad_fn.metadata[PASSAGE] = self
-        return leaving
+        tensor.register_hook(unserializable_hook(edit))
+        node.register_prehook(look)
 
     def add_edit(self, order: int, function: GradientHook) -> RemovableHandle:
         handle = RemovableHandle(self._edits)
@@ -53,21 +55,20 @@ class Passage:
         edits = sorted(self._edits.values(), key=lambda edit: edit[0])
         return _through([function for _, function in edits], gradient)
 
-    def _look(self, module: nn.Module, grad_input: Any, grad_output: tuple[Tensor | None, ...]) -> Any:
-        (gradient,) = grad_output
-        if gradient is None or not self._looks:
-            return None
-        return (_through(list(self._looks.values()), gradient),)
-
 
 def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
-    """The passage that the tensor just left, or a new one, and the tensor that leaves it."""
-    metadata: Any = {} if tensor.grad_fn is None else tensor.grad_fn.metadata
-    passage = metadata.get(PASSAGE)
-    if isinstance(passage, Passage):
-        return passage, tensor
-    passage = Passage()
-    return passage, passage.send(tensor)
+    """The passage of a tensor that requires gradients, and the tensor.
+
+    Views go on as a clone: what is done to them in place leaves their node out. So do leaves, which have none.
+    """
+    if tensor.grad_fn is None or tensor._is_view():
+        tensor = tensor.clone()
+    node: Any = tensor.grad_fn
+    key = f"{PASSAGE} {tensor.output_nr}"
+    passage = node.metadata.get(key)
+    if not isinstance(passage, Passage):
+        passage = node.metadata[key] = Passage(tensor, node)
+    return passage, tensor
 
 
 def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:

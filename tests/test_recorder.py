@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.errors import GradcamError, LayerError, ModelError
+from gradcam.inspection.editing import edit_gradients
 from gradcam.inspection.recorder import Recorder, record
 from gradcam.inspection.statistics import Statistics, measure, to_statistics
 from tests.helpers import TINY, assert_same, tiny_model, traces
@@ -404,6 +405,81 @@ def test_a_layer_that_returns_its_input_and_one_in_place() -> None:
     same(recorder.gradients["2"], torch.full((5, 2), 3.0))
     for name in "01":
         same(recorder.gradients[name], 3.0 * (plain > 0))
+
+
+class Shares(nn.Module):
+    """A block that uses what its part gives before it gives it too, and a layer that gives back what others use as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Module()
+        self.block.part, self.block.side = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.block.forward = self._run_block
+        self.idle = nn.Dropout(0.0).eval()
+
+    def _run_block(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        part = self.block.part(x)
+        return part, self.block.side(part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        part, side = self.block(x)
+        idle = self.idle(part)
+        return part.sin() * 3.3 + idle.cos() * 1.7 + part.tanh() * 0.77 + side
+
+
+@pytest.mark.parametrize("names", [["idle"], ["block"], ["block.part"], ["idle", "block"], ["block.part", "block"]])
+def test_a_tensor_of_several_layers_has_one_gradient_whichever_of_them_are_recorded(names: list[str]) -> None:
+    model, x = Shares(), torch.randn(16, 64)
+    outputs: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.retain_grad()
+        outputs.append(output)
+
+    handle = model.block.part.register_forward_hook(keep)
+    (1.3 * model(x)).sum().backward()
+    handle.remove()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with record(model, names, keep="device") as recorder:
+        (1.3 * model(x)).sum().backward()
+    for name in names:
+        same(recorder.gradients[name], outputs[0].grad)
+    assert_same(expected, [parameter.grad for parameter in model.parameters()])
+
+
+def test_an_edit_does_the_same_with_and_without_a_recorder_of_another_layer() -> None:
+    model, x, found = Shares(), torch.randn(16, 64), []
+    for names in ([], ["block.part"], ["idle"]):
+        model.zero_grad()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(edit_gradients(model, lambda gradient: 10 * gradient, layers="idle"))
+            if names:
+                stack.enter_context(record(model, names))
+            model(x).sum().backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert_same(found[0], found[1])
+    assert_same(found[0], found[2])
+
+
+def test_of_a_layer_with_several_outputs_the_first_ones_gradient_is_taken() -> None:
+    """What `torch.std_mean` gives comes of one node, of which the second output has a larger gradient."""
+
+    class Spread(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            deviation, mean = torch.std_mean(x, dim=1)
+            return {"mean": mean, "deviation": deviation}
+
+    spread, x = Spread(), torch.randn(3, 5, requires_grad=True)
+    model = nn.Sequential(spread)
+    with record(model, "0", keep="device") as recorder:
+        output = model(x)
+        (3 * output["mean"] + 7 * output["deviation"]).sum().backward()
+        same(recorder.gradients["0"], torch.full((3,), 3.0))
+        output = model(x)
+        (7 * output["deviation"]).sum().backward()
+    assert "0" not in recorder.gradients
 
 
 def test_autocast_and_a_scaled_loss() -> None:

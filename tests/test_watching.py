@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradcam.errors import GradientError, LayerError, ModelError
-from gradcam.inspection import Discovery, GradientWarning, watch_gradients
+from gradcam.inspection import Discovery, GradientWarning, gradients, watch_gradients
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
@@ -266,3 +266,62 @@ def test_on_a_gpu_the_kind_is_told_without_the_count() -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="is NaN, the first"):
         step(model, "sqrt")
     assert watch.discoveries == (Discovery(1, "middle", "output", "NaN", None, None),)
+
+
+def test_what_gradcam_runs_itself_is_not_watched() -> None:
+    model = nn.Sequential(nn.Flatten(), Sick())
+    model[1].illness = "sqrt"
+    pictures = INPUT[:, :, None, None]
+    with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
+        found = {it.name: it.activations for it in gradients(model, pictures).layers}
+        assert found["1.first"].nans
+    assert watch.discoveries == ()
+    assert told == []
+
+    def look_between() -> None:
+        output = model(pictures).sum()
+        gradients(model, pictures)
+        output.backward()
+
+    with pytest.warns(GradientWarning), watch_gradients(model) as watch:
+        look_between()
+    assert [(it.step, it.layer, it.cause) for it in watch.discoveries] == [(1, "1.middle", None)]
+
+
+def test_a_layer_that_ran_for_gradcam_alone_never_ran() -> None:
+    model = nn.Sequential(nn.Flatten(), Sick())
+
+    def run_without() -> None:
+        gradients(model, INPUT[:, :, None, None])
+        del model[1]
+        model(INPUT)
+
+    with pytest.raises(LayerError, match="'1' never ran"), watch_gradients(model, "1"):
+        run_without()
+
+
+def test_a_model_that_ran_for_gradcam_alone_has_not_run() -> None:
+    model = nn.ModuleDict({"used": nn.Flatten(), "unused": nn.Linear(1, 1)})
+    model.forward = lambda images: model["used"](images) * model["unused"].weight
+    with watch_gradients(model, "unused") as watch:
+        gradients(model, INPUT[:, :, None, None])
+    assert watch.discoveries == ()
+
+
+def test_a_backward_pass_that_was_broken_off_is_forgotten() -> None:
+    model = Sick()
+
+    def fail(gradient: Tensor) -> None:
+        raise ValueError("on purpose")
+
+    def break_off() -> None:
+        hidden = model.first(INPUT)
+        hidden.register_hook(fail)
+        (model.last(hidden) * float("nan")).sum().backward()
+
+    with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
+        with pytest.raises(ValueError, match="on purpose"):
+            break_off()
+        step(model, "none")
+    assert watch.discoveries == ()
+    assert told == []

@@ -91,6 +91,7 @@ class Steps:
         if not self._is_forward:
             self._is_forward = True
             self._outputs.clear()
+            self._gradients.clear()  # of a backward pass that an error broke off
             self._tasks.clear()
 
     def has_just_seen(self, tensor: Tensor) -> bool:

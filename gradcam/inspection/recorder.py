@@ -59,7 +59,9 @@ def record(
     `last`: keep no more than so many recorded steps, the latest; None keeps all.
 
     Nothing about the training changes: losses and parameters are the same to the bit. Gradients are taken by pairs of a
-    forward hook and a full backward hook that stand what is done in place behind a layer, and repetition by checkpoints.
+    forward hook and a backward hook that stand what is done in place behind a layer, and repetition by checkpoints. They
+    are those of the tensor, all that uses it together, as `retain_grad()` shows them: where a layer gives back its input,
+    or a block what its last part gave, both have the same.
 
     Raises `LayerError` for a layer that does not exist, or a pattern that fits none; at the end, without another error
     under way, where one never ran although the model did; and where one gives no floating tensor. Raises `ModelError` for a

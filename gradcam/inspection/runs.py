@@ -28,8 +28,8 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
     """Call `look(name, activations)` at each run of these layers, and what that returns with the run's gradient.
 
     `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as soon as
-    `look` has returned. The gradient is the one with respect to exactly that output: see `Hooks.pass_gradient`. Nothing else
-    changes for the model. A run that a checkpoint repeats in the backward pass is not looked at again.
+    `look` has returned. The gradient is that of this tensor: see `Hooks.pass_gradient`. Nothing else changes for
+    the model. A run that a checkpoint repeats in the backward pass is not looked at again.
     `pass_on`: what sends the output on, if it is not `hooks.pass_gradient`.
 
     The hooks raise `LayerError` where a layer gives no floating tensor.
@@ -41,7 +41,8 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
             if not tensor.requires_grad:
                 unrecorded.add(name, function)
             elif function is not None:
-                return replace_tensor(output, tensor, (pass_on or hooks.pass_gradient)(tensor, function))
+                passed_on = (pass_on or hooks.pass_gradient)(tensor, function)
+                return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
             return None
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -14,6 +14,7 @@ from gradcam.hooks import Hooks, is_backward_running
 from gradcam.inspection.attendance import Attendance
 from gradcam.inspection.discoveries import OUTPUT, Steps, Watch
 from gradcam.inspection.selection import Layers, refuse_compiled, select_layers
+from gradcam.isolation import is_undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import tensors
 
@@ -53,7 +54,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     with Hooks() as hooks:
         for name, module in chosen.items():
             hooks.after_forward(module, _follow(name, steps, attendance, hooks))
-        hooks.after_forward(model, lambda *_: attendance.note_model())
+        hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
         for layer, name, parameter in _parameters(model, chosen):
             hooks.at_gradient(parameter, steps.keep(layer, name))
         yield steps.watch
@@ -76,6 +77,8 @@ def _parameters(model: nn.Module, chosen: Mapping[str, nn.Module]) -> Iterator[t
 
 def _follow(name: str, steps: Steps, attendance: Attendance, hooks: Hooks) -> Callable[..., None]:
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if is_undisturbed():  # what gradcam runs itself is none of the user's passes
+            return
         repeats = is_backward_running()  # a checkpoint does
         if not repeats:
             steps.note_run()
