@@ -45,7 +45,7 @@ def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classi
     index = classifier.find_class("koala")
     flow = gradients(classifier.model, prepared.image[None], target=ClassTarget(index))
     lines = outcome.out.splitlines()
-    assert lines[1] == f"the gradient of koala ({index}), {flow.scores.item():.4g}"
+    assert lines[1] == f"norms of the gradient of koala ({index}), {flow.scores.item():.4g}"
     first = flow.layers[0]
     assert first.activations is not None
     (row,) = [line for line in lines if line.split()[:1] == [first.name]]
@@ -138,7 +138,7 @@ def test_without_matplotlib_there_is_the_table(
     outcome = inspect(path, "-l", "head.*")
     assert outcome.status == 0
     assert outcome.err == 'Note: there is no plot without matplotlib: pip install "gradcam-torch[plots]"\n'
-    assert "at its output" in outcome.out
+    assert "params" in outcome.out
     assert files(folder) == []
     assert records(inspect(path, "--json", "-l", "head.*"))[0]["plot"] is None
     outcome = inspect(path, "-o", "here")

@@ -618,6 +618,26 @@ def test_two_recorders_see_the_same() -> None:
     same(inner.gradients["0"], [[1, 0, 3, 0]])
 
 
+def test_gradients_are_those_of_a_full_backward_hook_where_that_works() -> None:
+    """It is one on each layer by itself, of a network without anything in place, and sees the same run."""
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5)]
+    model = nn.Sequential(*parts)
+    expected: dict[str, Tensor] = {}
+    for name, module in model.named_children():
+
+        def keep(module: nn.Module, given: Any, got: Any, name: str = name) -> None:
+            expected[name] = got[0].clone()
+
+        module.register_full_backward_hook(keep)
+    with record(model, "*", keep="device") as recorder:
+        model(torch.randn(2, 3, 8, 8, requires_grad=True)).pow(2).sum().backward()
+    assert list(expected) == ["5", "4", "3", "2", "1", "0"]
+    for name, gradient in expected.items():
+        assert gradient.any()
+        assert torch.equal(recorder.gradients[name], gradient)
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from gradcam.inspection.verdicts import LayerGradients
 
 MOST_ROWS = 40  # of a table where nobody has said which layers
-BAR = 16  # characters
+BAR = 12  # characters
 LEAST_DECADES = 4  # of a bar on either side of the reference: what differs little looks alike
-LONGEST_NAME = 30  # characters; of longer ones the end is shown
+LONGEST_NAME = 26  # characters, with which a line has 80; of longer ones the end is shown
 COLOURS = {"vanishing": "blue", "exploding": "yellow", "no gradient": "magenta", "NaN": "red", "infinite": "red"}
-TITLES = ("layer", "at its output", "", "parameters", "zeros", "")
+TITLES = ("layer", "output", "", "params", "zeros", "")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,12 @@ class Outcome:
         name = f"class {self.index}" if self.label is None else self.label
         rows = flow.layers if self.show_all else _choose(flow.layers)
         lines = ["   ".join([title, f"{width} x {height}", f"{self.model} on {self.device}", f"{self.seconds:.1f} s"])]
-        lines += [f"the gradient of {name} ({self.index}), {flow.scores.item():.4g}", "", *_table(rows, flow), ""]
+        lines += [
+            f"norms of the gradient of {name} ({self.index}), {flow.scores.item():.4g}",
+            "",
+            *_table(rows, flow),
+            "",
+        ]
         if len(rows) < len(flow.layers):
             lines.append(f"  {len(rows)} of {len(flow.layers)} layers; more with --all or --layer PATTERN.")
         lines += _summary(flow)
@@ -113,9 +118,7 @@ def _table(rows: Sequence[LayerGradients], flow: GradientFlow) -> list[str]:
     scale = _scale(flow)
     cells = [TITLES, *(_cells(row, flow.reference, scale) for row in rows)]
     name = max(len(cell[0]) for cell in cells)
-    lines = [
-        f"  {it[0]:<{name}}  {it[1]:>13}  {it[2]:<{BAR}}  {it[3]:>10}  {it[4]:>5}  {it[5]}".rstrip() for it in cells
-    ]
+    lines = [f"  {it[0]:<{name}}  {it[1]:>7}  {it[2]:<{BAR}}  {it[3]:>7}  {it[4]:>5}  {it[5]}".rstrip() for it in cells]
     coloured = (click.style(line, fg=COLOURS.get(row.verdict or "")) for row, line in zip(rows, lines[1:]))
     return [click.style(lines[0], dim=True), *coloured]
 
