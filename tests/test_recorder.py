@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import csv
@@ -407,6 +408,13 @@ def test_a_layer_that_returns_its_input_and_one_in_place() -> None:
         same(recorder.gradients[name], 3.0 * (plain > 0))
 
 
+class InPlaceDouble(nn.Module):
+    """What behind a layer changes its output in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
 class Shares(nn.Module):
     """A block that uses what its part gives before it gives it too, and a layer that gives back what others use as well."""
 
@@ -480,6 +488,67 @@ def test_of_a_layer_with_several_outputs_the_first_ones_gradient_is_taken() -> N
         output = model(x)
         (7 * output["deviation"]).sum().backward()
     assert "0" not in recorder.gradients
+
+
+@pytest.mark.parametrize("name", ["deviation", "mean"])
+def test_edited_or_not_each_output_of_one_node_has_its_own_gradient(name: str) -> None:
+    """By hand: the mean's derivative is 1/2 for each value, the deviation's -1/sqrt(2) and 1/sqrt(2)."""
+
+    class Spread(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            found = dict(zip(("deviation", "mean"), torch.std_mean(x, dim=1)))
+            return {name: found.pop(name), **found}
+
+    model, x = nn.Sequential(Spread()), torch.tensor([[1.0, 3.0]], requires_grad=True)
+    with (
+        edit_gradients(model, lambda gradient: 2 * gradient, layers="0"),
+        record(model, "0", keep="device") as recorder,
+    ):
+        output = model(x)
+        (3 * output["mean"] + 8 * output["deviation"]).sum().backward(retain_graph=True)
+        same(recorder.gradients["0"], [6.0 if name == "mean" else 16.0])
+        mean, deviation = (6.0, 8.0) if name == "mean" else (3.0, 16.0)
+        right = torch.tensor([[-1.0, 1.0]]) * deviation / 2**0.5 + mean / 2
+        torch.testing.assert_close(x.grad, right)
+        other = output["deviation" if name == "mean" else "mean"]
+        other.sum().backward()  # nothing comes back to the one that is edited
+    other_right = torch.tensor([[-1.0, 1.0]]) / 2**0.5 if name == "mean" else torch.full((1, 2), 0.5)
+    torch.testing.assert_close(x.grad, right + other_right)
+
+
+def test_a_part_and_its_block_may_give_different_outputs_of_one_node() -> None:
+    class Spread(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.std_mean(x, dim=1)
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Spread()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.part(x)[::-1]
+
+    model = nn.Sequential(Turned())
+    with record(model, ["0", "0.part"], keep="device") as recorder:
+        mean, deviation = model(torch.randn(2, 5, requires_grad=True))
+        (3 * mean + 7 * deviation).sum().backward()
+    same(recorder.gradients["0"], [3.0, 3.0])
+    same(recorder.gradients["0.part"], [7.0, 7.0])
+
+
+@pytest.mark.parametrize("name", ["flat", "idle"])
+def test_a_view_that_is_changed_in_place_and_an_input_that_is_given_back(name: str) -> None:
+    """The first layer gives a view of its input, or the input itself, a leaf."""
+    parts = {"flat": nn.Flatten(), "idle": nn.Identity()}
+    model = nn.Sequential(collections.OrderedDict({name: parts[name], "scale": InPlaceDouble()}))
+    x = torch.ones(2, 3, requires_grad=True)
+    start = x * 1 if name == "flat" else x
+    with record(model, name, keep="device") as recorder:
+        given = start[:, :, None] if name == "flat" else start
+        model(given).sum().backward()
+    same(recorder.gradients[name], torch.full((2, 3), 2.0))
+    same(x.grad, torch.full((2, 3), 2.0))
 
 
 def test_autocast_and_a_scaled_loss() -> None:
