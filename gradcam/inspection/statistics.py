@@ -85,7 +85,7 @@ def measure_at_once(values: Tensor, exact: torch.dtype = torch.float64) -> Tenso
 
 
 def _measure_in_chunks(values: Tensor) -> list[float]:
-    """The same on the processor, where each value is fetched from memory once: in a fifth of the time."""
+    """The same on the processor, by chunks, so that each value is fetched from memory once."""
     count = len(values)
     total, squares, largest, zeros, nans, infinities = _sum_up(values)
     if nans or infinities:
@@ -114,7 +114,7 @@ def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
         total += part.sum().item()
         squares += torch.dot(part, part).item()
         largest = max(largest, -low, high)
-        zeros += int(np.count_nonzero(part.numpy() == 0))  # a third of the time that PyTorch's own takes
+        zeros += int(np.count_nonzero(part.numpy() == 0))  # faster than PyTorch's own, which branches
         if not (math.isfinite(low) and math.isfinite(high)):
             nans += int(np.count_nonzero(np.isnan(part.numpy())))
             infinities += int(np.count_nonzero(np.isinf(part.numpy())))
