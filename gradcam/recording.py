@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from gradcam.errors import ImageError, LayerError, ModelError
+from gradcam.errors import ImageError, LayerError
+from gradcam.failures import BEHIND_A_LAYER, known_failures
 from gradcam.grad_mode import recording_off
 from gradcam.gradients import may_cast, recording_is_off, require_recording
 from gradcam.hooks import Hooks
@@ -22,46 +23,6 @@ from gradcam.layers import layers_with_grid
 from gradcam.nested import map_tensors, tensors
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
-
-# What PyTorch says when recording behind a layer fails for reasons that lie in the model, and what is the matter then.
-KNOWN_FAILURES = {
-    "BackwardHookFunction": (
-        "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
-        "forbids (pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
-    ),
-    "Inference tensors cannot be saved for backward": (
-        "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
-        "build or load it outside that mode."
-    ),
-    "has been modified by an inplace operation": (
-        "Behind the layer the model changes a value in place that its own gradient needs, so that it could not be trained "
-        "either: make that operation one that is not in place."
-    ),
-    "created in no_grad mode": (
-        "Behind the layer the model changes in place what is a view of a tensor from before the layer: choose a layer "
-        "further up, or make that operation one that is not in place."
-    ),
-    "cudnn RNN backward can only be called in training mode": (
-        "Behind the layer there is a recurrent network, for which cuDNN has a gradient in training mode only: explain "
-        "inside `with torch.backends.cudnn.flags(enabled=False):`."
-    ),
-    "backward is not implemented": (
-        "Behind the layer there is an operation, such as fused attention, that has no second derivative: "
-        "choose a method that needs the first only, such as 'gradcam', or a layer behind it."
-    ),
-    "no autograd formula was registered": (
-        "Behind the layer there is an operation that has no second derivative, or none at all: choose a layer behind it, "
-        "or a method that needs the first derivative only, such as 'gradcam'."
-    ),
-    "is incompatible with .grad()": (
-        "Behind the layer there is a reentrant checkpoint, through which PyTorch takes no gradient at a layer: "
-        "give the checkpoint use_reentrant=False."
-    ),
-    "the derivative for": (
-        "Behind the layer there is an operation without a derivative, so that nothing before it has a gradient: "
-        "choose a layer behind it."
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -184,7 +145,7 @@ def recorded_pass(
     `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for more.
     `around`: a context for the model's run and nothing else.
     """
-    with undisturbed(model) as modules, known_failures(KNOWN_FAILURES), contextlib.ExitStack() as stack:
+    with undisturbed(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
         _refuse_frames(batch, modules)
         if differentiable > 1:
             stack.enter_context(plain_attention())
@@ -232,21 +193,6 @@ def _switched_off_again(layers: Sequence[nn.Module]) -> Iterator[None]:
         for layer in layers:
             hooks.after_forward(layer, switch_off)
         yield
-
-
-@contextlib.contextmanager
-def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
-    """PyTorch's own errors for what is known to go wrong become a `ModelError` that says what to do.
-
-    `explanations`: by what PyTorch says, in part.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        for part, explanation in explanations.items():
-            if part in str(error):
-                raise ModelError(explanation) from error
-        raise
 
 
 def caller_keeps(tensor: Tensor) -> Tensor:

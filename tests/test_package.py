@@ -15,7 +15,7 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "errors": 0,
     "naming": 1, "files": 1, "records": 1, "scores": 1, "choices": 1, "methods": 2, "devices": 1, "nested": 1, "opencv": 1,
     "indices": 1,
-    "passages": 0, "hooks": 1, "grad_mode": 1, "buffers": 1, "evidence": 3, "memory": 2,
+    "failures": 1, "passages": 0, "hooks": 1, "grad_mode": 1, "buffers": 1, "evidence": 3, "memory": 2,
     "depth": 1, "images": 2, "dicom": 3, "heatmap": 2, "patches": 1, "tokens": 2, "gradients": 2, "reshaping": 3,
     "drawing": 3, "layers": 3, "dependence": 3, "target_layer": 3, "targets": 3, "quantised": 2, "inputs": 2, "isolation": 3,
     "recording": 4, "panels": 4,

@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from gradcam.attributions.attribution import Attribution
 from gradcam.errors import ModelError
+from gradcam.failures import IN_A_MODEL, known_failures
 from gradcam.gradients import jacobian
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import map_tensors, tensors
 from gradcam.recording import (
-    KNOWN_FAILURES,
     Batch,
     caller_autocast,
     caller_keeps,
     has_float16,
-    known_failures,
     to_batch,
 )
 from gradcam.sites import at_least_float32, check_range
@@ -31,27 +30,10 @@ from gradcam.targets import ClassTarget, compute_scores
 # Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
 MOST_BYTES = 2**23
 
-# As in `recording`, where there is no layer to speak of.
-INPUT_FAILURES = KNOWN_FAILURES | {
-    "has been modified by an inplace operation": (
-        "The model changes a value in place that its own gradient needs, so that it could not be trained either: "
-        "make that operation one that is not in place."
-    ),
-    "created in no_grad mode": (
-        "The model changes in place what is a view made without gradient recording: make that operation one that is "
-        "not in place."
-    ),
-    "cudnn RNN backward can only be called in training mode": (
-        "There is a recurrent network in the model, for which cuDNN has a gradient in training mode only: attribute "
-        "inside `with torch.backends.cudnn.flags(enabled=False):`."
-    ),
+INPUT_FAILURES = IN_A_MODEL | {
     "the derivative for": (
         "There is an operation without a derivative in the model, so that the picture has no gradient: "
         "gradcam.explain() at a layer behind that operation needs none."
-    ),
-    "is incompatible with .grad()": (
-        "The model has a reentrant checkpoint, through which PyTorch takes no gradient at the picture: "
-        "give the checkpoint use_reentrant=False."
     ),
 }
 

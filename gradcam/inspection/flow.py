@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import LayerError, ModelError, join_names
+from gradcam.failures import IN_A_MODEL, known_failures
 from gradcam.hooks import Hooks
 from gradcam.inspection.observation import Observation
 from gradcam.inspection.parameters import Aliases
@@ -19,34 +20,12 @@ from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import map_tensors
 from gradcam.recording import (
-    KNOWN_FAILURES,
     caller_autocast,
     caller_keeps,
     has_float16,
-    known_failures,
     to_batch,
 )
 from gradcam.targets import compute_scores
-
-# As in `recording`, where there is one layer to speak of.
-FAILURES = KNOWN_FAILURES | {
-    "has been modified by an inplace operation": (
-        "The model changes a value in place that its own gradient needs, so that it could not be trained either: "
-        "make that operation one that is not in place."
-    ),
-    "created in no_grad mode": (
-        "The model changes in place what is a view made without gradient recording: make that operation one that is "
-        "not in place."
-    ),
-    "cudnn RNN backward can only be called in training mode": (
-        "There is a recurrent network in the model, for which cuDNN has a gradient in training mode only: look at it "
-        "inside `with torch.backends.cudnn.flags(enabled=False):`."
-    ),
-    "is incompatible with .grad()": (
-        "The model has a reentrant checkpoint, through which PyTorch takes no gradient at a layer: give the checkpoint "
-        "use_reentrant=False."
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +74,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     """
     model, batch = unwrap(model), to_batch(images)
     seen = Observation(_choose(model, layers))
-    with undisturbed(model) as modules, torch.enable_grad(), known_failures(FAILURES), Hooks() as hooks:
+    with undisturbed(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
         leaves, (args, kwargs) = _to_leaves((batch.args, batch.kwargs))
         aliases = Aliases(model.parameters(), seen.note_use)
         seen.follow(hooks)
