@@ -525,7 +525,8 @@ def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, num
     assert line.startswith("gradcam batch --resume photos -o out")
     done = len(manifest(folder / "out"))
     assert 3 <= done < 40
-    assert f"{done} of 40 pictures are finished" in err
+    # The signal may come when the last record is written, and not yet counted.
+    assert any(f"{count} of 40 pictures are finished" in err for count in (done - 1, done))
     assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
     assert batch(*shlex.split(line)[2:]).status == 0
     batch("photos", "-o", "whole", "--batch-size", 2)
