@@ -151,6 +151,11 @@ def _of_attention(query: Tensor, *rest: Any, **__: Any) -> int:
     return images * tokens * (weight.numel() + last_weight.numel() + 2 * tokens * int(width))
 
 
+def _of_scaled_products(query: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
+    """Of attention on the processor, for which older releases of PyTorch have no formula."""
+    return prod(query.shape[:-1]) * keys.shape[-2] * (query.shape[-1] + values.shape[-1])
+
+
 def _of_recurrence(values: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
     """Of all layers of a recurrent network: each matrix is multiplied with each row once."""
     return prod(values.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim > 1)
@@ -171,6 +176,7 @@ FORMULAS: dict[str, Formula] = {
     "aten.dot": _of_product,
     "aten.vdot": _of_product,
     "aten._native_multi_head_attention": _of_attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu": _of_scaled_products,
     "aten._cudnn_rnn": _of_recurrence,
     "aten.mkldnn_rnn_layer": _of_recurrent_layer,
     "torchvision.deform_conv2d": _of_deformed_convolution,
