@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +11,19 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.cli import main
 from gradcam.cli.inspection.activation_outcome import Outcome as Told
 from gradcam.cli.inspection.activation_outcome import Row
 from gradcam.inspection.channels import activations, measure_strengths
 from gradcam.inspection.sheets import draw_activations
+from tests.test_cli import Command, Outcome, Photo, folder, gradcam_command
 
-Photo = Callable[[str], Path]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
+__all__ = ["folder", "gradcam_command"]  # fixtures
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command runs, empty."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
-def inspect(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """`gradcam inspect activations ...` on the processor, in this process."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["gradcam", "inspect", "activations", "--device", "cpu", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        captured = capsys.readouterr()
-        return Outcome(int(caught.value.code or 0), captured.out, captured.err)
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
+def inspect(gradcam_command: Command) -> Command:
+    """`gradcam inspect activations ...` on the processor."""
+    return lambda *arguments: gradcam_command("inspect", "activations", "--device", "cpu", *arguments)
 
 
 def pixels(path: Path) -> np.ndarray[Any, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ import pytest
 import torch
 from torchvision import models
 
-from gradcam.cli import main
 from gradcam.cli.inspection.trace_table import Heading, format_trace, human
 from gradcam.inspection.tracing import trace
+from tests.test_cli import Command, Outcome, folder, gradcam_command
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -44,32 +45,12 @@ def build():
 """
 
 
-@dataclass(frozen=True)
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """`gradcam inspect trace ...` in this process, in an empty folder, 120 characters wide."""
-    before = signal.getsignal(signal.SIGTERM)
+def run(gradcam_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`gradcam inspect trace ...` in the folder where a test puts its files, 120 characters wide."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr("sys.argv", ["gradcam", "inspect", "trace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return lambda *arguments: gradcam_command("inspect", "trace", *arguments)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
 
 # Of the output's gradient at a layer over that at the model's output, by their norms, which pooling and the number of
-# values change little. Networks that train well lie between 1/400 and 7 (ResNets, VGGs, DenseNet121, Vision Transformers,
-# fresh or trained); thirty sigmoid layers reach 1e-26, thirty with weights four times too large 1e17.
+# values change little. Networks that train well stay far inside of these (ResNets, VGGs, DenseNet121, Vision Transformers,
+# fresh or trained); thirty sigmoid layers, or thirty with weights four times too large, lie far outside.
 LEAST, MOST = 1e-4, 1e4
 
 
