@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradcam import attributions as attributions
+    from gradcam import evaluation as evaluation
     from gradcam import inspection as inspection
     from gradcam import targets as targets
     from gradcam.batch.manifest import read_manifest as read_manifest
@@ -43,6 +44,7 @@ _HOMES = {
     "TargetLayer": "gradcam.target_layer",
     "attributions": "gradcam.attributions",
     "compare": "gradcam.explanation",
+    "evaluation": "gradcam.evaluation",
     "explain": "gradcam.explanation",
     "explain_files": "gradcam.batch.streaming",
     "fuse": "gradcam.fusion",

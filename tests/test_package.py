@@ -27,7 +27,7 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "fusion": 10, "attributions": 10,
     "classifiers": 11,
     "batch": 12,
-    "report": 13,
+    "evaluation": 13, "report": 13,
     "cli": 14,
 }  # fmt: skip
 
