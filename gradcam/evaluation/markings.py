@@ -101,8 +101,10 @@ def project_mask(mask: Mask, view: View) -> tuple[Mask, Box] | None:
     down, across = np.nonzero(seen)
     if not len(down):
         return None
-    at_rows = ((np.arange(rows) + 0.5) * height / rows).astype(int)
-    at_columns = ((np.arange(columns) + 0.5) * width / columns).astype(int)
+    at_rows, at_columns = (
+        (2 * np.arange(rows) + 1) * height // (2 * rows),
+        (2 * np.arange(columns) + 1) * width // (2 * columns),
+    )
     resized = seen[np.ix_(at_rows, at_columns)]
     if not resized.any():
         resized[down * rows // height, across * columns // width] = True
