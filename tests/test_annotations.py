@@ -97,6 +97,13 @@ def test_objects_of_one_class_are_those_of_it_and_those_without_one(tmp_path: Pa
     assert annotations.classes("a.jpg") == [1, 2, 3]
 
 
+def test_one_box_may_be_of_several_classes(tmp_path: Path) -> None:
+    annotations = read(
+        write(tmp_path, "image,left,top,right,bottom,class\na.jpg,0,0,5,5,1\na.jpg,0,0,5,5,2\na.jpg,0,0,5,5,\n")
+    )
+    assert [len(truth(annotations, index=index).boxes[0]) for index in (0, 1, 2, None)] == [1, 2, 2, 3]
+
+
 def test_a_picture_without_an_object_of_the_class_has_no_truth(tmp_path: Path) -> None:
     annotations = read(write(tmp_path, "image,left,top,right,bottom,class\na.jpg,0,0,5,5,espresso\n"))
     assert annotations.truth("a.jpg", WHOLE, SIZE, 0) is None
@@ -393,9 +400,13 @@ def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]]
         truth(read(tmp_path))
 
 
-def test_masks_smaller_than_what_the_network_sees_are_told_without_the_picture(tmp_path: Path) -> None:
-    save_mask(tmp_path / "a.png", np.ones((40, 80), dtype=np.uint8), False)
-    with pytest.raises(InputError, match="is of 80 x 40 pixels, and the network sees 100 x 50 pixels from 0, 0"):
+@pytest.mark.parametrize(("height", "width"), [(40, 100), (50, 80)])
+def test_masks_smaller_than_what_the_network_sees_are_told_without_the_picture(
+    tmp_path: Path, height: int, width: int
+) -> None:
+    save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
+    message = f"is of {width} x {height} pixels, and the network sees 100 x 50 pixels from 0, 0"
+    with pytest.raises(InputError, match=message):
         read(tmp_path).truth("a.jpg", WHOLE, SIZE)
 
 
