@@ -112,8 +112,8 @@ def _find_class(category: Mapping[str, Any], find_class: Callable[[str], int]) -
 
 
 def _to_marking(where: str, annotation: Mapping[str, Any], index: int, image: Mapping[str, Any]) -> Marking:
-    sides = (image.get("height"), image.get("width"))
-    picture = (sides[0], sides[1]) if all(type(side) is int and side > 0 for side in sides) else None
+    height, width = image.get("height"), image.get("width")
+    picture = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     drawing = annotation.get("segmentation")
     if not drawing:
         return Marking(where, index, _to_box(where, annotation.get("bbox")), picture=picture)
