@@ -53,6 +53,26 @@ def read_values(path: str | os.PathLike[str], data: bytes | None = None) -> NDAr
         return _decode_deep(file, deep, turn) if deep else _to_values(_upright(image), image)
 
 
+def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
+    """A picture of numbers (H,W), such as a mask of labels: the indices of a palette, or grey values as the file has them.
+
+    Upright, as `read_image` gives pictures. Raises `ImageError`, naming the file, as that does, and for colours, fractions,
+    and JPEG, which changes numbers.
+    """
+    path = to_path(path)
+    with blaming(path), open_content(path, None) as file, Image.open(file, formats=_formats()) as image:
+        if image.format in ("JPEG", "MPO"):
+            raise ImageError("is JPEG, which does not keep numbers as they were: save labels as PNG")
+        if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
+            raise ImageError(
+                f"holds {'fractions' if image.mode == 'F' else f'colours ({image.mode})'}, expected labels: a palette, or "
+                "grey values that are integers"
+            )
+        stretched = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1  # by Pillow, to 8 bits
+        image.load()
+        return np.array(_upright(image)).astype(np.int64) // stretched
+
+
 def to_path(path: Any) -> Path:
     """The path of a picture. Raises `ImageError` for what is none."""
     if not isinstance(path, (str, os.PathLike)):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.lists import _decode, _read_lines, _read_table
+from gradcam.batch.lists import _read_lines, _read_table, decode_text
 from gradcam.batch.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
 
@@ -244,7 +244,7 @@ PLAIN = st.text(st.characters(exclude_characters="\n\r\t\0", exclude_categories=
 def test_any_names_and_classes_come_back_from_text(rows: list[tuple[str, str]]) -> None:
     text = "".join(f"{path}\t{wanted}\n" if wanted else f"{path}\n" for path, wanted in rows)
     read = [
-        (path, wanted) for _, path, wanted in _read_lines(_decode(b"\xef\xbb\xbf" + text.encode(), "l.txt")) if path
+        (path, wanted) for _, path, wanted in _read_lines(decode_text(b"\xef\xbb\xbf" + text.encode(), "l.txt")) if path
     ]
     assert read == rows
 

@@ -39,7 +39,7 @@ def read_list(path: str) -> list[Entry]:
     """
     try:
         with open(path, "rb") as file:
-            text = _decode(file.read(), path)
+            text = decode_text(file.read(), path)
     except OSError as error:
         raise InputError(f"{path}: this list cannot be opened ({error.strerror})") from error
     suffix = os.path.splitext(path)[1].lower()
@@ -53,7 +53,7 @@ def read_standard_input() -> list[Entry]:
     Raises `InputError` as `read_list` does.
     """
     try:
-        text = _decode(sys.stdin.buffer.read(), STANDARD_INPUT)
+        text = decode_text(sys.stdin.buffer.read(), STANDARD_INPUT)
     except (OSError, AttributeError, ValueError) as error:  # none, or a closed one
         raise InputError(f"{STANDARD_INPUT} cannot be read, though '-' asks for it") from error
     header = text.lstrip("\r\n").partition("\n")[0]
@@ -62,7 +62,7 @@ def read_standard_input() -> list[Entry]:
     return list(_to_entries(rows, os.getcwd(), STANDARD_INPUT))
 
 
-def _decode(data: bytes, source: str) -> str:
+def decode_text(data: bytes, source: str) -> str:
     """Names of files may be in any encoding, and are kept as the system has them. Windows likes to write UTF-16."""
     if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-8-sig", "surrogateescape")

@@ -1,0 +1,712 @@
+"""Where objects are: lists of boxes, label masks and COCO files, in the network's pixels, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam.classifiers.labels import find_class
+from gradcam.errors import InputError
+from gradcam.evaluation import Annotations, Truth, energy_pointing_game, localisation, pointing_game, read_annotations
+from gradcam.evaluation.markings import View, project_box, project_mask
+from gradcam.evaluation.outlines import fill_polygons, fill_runs, unpack_runs
+
+NAMES = ["a.jpg", "cats/b.png", "cats/c.webp"]
+LABELS = ["tench", "tiger cat", "espresso", "7"]
+WHOLE = (0, 0, 50, 100)  # of a picture of 100 x 50
+SIZE = (50, 100)
+
+
+def read(path: Path, names: Sequence[str] = NAMES) -> Annotations:
+    return read_annotations(path, names=names, find_class=lambda wanted: find_class(LABELS, wanted))
+
+
+def write(folder: Path, text: str, name: str = "boxes.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def truth(annotations: Annotations, name: str = "a.jpg", **options: Any) -> Truth:
+    found = annotations.truth(name, WHOLE, SIZE, picture=SIZE, **options)
+    assert found is not None
+    return found
+
+
+def pixels(found: Truth) -> list[tuple[int, int]]:
+    """(row, column) of all pixels of an object."""
+    return [(row, column) for row, column in found.masks[0].nonzero().tolist()]
+
+
+# Boxes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image,left,top,right,bottom\na.jpg,10,20,13,22\n",
+        "xmin,ymin,xmax,ymax,filename\n10,20,13,22,a.jpg\n",
+        "path,x,y,width,height\na.jpg,10,20,3,2\n",
+        'File , TOP,bottom,LEFT,right,comment\n\n"a.jpg", 20 ,22,1e1,13.0,"a, b"\n,,,,,\n',
+        "\ufeffimage,left,top,right,bottom\r\n./a.jpg,10,20,13,22\r\n",
+        "filename,width,height,xmin,ymin,xmax,ymax\na.jpg,100,50,10,20,13,22\n",
+    ],
+)
+def test_the_forms_of_a_list_of_boxes(tmp_path: Path, text: str) -> None:
+    """Right and bottom are not inside: 10 to 13 are three columns."""
+    annotations = read(write(tmp_path, text))
+    assert annotations.names == ["a.jpg"]
+    assert annotations.notes == ()
+    found = truth(annotations)
+    assert [boxes.tolist() for boxes in found.boxes] == [[[10, 20, 13, 22]]]
+    assert pixels(found) == [(row, column) for row in (20, 21) for column in (10, 11, 12)]
+    assert found.masks.dtype == torch.bool
+    assert found.masks.shape == (1, 50, 100)
+
+
+def test_a_list_with_tabs_or_in_utf_16(tmp_path: Path) -> None:
+    text = "image\tleft\ttop\tright\tbottom\na.jpg\t10\t20\t13\t22\n"
+    expected = [[10, 20, 13, 22]]
+    assert truth(read(write(tmp_path, text, "boxes.tsv"))).boxes[0].tolist() == expected
+    path = tmp_path / "wide.tsv"
+    path.write_bytes(text.encode("utf-16"))
+    assert truth(read(path)).boxes[0].tolist() == expected
+
+
+def test_objects_of_one_class_are_those_of_it_and_those_without_one(tmp_path: Path) -> None:
+    rows = ["0,0,5,5,Tiger_Cat", "10,0,15,5,2", "20,0,25,5,", "30,0,35,5,tiger cat", "40,0,45,5,name:7"]
+    text = "image,left,top,right,bottom,class\n" + "".join(f"a.jpg,{row}\n" for row in rows)
+    annotations = read(write(tmp_path, text))
+
+    def lefts(index: int | None) -> list[float]:
+        return truth(annotations, index=index).boxes[0][:, 0].tolist()
+
+    assert lefts(1) == [0, 20, 30]
+    assert lefts(2) == [10, 20]
+    assert lefts(3) == [20, 40]
+    assert lefts(0) == [20]
+    assert lefts(None) == [0, 10, 20, 30, 40]
+    assert annotations.classes("a.jpg") == [1, 2, 3]
+
+
+def test_one_box_may_be_of_several_classes(tmp_path: Path) -> None:
+    annotations = read(
+        write(tmp_path, "image,left,top,right,bottom,class\na.jpg,0,0,5,5,1\na.jpg,0,0,5,5,2\na.jpg,0,0,5,5,\n")
+    )
+    assert [len(truth(annotations, index=index).boxes[0]) for index in (0, 1, 2, None)] == [1, 2, 2, 3]
+
+
+def test_a_picture_without_an_object_of_the_class_has_no_truth(tmp_path: Path) -> None:
+    annotations = read(write(tmp_path, "image,left,top,right,bottom,class\na.jpg,0,0,5,5,espresso\n"))
+    assert annotations.truth("a.jpg", WHOLE, SIZE, 0) is None
+    assert annotations.truth("cats/b.png", WHOLE, SIZE, 2) is None
+    assert annotations.truth("a.jpg", WHOLE, SIZE, 2) is not None
+    assert annotations.classes("cats/b.png") == []
+
+
+def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
+    names = ["/data/a.jpg", "cats/b.png", "dogs/b.png", "c.webp", "deep/c.webp"]
+    text = "image,left,top,right,bottom\na.jpg,1,0,5,5\nC:\\x\\cats\\b.png,2,0,5,5\n./deep/c.webp,3,0,5,5\nc.webp,4,0,5,5\n"
+    annotations = read(write(tmp_path, text), names)
+    assert annotations.names == ["/data/a.jpg", "cats/b.png", "c.webp", "deep/c.webp"]
+    lefts = [truth(annotations, name).boxes[0][:, 0].tolist() for name in annotations.names]
+    assert lefts == [[1], [2], [4], [3]]
+    with pytest.raises(InputError, match=r"line 2: 'b.png' may be 'cats/b.png', 'dogs/b.png': write more of its path"):
+        read(write(tmp_path, "image,left,top,right,bottom\nb.png,1,0,5,5\n"), names)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("dog.jpg,1,2,3,4,", r"line 2: the picture 'dog.jpg' is not among those that are to be evaluated"),
+        ("xa.jpg,1,2,3,4,", r"line 2: the picture 'xa.jpg' is not among"),
+        ("a.jpg,1,2,1,4,", r"line 2: the box from left 1, top 2 to right 1, bottom 4 has no inside"),
+        ("a.jpg,1,2,3,1.5,", "line 2: the box .* has no inside"),
+        ("a.jpg,1,2,nan,4,", "line 2: the box .* has no inside"),
+        ("a.jpg,1,2,inf,4,", "line 2: the box .* has no inside"),
+        ("a.jpg,1,2,,4,", "line 2: the box is '1', '2', '', '4', expected four numbers"),
+        ("a.jpg,1,2,3,four,", "line 2: the box is .*, expected four numbers"),
+        ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; there are 4, such as 'tench'"),
+        ("a.jpg,1,2,3,4,4", "line 2: Class 4 does not exist: this model has 4 classes, 0 to 3"),
+        (
+            "a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat",
+            "line 4: this object of 'a.jpg' is there twice, first in line 2",
+        ),
+        ("a.jpg,1,2,3,4", "line 2: has 5 columns, and the header has 6"),
+        ("a.jpg,1,2,3,4,,,", "line 2: has 8 columns, and the header has 6"),
+        (",1,2,3,4,", "line 2: names no picture"),
+        ('"a.jpg,1,2,3,4,', "cannot be read as a table"),
+        ("", "has no boxes below its header"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said_with_its_line(tmp_path: Path, rows: str, message: str) -> None:
+    path = write(tmp_path, f"image,left,top,right,bottom,class\n{rows}\n")
+    with pytest.raises(InputError, match=message) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "a.jpg,1,2,3,4",
+        "image,left,top,right",
+        "left,top,right,bottom",
+        "image,left,top,right,bottom,xmin,ymin,xmax,ymax",
+        "image,path,left,top,right,bottom",
+        "image,left,left,top,right,bottom",
+        "image,left,top,right,bottom,class,label",
+    ],
+)
+def test_a_header_that_does_not_say_where_the_boxes_are(tmp_path: Path, header: str) -> None:
+    with pytest.raises(InputError, match=r"line 1: has the columns .*, expected a header with one of file, filename"):
+        read(write(tmp_path, header + "\na.jpg,1,2,3,4,5,6,7,8\n"))
+
+
+def test_lists_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is empty, expected a header"):
+        read(write(tmp_path, "\n \n"))
+    with pytest.raises(InputError, match="does not exist; expected annotations"):
+        read(tmp_path / "nothing.csv")
+    with pytest.raises(InputError, match="'.xml' is none of these"):
+        read(write(tmp_path, "<a/>", "boxes.xml"))
+
+
+@pytest.mark.parametrize("box", ["-2,0,5,5", "0,-1.5,5,5", "90,0,102,5", "0,0,5,52", "200,100,300,200"])
+def test_a_box_that_is_not_in_the_picture(tmp_path: Path, box: str) -> None:
+    annotations = read(write(tmp_path, f"image,left,top,right,bottom\na.jpg,{box}\n"))
+    with pytest.raises(
+        InputError, match=r"boxes.csv, line 2: the box from .* is not inside of the picture of 100 x 50 pixels"
+    ):
+        truth(annotations)
+
+
+def test_a_box_may_end_a_pixel_outside_and_is_cut_there(tmp_path: Path) -> None:
+    annotations = read(write(tmp_path, "image,left,top,right,bottom\na.jpg,-1,-0.5,100.5,51\n"))
+    assert truth(annotations).boxes[0].tolist() == [[0, 0, 100, 50]]
+
+
+# From the picture to the network's input
+
+
+def seen(found: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    assert found is not None
+    return found
+
+
+def test_what_the_network_sees_by_hand() -> None:
+    """It sees the middle 50 x 50 of a picture of 100 x 50, as 10 x 10: a fifth of a pixel for each."""
+    view = View((0, 25, 50, 50), (10, 10))
+    mask, box = seen(project_box((30, 10, 60, 40), view))
+    assert box == pytest.approx((1, 2, 7, 8))
+    assert np.argwhere(mask).tolist() == [[row, column] for row in range(2, 8) for column in range(1, 7)]
+    mask, box = seen(project_box((0, 0, 34, 50), view))  # across the border; 9 of 25 pixels remain
+    assert box == pytest.approx((0, 0, 1.8, 10))
+    assert mask.sum(1).tolist() == [2] * 10  # the second pixel's centre is at 1.5
+    assert project_box((0, 0, 25, 50), view) is None  # it ends where the region starts
+    assert project_box((75, 0, 100, 50), view) is None
+
+
+def test_a_stretched_region_by_hand() -> None:
+    """Rows are halved and columns doubled."""
+    view = View((2, 4, 8, 6), (4, 12))
+    mask, box = seen(project_box((5, 4, 7, 8), view))
+    assert box == (2, 1, 6, 3)
+    drawn = np.zeros((20, 20), dtype=bool)
+    drawn[4:8, 5:7] = True
+    projected = seen(project_mask(drawn, view))
+    assert projected[1] == (2, 1, 6, 3)
+    assert np.array_equal(projected[0], mask)
+    assert np.argwhere(mask).tolist() == [[row, column] for row in (1, 2) for column in (2, 3, 4, 5)]
+
+
+def test_a_box_and_a_mask_of_it_are_the_same_to_the_network() -> None:
+    generator = np.random.default_rng(0)
+    count = 0
+    for _ in range(300):
+        height, width = generator.integers(5, 60, 2)
+        top, left = generator.integers(0, height - 2), generator.integers(0, width - 2)
+        region = (top, left, generator.integers(1, height - top + 1), generator.integers(1, width - left + 1))
+        view = View(tuple(map(int, region)), (int(generator.integers(3, 40)), int(generator.integers(3, 40))))  # type: ignore[arg-type]
+        (x, right), (y, bottom) = (
+            sorted(generator.choice(np.arange(side + 1), 2, replace=False).tolist()) for side in (width, height)
+        )
+        drawn = np.zeros((height, width), dtype=bool)
+        drawn[y:bottom, x:right] = True
+        one, other = project_box((x, y, right, bottom), view), project_mask(drawn, view)
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            count += 1
+            assert one[1] == pytest.approx(other[1])
+            left, top, end, base = one[1]
+            if min(end - left, base - top) > 1.001:  # so that a pixel's centre is in it
+                assert np.array_equal(one[0], other[0])
+            assert one[0].any()
+            assert other[0].any()
+    assert count > 100
+
+
+def test_an_object_too_small_for_any_pixels_centre_takes_the_pixel_it_touches() -> None:
+    view = View((0, 0, 100, 100), (10, 10))
+    drawn = np.zeros((100, 100), dtype=bool)
+    drawn[38, 71:73] = True
+    mask, box = seen(project_mask(drawn, view))
+    assert np.argwhere(mask).tolist() == [[3, 7]]
+    assert box == pytest.approx((7.1, 3.8, 7.3, 3.9))
+    mask, _ = seen(project_box((71, 38, 73, 39), view))
+    assert np.argwhere(mask).tolist() == [[3, 7]]
+    mask, _ = seen(project_box((69, 30, 71, 40), view))  # across two
+    assert np.argwhere(mask).tolist() == [[3, 6], [3, 7]]
+
+
+@pytest.mark.parametrize("turn", [1, 3, 6, 8])
+def test_truth_is_where_the_network_sees_the_object(tmp_path: Path, classifier: gradcam.Classifier, turn: int) -> None:
+    """A white box on black, in a file that lies on its side: what the preprocessing makes of it is bright at the truth."""
+    upright = np.zeros((300, 420, 3), dtype=np.uint8)
+    upright[60:170, 110:260] = 255
+    quarters = {1: 0, 3: 2, 6: 1, 8: 3}[turn]
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    Image.fromarray(np.ascontiguousarray(np.rot90(upright, quarters))).save(tmp_path / "a.png", exif=exif)
+    annotations = read(write(tmp_path, "image,left,top,right,bottom\na.png,110,60,260,170\n"), ["a.png"])
+
+    prepared = classifier.prepare(tmp_path / "a.png")
+    picture = prepared.reading.picture.shape[:2]
+    assert picture == (300, 420)
+    found = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], picture=picture)
+    assert found is not None
+    middle = (prepared.image.min() + prepared.image.max()) / 2
+    bright = (prepared.image > middle).all(0)
+    rows, columns = bright.any(1).nonzero().flatten(), bright.any(0).nonzero().flatten()
+    box = [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
+    assert found.boxes[0][0].tolist() == pytest.approx(box, abs=1)
+    assert (found.masks[0] & bright).sum() / (found.masks[0] | bright).sum() > 0.97
+
+
+# Label masks
+
+
+def save_mask(path: Path, numbers: Any, palette: bool = True) -> None:
+    image = Image.fromarray(np.asarray(numbers))
+    if palette:
+        image = image.convert("L")
+        image.putpalette([value for index in range(256) for value in (255 - index, index // 2, 7)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+def make_numbers() -> np.ndarray[Any, Any]:
+    """Two objects with a border around one, of 100 x 50."""
+    numbers = np.zeros((50, 100), dtype=np.uint8)
+    numbers[9:21, 29:51] = 255
+    numbers[10:20, 30:50] = 1
+    numbers[40:45, 60:70] = 3
+    return numbers
+
+
+@pytest.mark.parametrize("palette", [True, False])
+def test_numbers_of_a_mask_are_objects(tmp_path: Path, palette: bool) -> None:
+    save_mask(tmp_path / "masks/a.png", make_numbers(), palette)
+    annotations = read(tmp_path / "masks")
+    assert annotations.names == ["a.jpg"]
+    for index in (None, 0, 3):
+        found = truth(annotations, index=index)
+        assert found.boxes[0].tolist() == [[30, 10, 50, 20], [60, 40, 70, 45]]
+        assert np.array_equal(found.masks[0].numpy(), np.isin(make_numbers(), [1, 3]))
+    assert annotations.classes("a.jpg") == []
+    assert annotations.truth("cats/b.png", WHOLE, SIZE) is None
+
+
+def test_numbers_of_a_mask_are_classes_where_a_table_says_so(tmp_path: Path) -> None:
+    save_mask(tmp_path / "masks/a.png", make_numbers())
+    write(tmp_path / "masks", "value,class\n3,espresso\n1,1\n", "classes.csv")
+    annotations = read(tmp_path / "masks")
+    assert truth(annotations, index=1).boxes[0].tolist() == [[30, 10, 50, 20]]
+    assert truth(annotations, index=2).boxes[0].tolist() == [[60, 40, 70, 45]]
+    assert annotations.truth("a.jpg", WHOLE, SIZE, 0) is None
+    assert annotations.classes("a.jpg") == [1, 2]
+    write(tmp_path / "masks", "class,value\ntench,255\nespresso,3\n1,1\n", "classes.csv")
+    assert truth(read(tmp_path / "masks"), index=0).boxes[0].tolist() == [[29, 9, 51, 21]]
+
+
+def test_black_and_white_masks_are_one_object(tmp_path: Path) -> None:
+    numbers = np.where(make_numbers() == 1, 255, 0).astype(np.uint8)
+    save_mask(tmp_path / "grey/a.png", numbers, False)
+    Image.fromarray(numbers == 255).save(tmp_path / "grey/a.png")  # of one bit
+    assert truth(read(tmp_path / "grey")).boxes[0].tolist() == [[30, 10, 50, 20]]
+    save_mask(tmp_path / "grey/a.png", numbers, False)
+    assert truth(read(tmp_path / "grey")).boxes[0].tolist() == [[30, 10, 50, 20]]
+
+
+@pytest.mark.parametrize(("bits", "mode"), [(2, "L"), (4, "L"), (8, "L"), (16, "I;16")])
+def test_numbers_are_read_as_the_file_has_them(tmp_path: Path, bits: int, mode: str) -> None:
+    """Pillow stretches grey of 2 and 4 bits to 8."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    values = [0, 1, 3, 2]
+    row = int("".join(f"{value:0{bits}b}" for value in values), 2).to_bytes(4 * bits // 8, "big")
+    header = struct.pack(">IIBBBBB", 4, 1, bits, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == mode
+    assert gradcam.images.read_numbers(tmp_path / "a.png").tolist() == [values]
+
+
+def test_a_mask_that_lies_on_its_side_is_turned(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.array([[1, 2, 3], [4, 5, 6]], dtype=np.uint8)).save(tmp_path / "a.png", exif=exif)
+    assert gradcam.images.read_numbers(tmp_path / "a.png").tolist() == [[4, 1], [5, 2], [6, 3]]
+
+
+def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None:
+    for name in ("cats/b.png", "cats/c.tif", "d.png", "other/e.png"):
+        save_mask(tmp_path / name, make_numbers(), False)
+    annotations = read(tmp_path)
+    assert annotations.names == ["cats/b.png", "cats/c.webp"]
+    assert annotations.notes == ["2 masks are of pictures that are not evaluated, and left out."]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a.png": (10, 20)},
+            r"a.png: is of 20 x 10 pixels, and the picture is 100 x 50 once it is upright. Both must be",
+        ),
+        ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: is a second mask of 'a.jpg', beside .*a.bmp"),
+        ({"d.png": (50, 100)}, "has 1 masks, and none of them is called as one of the 3 pictures, such as 'a.jpg'"),
+        ({}, "has 0 masks"),
+    ],
+)
+def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]], message: str) -> None:
+    for name, size in files.items():
+        save_mask(tmp_path / name, np.ones(size, dtype=np.uint8), False)
+    with pytest.raises(InputError, match=message):
+        truth(read(tmp_path))
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 100), (50, 80)])
+def test_masks_smaller_than_what_the_network_sees_are_told_without_the_picture(
+    tmp_path: Path, height: int, width: int
+) -> None:
+    save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
+    message = f"is of {width} x {height} pixels, and the network sees 100 x 50 pixels from 0, 0"
+    with pytest.raises(InputError, match=message):
+        read(tmp_path).truth("a.jpg", WHOLE, SIZE)
+
+
+def test_a_mask_that_may_be_of_several_pictures(tmp_path: Path) -> None:
+    save_mask(tmp_path / "a.png", make_numbers(), False)
+    with pytest.raises(InputError, match="'a.png' may be 'a.jpg', 'a.webp'"):
+        read(tmp_path, ["a.jpg", "a.webp"])
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "message"),
+    [
+        (Image.new("RGB", (100, 50)), "a.png", "holds colours .RGB., expected labels"),
+        (Image.new("LA", (100, 50)), "a.png", "holds colours .LA."),
+        (Image.new("F", (100, 50)), "a.tif", "holds fractions"),
+        (Image.new("L", (100, 50)), "a.jpg", "is JPEG, which does not keep numbers"),
+        (None, "a.png", "is not a picture"),
+    ],
+)
+def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, name: str, message: str) -> None:
+    if image is None:
+        write(tmp_path, "nothing", name)
+    else:
+        image.save(tmp_path / name)
+    annotations = read(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        truth(annotations)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("value,class\n1,dog\n", "classes.csv, line 2: No class is called 'dog'"),
+        ("value,class\n0,tench\n", "line 2: the value is '0', expected an integer above 0, each once"),
+        ("value,class\n1,tench\n1,espresso\n", "line 3: the value is '1'"),
+        ("value,class\none,tench\n", "line 2: the value is 'one'"),
+        ("number,name\n1,tench\n", "line 1: has the columns .*, expected value and class"),
+        ("value,class\n1,tench\n", "a.png: has the number 3, and classes.csv no class for it"),
+    ],
+)
+def test_what_is_wrong_with_the_classes_of_masks(tmp_path: Path, table: str, message: str) -> None:
+    save_mask(tmp_path / "a.png", make_numbers(), False)
+    write(tmp_path, table, "classes.csv")
+    with pytest.raises(InputError, match=message):
+        truth(read(tmp_path))
+
+
+# COCO
+
+POLYGON = [10, 20, 16, 20, 16, 24, 10, 24]
+RUNS = {"size": [50, 100], "counts": [50 * 30 + 5, 10, 40, 10, 50 * 100 - 50 * 30 - 65]}  # two columns of ten
+PACKED = "m054000000000000MM030M0330000000000000000000000000000000000_2LeM"  # by pycocotools, of `draw_packed`
+
+
+def draw_packed() -> np.ndarray[Any, Any]:
+    mask = np.zeros((9, 40), dtype=bool)
+    mask[2:7, 3:30] = True
+    mask[4, 10:12] = False
+    mask[0, 39] = True
+    return mask
+
+
+def coco(**changes: Any) -> dict[str, Any]:
+    annotation = {"id": 11, "image_id": 5, "category_id": 90, "bbox": [10, 20, 6, 4], "segmentation": [POLYGON]}
+    content = {
+        "images": [{"id": 5, "file_name": "train/a.jpg", "height": 50, "width": 100}],
+        "categories": [{"id": 90, "name": "Tiger Cat"}],
+        "annotations": [{**annotation, **changes}],
+    }
+    return {key: content.get(key) for key in content}
+
+
+def read_coco(folder: Path, content: Any) -> Annotations:
+    return read(write(folder, json.dumps(content), "instances.json"))
+
+
+def test_a_coco_file_has_polygons_runs_and_boxes(tmp_path: Path) -> None:
+    content = coco()
+    more = [{"segmentation": RUNS}, {"segmentation": [], "bbox": [70.5, 1, 4, 2]}, {"iscrowd": 1}]
+    base = content["annotations"][0]
+    content["annotations"] += [{**base, **changes, "id": 12 + number} for number, changes in enumerate(more)]
+    found = truth(read_coco(tmp_path, content), index=1)
+    assert found.boxes[0].tolist() == [[10, 20, 16, 24], [30, 5, 32, 15], [70.5, 1, 74.5, 3]]
+    expected = np.zeros((50, 100), dtype=bool)
+    expected[20:24, 10:16] = expected[5:15, 30:32] = expected[1:3, 70:74] = (
+        True  # a centre at 70.5 is inside, at 74.5 not
+    )
+    assert np.array_equal(found.masks[0].numpy(), expected)
+
+
+def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> None:
+    content = coco()
+    content["images"].append({"id": 6, "file_name": "z.jpg"})
+    content["categories"] += [{"id": 91, "name": "dog"}, {"id": 92, "name": "7"}, {"id": 93, "name": "2"}]
+    base = content["annotations"][0]
+    content["annotations"] += [
+        {**base, "id": 12, "image_id": 6, "segmentation": "what is never read"},
+        {**base, "id": 13, "category_id": 91},
+        {**base, "id": 14, "category_id": 92, "segmentation": None, "bbox": [1, 1, 2, 2]},
+        {**base, "id": 15, "category_id": 93},
+    ]
+    annotations = read_coco(tmp_path, content)
+    assert annotations.names == ["a.jpg"]
+    assert annotations.classes("a.jpg") == [1, 3]  # the category 7 is the class that is called so; 2 is no index
+    assert truth(annotations, index=3).boxes[0].tolist() == [[1, 1, 3, 3]]
+    assert annotations.notes == [
+        "1 pictures in the file are not evaluated, and left out.",
+        "2 categories are no class of the model, and left out: 'dog', '2'.",
+    ]
+
+
+def test_polygons_are_filled_as_a_slow_loop_does() -> None:
+    """A pixel is inside if a line from its centre to the right crosses an odd number of edges."""
+    generator = np.random.default_rng(2)
+    for corners in (3, 4, 5, 9):
+        polygon = (generator.random((corners, 2)) * [30, 20] - [3, 2]).round(2)
+        expected = np.zeros((15, 23), dtype=bool)
+        for row in range(15):
+            for column in range(23):
+                for (x, y), (to_x, to_y) in zip(polygon, np.roll(polygon, -1, axis=0)):
+                    if (y <= row + 0.5) != (to_y <= row + 0.5):
+                        crossing = x + (row + 0.5 - y) / (to_y - y) * (to_x - x)
+                        expected[row, column] ^= crossing > column + 0.5
+        assert expected.any()
+        assert np.array_equal(fill_polygons([polygon.flatten().tolist()], (15, 23)), expected)
+
+
+def test_several_polygons_are_one_object_also_where_they_overlap() -> None:
+    mask = fill_polygons([[0, 0, 4, 0, 4, 4, 0, 4], [2, 2, 6, 2, 6, 6, 2, 6]], (8, 8))
+    expected = np.zeros((8, 8), dtype=bool)
+    expected[:4, :4] = expected[2:6, 2:6] = True
+    assert np.array_equal(mask, expected)
+
+
+def test_runs_go_down_the_columns() -> None:
+    assert fill_runs([1, 2, 3, 1, 2], (3, 3)).tolist() == [
+        [False, False, True],
+        [True, False, False],
+        [True, False, False],
+    ]
+    assert fill_runs([0, 4], (2, 2)).all()
+
+
+def test_packed_runs_are_those_of_pycocotools(tmp_path: Path) -> None:
+    assert unpack_runs("06") == [0, 6]
+    assert np.array_equal(fill_runs(unpack_runs(PACKED), (9, 40)), draw_packed())
+    content = coco(segmentation={"size": [9, 40], "counts": PACKED})
+    content["images"][0].update(height=9, width=40)
+    found = read_coco(tmp_path, content).truth("a.jpg", (0, 0, 9, 40), (9, 40), 1)
+    assert found is not None
+    assert np.array_equal(found.masks[0].numpy(), draw_packed())
+
+
+def test_masks_beside_pycocotools() -> None:
+    """Runs to the pixel; polygons but for their outline, which it draws on a finer grid."""
+    peer = pytest.importorskip("pycocotools.mask")
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        mask = generator.random((37, 53)) < generator.random()
+        packed = peer.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+        assert np.array_equal(fill_runs(unpack_runs(packed), (37, 53)), mask)
+        angles = np.sort(generator.random(8)) * 2 * np.pi
+        points = np.stack([26 + 20 * np.cos(angles), 18 + 15 * np.sin(angles)], axis=1).flatten().tolist()
+        theirs = peer.decode(peer.merge(peer.frPyObjects([points], 37, 53))).astype(bool)
+        ours = fill_polygons([points], (37, 53))
+        assert (ours ^ theirs).sum() <= 0.06 * theirs.sum() + 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_id": 6}, "annotation 11: is of image 6, which this file does not have"),
+        ({"category_id": None}, "annotation 11: is of category None, which"),
+        (
+            {"segmentation": None, "bbox": [1, 2, 0, 4]},
+            "annotation 11: the box from left 1, top 2 to right 1, .* no inside",
+        ),
+        (
+            {"segmentation": None, "bbox": [1, 2, 3]},
+            r"annotation 11: its bbox is \[1, 2, 3\], expected left, top, width",
+        ),
+        ({"segmentation": None, "bbox": None}, "annotation 11: its bbox is None"),
+        (
+            {"segmentation": None, "bbox": [99, 2, 5, 5]},
+            "annotation 11: the box .* is not inside of the picture of 100 x 50",
+        ),
+        (
+            {"segmentation": [[1, 2, 3, 4]]},
+            "annotation 11: .* cannot be drawn: a polygon is .*, expected x, y of three points",
+        ),
+        ({"segmentation": [[1, 2, 3, 4, 5, 6, 7]]}, "annotation 11: .* a polygon is"),
+        (
+            {"segmentation": {"size": [50, 100], "counts": [3, 4]}},
+            "annotation 11: .* its runs are of 7 pixels, and 100 x 50",
+        ),
+        (
+            {"segmentation": {"size": [5, 4], "counts": [20]}},
+            "annotation 11: .* of 4 x 5 pixels, and its image of 100 x 50",
+        ),
+        ({"segmentation": {"size": [50, 100], "counts": "0 1"}}, "annotation 11: .* its runs hold ' '"),
+        ({"segmentation": {"size": [50, 100], "counts": "0o"}}, "annotation 11: .* end within a number"),
+        ({"segmentation": {"counts": "06"}}, "annotation 11: its segmentation is .*, expected polygons, or runs"),
+        ({"segmentation": 5}, "annotation 11: its segmentation is 5"),
+        (
+            {"iscrowd": 1},
+            "no object of a class of the model in one of the pictures .1 of its 1 pictures were given, and 1 of",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_coco_file_is_said_with_the_annotation(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        truth(read_coco(tmp_path, coco(**changes)))
+    assert str(tmp_path / "instances.json") in str(caught.value)
+
+
+def test_what_is_twice_or_missing_in_a_coco_file(tmp_path: Path) -> None:
+    for key in ("images", "annotations", "categories"):
+        content = coco()
+        content[key] = content[key] * 2
+        with pytest.raises(InputError, match=f"two of its {key} have the id"):
+            read_coco(tmp_path, content)
+        content[key] = [{}]
+        with pytest.raises(InputError, match=f"number 0 of its {key} has no id"):
+            read_coco(tmp_path, content)
+        del content[key]
+        with pytest.raises(InputError, match="is no COCO file of instances"):
+            read_coco(tmp_path, content)
+    content = coco()
+    content["images"].append({"id": 6, "file_name": "a.jpg"})
+    with pytest.raises(InputError, match="image 6: is a second image of 'a.jpg', as image 5 is"):
+        read_coco(tmp_path, content)
+    content["images"][1] = {"id": 6}
+    with pytest.raises(InputError, match="image 6: has no file_name"):
+        read_coco(tmp_path, content)
+    content = coco()
+    del content["images"][0]["width"]
+    with pytest.raises(InputError, match="annotation 11: has polygons, and its image no height and width"):
+        read_coco(tmp_path, content)
+    with pytest.raises(InputError, match="is no JSON"):
+        read(write(tmp_path, "{", "instances.json"))
+
+
+def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
+    annotations = read_coco(tmp_path, coco(segmentation=None))
+    with pytest.raises(
+        InputError, match="annotation 11: is of 100 x 50 pixels, and the picture is 50 x 100 once it is upright"
+    ):
+        annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), picture=(100, 50))
+
+
+# The sample pictures
+
+
+def test_gradcam_points_to_the_objects_of_the_sample_pictures(
+    photo: Callable[[str], Path], classifier: gradcam.Classifier
+) -> None:
+    folder = photo("boxes.csv").parent
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".jpg", ".png", ".webp"))
+    annotations = read_annotations(folder / "boxes.csv", names=names, find_class=classifier.find_class)
+    assert len(annotations.names) == 10
+    hits, gains, overlaps = [], [], []
+    for name in annotations.names:
+        prepared = classifier.prepare(folder / name)
+        picture = prepared.reading.picture.shape[:2]
+        classes = annotations.classes(name)
+        heatmaps = classifier.explain(prepared, target=[classes]).heatmaps[0]
+        for index, heatmap in zip(classes, heatmaps):
+            size = prepared.image.shape[1:]
+            found = annotations.truth(name, classifier.region(*picture), size, index, picture=picture)
+            assert found is not None
+            hits.append(pointing_game(heatmap[None], found.masks).item())
+            constant = energy_pointing_game(torch.ones_like(heatmap)[None], found.masks).item()
+            gains.append(energy_pointing_game(heatmap[None], found.masks).item() - constant)
+            overlaps.append(localisation(heatmap[None], found.boxes).iou.item())
+    assert hits == [1.0] * 11
+    assert min(gains) >= 0  # chelsea fills all that the network sees
+    assert sum(gains) / len(gains) > 0.1
+    assert sum(overlaps) / len(overlaps) > 0.7
+
+
+def test_each_of_two_classes_has_its_mass_on_its_own_object(
+    photo: Callable[[str], Path], classifier: gradcam.Classifier
+) -> None:
+    path = photo("cat_and_espresso.jpg")
+    annotations = read_annotations(photo("boxes.csv"), names=_list_annotated(photo), find_class=classifier.find_class)
+    prepared = classifier.prepare(path)
+    picture = prepared.reading.picture.shape[:2]
+    heatmaps = classifier.explain(prepared, target=[["Egyptian cat", "espresso"]]).heatmaps[0]
+    truths = [
+        annotations.truth(path.name, classifier.region(*picture), (224, 224), index, picture=picture)
+        for index in (285, 967)
+    ]
+    mass = [[energy_pointing_game(heatmap[None], it.masks).item() for it in truths if it] for heatmap in heatmaps]
+    assert mass[0][0] > 0.8
+    assert mass[0][1] < 0.3
+    assert mass[1][1] > 0.7
+    assert mass[1][0] < 0.4
+
+
+def _list_annotated(photo: Callable[[str], Path]) -> list[str]:
+    lines = photo("boxes.csv").read_text().splitlines()[1:]
+    return [line.partition(",")[0] for line in lines]

@@ -1,0 +1,191 @@
+"""The pointing games: against slow loops, TorchRay's rule, Quantus, and values worked by hand."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradcam.errors import GradcamError, ImageError
+from gradcam.evaluation import energy_pointing_game, pointing_game
+
+
+def make_case(count: int, height: int = 40, width: int = 52) -> tuple[Tensor, Tensor]:
+    """Maps that are noise, and objects that are boxes of all sizes."""
+    generator = torch.Generator().manual_seed(7)
+    heatmaps = torch.rand(count, height, width, generator=generator)
+    masks = torch.zeros(count, height, width, dtype=torch.bool)
+    for mask in masks:
+        tall, wide = (1 + int(torch.randint(0, length // 2, (1,), generator=generator)) for length in (height, width))
+        top = int(torch.randint(0, height - tall + 1, (1,), generator=generator))
+        left = int(torch.randint(0, width - wide + 1, (1,), generator=generator))
+        mask[top : top + tall, left : left + wide] = True
+    return heatmaps, masks
+
+
+def point_slowly(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
+    """The share of the maxima that are within the tolerance of a pixel of the object."""
+    values, inside = heatmap.tolist(), mask.nonzero().tolist()
+    largest = max(map(max, values))
+    maxima = [(row, column) for row, line in enumerate(values) for column, it in enumerate(line) if it == largest]
+    near = [any(math.hypot(row - y, column - x) <= tolerance for y, x in inside) for row, column in maxima]
+    return sum(near) / len(maxima)
+
+
+def point_as_torchray(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
+    """Its rule: a disc around the first maximum, without its border, meets the object."""
+    row, column = divmod(int(heatmap.argmax()), heatmap.shape[1])
+    for y in range(mask.shape[0]):
+        for x in range(mask.shape[1]):
+            if (y - row) ** 2 + (x - column) ** 2 < tolerance**2 and mask[y, x]:
+                return 1.0
+    return 0.0
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, 2.5, 5, 15, 1000])
+def test_the_pointing_game_is_that_of_a_slow_loop(tolerance: float) -> None:
+    heatmaps, masks = make_case(40)
+    expected = [point_slowly(heatmap, mask, tolerance) for heatmap, mask in zip(heatmaps, masks)]
+    found = pointing_game(heatmaps, masks, tolerance=tolerance)
+    assert found.tolist() == expected
+    assert found.dtype == torch.float32
+    assert tolerance == 1000 or 0 < sum(expected) < 40  # both hits and misses were seen
+
+
+def test_the_pointing_game_is_torchrays_but_at_the_very_border() -> None:
+    heatmaps, masks = make_case(60)
+    expected = [point_as_torchray(heatmap, mask, 15.01) for heatmap, mask in zip(heatmaps, masks)]
+    assert pointing_game(heatmaps, masks).tolist() == expected
+
+
+def test_a_maximum_at_exactly_the_tolerance_is_near_enough() -> None:
+    """Along a row, along a column, and along the sides 9 and 12 of a triangle whose third is 15."""
+    masks = torch.zeros(1, 60, 60, dtype=torch.bool)
+    masks[0, 30, 30] = True
+    for row, column, hit in [(30, 45, 1), (30, 46, 0), (15, 30, 1), (14, 30, 0), (39, 42, 1), (40, 42, 0), (21, 18, 1)]:
+        heatmaps = torch.zeros(1, 60, 60)
+        heatmaps[0, row, column] = 1
+        assert pointing_game(heatmaps, masks).item() == hit, (row, column)
+    heatmaps = torch.zeros(1, 60, 60)
+    heatmaps[0, 39, 42] = 1
+    assert point_as_torchray(heatmaps[0], masks[0], 15) == 0  # where TorchRay differs
+
+
+def test_the_tolerance_reaches_around_no_border() -> None:
+    heatmaps, masks = torch.zeros(2, 30, 40), torch.zeros(2, 30, 40, dtype=torch.bool)
+    masks[:, :, 0] = True
+    masks[1] = False
+    masks[1, 0] = True
+    heatmaps[0, 3, 39] = 1
+    heatmaps[1, 29, 3] = 1
+    assert pointing_game(heatmaps, masks).tolist() == [0, 0]
+
+
+def test_right_wrong_constant_and_blank_maps_by_hand() -> None:
+    """The object is a quarter of the picture; without tolerance a constant map has a quarter of its maxima there."""
+    masks = torch.zeros(4, 8, 8, dtype=torch.bool)
+    masks[:, :4, :4] = True
+    heatmaps = torch.zeros(4, 8, 8)
+    heatmaps[0, :4, :4] = 0.7
+    heatmaps[1, 4:] = 0.7
+    heatmaps[2] = 0.7
+    assert pointing_game(heatmaps, masks, tolerance=0).tolist() == [1, 0, 0.25, 0]
+    assert energy_pointing_game(heatmaps, masks).tolist() == [1, 0, 0.25, 0]
+    assert pointing_game(heatmaps, masks, tolerance=1).tolist() == [1, pytest.approx(4 / 32), pytest.approx(24 / 64), 0]
+
+
+def test_several_maxima_count_by_their_share() -> None:
+    heatmaps, masks = torch.zeros(1, 5, 5), torch.zeros(1, 5, 5, dtype=torch.bool)
+    heatmaps[0, 0, 0] = heatmaps[0, 4, 4] = heatmaps[0, 0, 4] = heatmaps[0, 2, 2] = 3
+    heatmaps[0, 1, 1] = 2.9
+    masks[0, :2, :2] = True
+    assert pointing_game(heatmaps, masks, tolerance=0).item() == 0.25
+
+
+def test_signed_maps_point_to_their_largest_value_and_have_the_mass_of_what_is_positive() -> None:
+    heatmaps = torch.tensor([[[-5.0, -1.0], [-2.0, -9.0]], [[-5.0, 1.0], [3.0, -9.0]]])
+    masks = torch.tensor([[[False, True], [False, False]]] * 2)
+    assert pointing_game(heatmaps, masks, tolerance=0).tolist() == [1, 0]
+    assert energy_pointing_game(heatmaps, masks).tolist() == [0, 0.25]
+
+
+def test_the_scale_of_a_map_does_not_matter() -> None:
+    heatmaps, masks = make_case(6)
+    for scale in (1e-30, 255.0, 1e30):
+        assert torch.allclose(energy_pointing_game(heatmaps * scale, masks), energy_pointing_game(heatmaps, masks))
+        assert pointing_game(heatmaps * scale, masks).tolist() == pointing_game(heatmaps, masks).tolist()
+
+
+def test_the_mass_is_that_of_a_slow_sum() -> None:
+    heatmaps, masks = make_case(10)
+    heatmaps = heatmaps - 0.3
+    for heatmap, mask, found in zip(heatmaps, masks, energy_pointing_game(heatmaps, masks)):
+        positive = [max(0.0, value) for value in heatmap.flatten().tolist()]
+        inside = [value for value, there in zip(positive, mask.flatten().tolist()) if there]
+        assert found.item() == pytest.approx(math.fsum(inside) / math.fsum(positive), rel=1e-5)
+
+
+def test_a_map_does_not_depend_on_its_neighbours() -> None:
+    heatmaps, masks = make_case(7)
+    for game in (pointing_game, energy_pointing_game):
+        alone = torch.cat([game(heatmaps[i : i + 1], masks[i : i + 1]) for i in range(7)])
+        assert torch.equal(game(heatmaps, masks), alone)
+
+
+def test_both_games_beside_quantus() -> None:
+    """It has no tolerance, and takes any of several maxima for a hit; on noise there is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantus = pytest.importorskip("quantus")
+        pointing = quantus.PointingGame(disable_warnings=True)
+        mass = quantus.RelevanceMassAccuracy(disable_warnings=True)
+    heatmaps, masks = make_case(30)
+    heatmaps[:10][masks[:10]] += 1  # ten that are right
+    arrays = {"a_batch": heatmaps[:, None].numpy(), "s_batch": masks[:, None].numpy()}
+    expected = np.asarray(pointing.evaluate_batch(**arrays), dtype=float)
+    assert pointing_game(heatmaps, masks, tolerance=0).tolist() == expected.tolist()
+    assert 10 <= expected.sum() < 30
+    assert energy_pointing_game(heatmaps, masks).numpy() == pytest.approx(mass.evaluate_batch(**arrays), rel=1e-5)
+
+
+def test_maps_of_other_libraries_are_arrays_or_have_a_channel() -> None:
+    heatmaps, masks = make_case(4)
+    expected = energy_pointing_game(heatmaps, masks)
+    assert torch.equal(energy_pointing_game(heatmaps.numpy(), masks.numpy()), expected)
+    assert torch.equal(energy_pointing_game(heatmaps[:, None].double(), masks), expected)
+
+
+def test_nothing_that_was_given_is_changed() -> None:
+    heatmaps, masks = make_case(3)
+    before = heatmaps.clone(), masks.clone()
+    pointing_game(heatmaps, masks)
+    energy_pointing_game(heatmaps, masks)
+    assert torch.equal(heatmaps, before[0])
+    assert torch.equal(masks, before[1])
+
+
+@pytest.mark.parametrize("game", [pointing_game, energy_pointing_game])
+@pytest.mark.parametrize(
+    ("heatmaps", "masks", "message"),
+    [
+        (torch.ones(1, 4, 4), torch.ones(1, 4, 4), r"The masks are torch.float32 \(1, 4, 4\), expected bool \(N,H,W\)"),
+        (torch.ones(1, 4, 4), torch.ones(4, 4, dtype=torch.bool), "expected bool"),
+        (torch.ones(1, 4, 4), None, "The masks are None"),
+        (torch.ones(1, 4, 4), torch.ones(1, 4, 5, dtype=torch.bool), r"\(1, 4, 4\), and the images \(1, 4, 5\)"),
+        (torch.ones(2, 4, 4), torch.zeros(2, 4, 4, dtype=torch.bool), "no object in the mask of image 0"),
+        (torch.full((1, 4, 4), math.nan), torch.ones(1, 4, 4, dtype=torch.bool), "NaN"),
+    ],
+)
+def test_what_cannot_be_played(game: object, heatmaps: Tensor, masks: object, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        game(heatmaps, masks)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("tolerance", [-1, math.inf, math.nan, "15", True])
+def test_a_tolerance_that_is_no_length(tolerance: object) -> None:
+    with pytest.raises(GradcamError, match="tolerance is .*, expected a distance in pixels"):
+        pointing_game(torch.ones(1, 4, 4), torch.ones(1, 4, 4, dtype=torch.bool), tolerance=tolerance)  # type: ignore[arg-type]
