@@ -33,8 +33,8 @@ def find_explained(name: str) -> str:
 class Explainer:
     """Methods and controls, all under the same conditions: one layer, one score, and heatmaps at the images' size.
 
-    `names`: keys of `METHODS` and `CONTROLS`. `score`: a key of `SCORES`; a method that explains a score of its own does so.
-    `seed`: of the controls that are drawn.
+    `names`: keys of `METHODS` and `CONTROLS`. `layer`: dotted name, None where no method is of one. `score`: a key of
+    `SCORES`; a method that explains a score of its own does so. `seed`: of the controls that are drawn.
     """
 
     names: Sequence[str]

@@ -13,11 +13,11 @@ from gradcam.errors import ImageError, shorten
 from gradcam.explanation import Explanation
 
 
-def check_heatmaps(heatmaps: Any, size: Sequence[int], device: torch.device | None = None) -> Tensor:
+def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
     """Heatmaps as float32 (N,H,W) on `device`: tensors or arrays (N,H,W) or (N,1,H,W), or an `Explanation` of one class.
 
-    `size`: (N,H,W), that of the images. Values may be of any sign and scale: what each metric does with them is said
-    there. Raises `ImageError` for heatmaps of another form or size, and for NaN and infinite values.
+    `size`: (N,H,W), that of the images, None where they do not matter. Values may be of any sign and scale: what each metric
+    does with them is said there. Raises `ImageError` for heatmaps of another form or size, and for NaN and infinite values.
     """
     values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
     try:
@@ -28,7 +28,7 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int], device: torch.device | No
         found = found[:, 0]
     if found.ndim != 3 or found.is_complex():
         raise ImageError(f"The heatmaps have the shape {tuple(found.shape)}, expected (N,H,W): one for each image.")
-    if tuple(found.shape) != tuple(size):
+    if size is not None and tuple(found.shape) != tuple(size):
         raise ImageError(
             f"The heatmaps have the shape {tuple(found.shape)}, and the images {tuple(size)}: there must be one for each "
             'image, at its size. torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear") resizes maps.'

@@ -1,0 +1,362 @@
+"""Insertion, deletion and sufficiency: by hand on a network that reads one corner, against slow loops, beside peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import GradcamError, ImageError
+from gradcam.evaluation import Curve, Subject, deletion, insertion, sufficiency
+from gradcam.evaluation.baselines import BASELINES, make_baseline
+from tests import curve_oracles as slow
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+
+class Corner(nn.Module):
+    """The mean of the first four pixels of the first two rows, as a probability, and what is missing to one."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = images[:, :, :2, :2].mean((1, 2, 3))
+        return torch.stack([found, 1 - found], 1)
+
+
+WHITE = torch.ones(1, 1, 4, 4)
+RIGHT = torch.zeros(1, 4, 4)
+RIGHT[:, :2, :2] = 1
+
+
+def corner(images: Tensor = WHITE) -> Subject:
+    return Subject(Corner(), images, 0, activation="none")
+
+
+def random_maps(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def sharp_model() -> nn.Module:
+    """The tiny model, its logits far apart."""
+    model = tiny_model().double()
+    model[-1].weight.data.mul_(100)
+    return model
+
+
+def tiny_subject() -> Subject:
+    return Subject(sharp_model(), TINY.double(), [0, 3, 1])
+
+
+def tiny_scores(classes: Any = (0, 3, 1)) -> list[slow.Score]:
+    model = sharp_model().eval()
+
+    def make(wanted: int) -> slow.Score:
+        def score(picture: np.ndarray) -> float:
+            logits = model(torch.from_numpy(picture)[None])[0].tolist()
+            return np.exp(logits[wanted]) / sum(np.exp(logits))
+
+        return score
+
+    return [make(wanted) for wanted in classes]
+
+
+# By hand
+
+
+def test_insertion_of_the_right_map_is_complete_after_the_corner() -> None:
+    found = insertion(corner(), RIGHT, baseline="zero", steps=16)
+    assert found.probabilities.tolist() == [[0, 0.25, 0.5, 0.75, *[1] * 13]]
+    assert found.shares.tolist() == [step / 16 for step in range(17)]
+    assert found.areas.tolist() == [14 / 16]  # 0.25 + 0.5 + 0.75 + 12, and half of the last
+
+
+def test_insertion_of_the_wrong_map_begins_with_the_last_pixels() -> None:
+    found = insertion(corner(), -RIGHT, baseline="zero", steps=16)
+    assert found.probabilities.tolist() == [[*[0] * 13, 0.25, 0.5, 0.75, 1]]
+    assert found.areas.tolist() == [2 / 16]
+
+
+def test_deletion_by_the_right_and_by_the_wrong_map() -> None:
+    right = deletion(corner(), RIGHT, steps=16)
+    assert right.probabilities.tolist() == [[1, 0.75, 0.5, 0.25, *[0] * 13]]
+    assert right.areas.tolist() == [2 / 16]
+    assert deletion(corner(), 1 - RIGHT, steps=16).areas.tolist() == [14 / 16]
+
+
+def test_the_area_between_few_points_is_that_of_trapezoids() -> None:
+    found = insertion(corner(), RIGHT, baseline="zero", steps=2)
+    assert found.probabilities.tolist() == [[0, 1, 1]]
+    assert found.areas.tolist() == [0.75]
+    assert insertion(corner(), RIGHT, baseline="zero", steps=1).areas.tolist() == [0.5]
+
+
+def test_steps_that_do_not_divide_the_pixels_are_as_wide_as_what_they_change() -> None:
+    found = insertion(corner(), RIGHT, baseline="zero", steps=3)  # after 5.33 and 10.67 pixels
+    assert found.shares.tolist() == [0, 5 / 16, 11 / 16, 1]
+    assert found.areas.tolist() == [5 / 32 + 11 / 16]
+    fine = insertion(corner(), RIGHT, baseline="zero", steps=40)  # more steps than pixels
+    assert fine.probabilities.shape == (1, 41)
+    assert fine.areas.item() == pytest.approx(14 / 16, abs=1e-6)
+
+
+def test_a_map_without_an_order_has_one_by_chance() -> None:
+    for flat in (torch.ones(1, 4, 4), torch.zeros(1, 4, 4), -torch.ones(1, 4, 4)):
+        areas = [insertion(corner(), flat, baseline="zero", steps=16, seed=seed).areas.item() for seed in range(150)]
+        assert len(set(areas)) > 20
+        assert sum(areas) / len(areas) == pytest.approx(0.5, abs=0.04)  # the mean of 150 has a deviation of 0.01
+        assert areas[7] == insertion(corner(), flat, baseline="zero", steps=16, seed=7).areas.item()
+
+
+def test_sufficiency_by_hand() -> None:
+    assert sufficiency(corner(), RIGHT, share=0.25, baseline="zero").tolist() == [0]
+    assert sufficiency(corner(), RIGHT, share=0.125, baseline="zero").tolist() == [0.5]
+    assert sufficiency(corner(), -RIGHT, share=0.75, baseline="zero").tolist() == [1]
+    assert sufficiency(corner(), RIGHT, baseline="zero").tolist() == [0.25]  # a fifth of 16 pixels is 3
+    dark = corner(torch.where(RIGHT[:, None] > 0, 0.2, 1.0))
+    assert sufficiency(dark, -RIGHT, share=0.5, baseline="mean").tolist() == pytest.approx([0.2 - 0.8])
+
+
+@pytest.mark.parametrize("logit", [1e4, -1e4])
+def test_probabilities_of_exactly_one_and_zero(logit: float) -> None:
+    class Sure(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.stack([images.mean((1, 2, 3)) * 0 + logit, images.mean((1, 2, 3)) * 0], 1)
+
+    subject = Subject(Sure(), WHITE, 0)
+    expected = float(logit > 0)
+    assert subject.probabilities.tolist() == [expected]
+    assert insertion(subject, RIGHT).areas.tolist() == [expected]
+    assert deletion(subject, RIGHT).areas.tolist() == [expected]
+    assert sufficiency(subject, RIGHT).tolist() == [0]
+
+
+# Against slow loops
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_insertion_and_deletion_equal_the_loops(baseline: str) -> None:
+    subject, heatmaps = tiny_subject(), random_maps(3, 12, 16)
+    inserted = insertion(subject, heatmaps, baseline=baseline, steps=7)
+    deleted = deletion(subject, heatmaps, baseline=baseline, steps=7)
+    for i, score in enumerate(tiny_scores()):
+        picture, heatmap = TINY[i].double().numpy(), heatmaps[i].double().numpy()
+        hidden = {
+            "blur": slow.blurred(picture, 1),
+            "mean": np.stack([np.full((12, 16), sum(row.flatten()) / row.size) for row in picture]),
+            "zero": np.zeros_like(picture),
+        }[baseline]
+        scores, area = slow.curve(hidden, picture, heatmap, 7, score)
+        assert max(scores) > 1.05 * min(scores)
+        np.testing.assert_allclose(inserted.probabilities[i], scores, rtol=1e-5)
+        np.testing.assert_allclose(inserted.areas[i], area, rtol=1e-5)
+        scores, area = slow.curve(picture, hidden, heatmap, 7, score)
+        np.testing.assert_allclose(deleted.probabilities[i], scores, rtol=1e-5)
+        np.testing.assert_allclose(deleted.areas[i], area, rtol=1e-5)
+
+
+def test_sufficiency_equals_the_loop() -> None:
+    subject, heatmaps = tiny_subject(), random_maps(3, 12, 16)
+    found = sufficiency(subject, heatmaps, share=0.3)
+    for i, score in enumerate(tiny_scores()):
+        picture = TINY[i].double().numpy()
+        kept = slow.order(heatmaps[i].double().numpy())[:58]  # of 192 pixels
+        lost = score(picture) - score(slow.replaced(slow.blurred(picture, 1), picture, kept))
+        assert found[i].item() == pytest.approx(lost, abs=1e-6)
+    assert found.abs().min() > 1e-5
+    chosen = sufficiency(subject, heatmaps)  # a fifth, 38 pixels
+    picture, ordered = TINY[0].double().numpy(), slow.order(heatmaps[0].double().numpy())
+    score = tiny_scores()[0]
+    lost = score(picture) - score(slow.replaced(slow.blurred(picture, 1), picture, ordered[:38]))
+    assert chosen[0].item() == pytest.approx(lost, abs=1e-6)
+
+
+@pytest.mark.parametrize(("size", "radius"), [((12, 16), 1), ((90, 70), 2), ((5, 2), 1), ((1, 9), 1), ((60, 68), 1)])
+def test_the_blur_equals_the_loop(size: tuple[int, int], radius: int) -> None:
+    pictures = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(0))
+    found = make_baseline(pictures, "blur")
+    for picture, expected in zip(pictures[:, :1], found[:, :1]):
+        np.testing.assert_allclose(expected, slow.blurred(picture.double().numpy(), radius), atol=1e-5)
+
+
+def test_the_blur_of_the_usual_size_is_that_of_the_paper() -> None:
+    point = torch.zeros(1, 1, 224, 224)
+    point[..., 100, 60] = 1
+    found = make_baseline(point, "blur")[0, 0]
+    (rows,), (columns,) = found.sum(1)[None].nonzero(as_tuple=True)[1:], found.sum(0)[None].nonzero(as_tuple=True)[1:]
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (95, 105, 55, 65)
+    assert found.sum().item() == pytest.approx(1)
+    assert (found[100, 65] / found[100, 60]).item() == pytest.approx(np.exp(-0.5))  # five pixels are one deviation
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", BASELINES)
+def test_a_baseline_is_of_the_images_type(kind: str, dtype: torch.dtype) -> None:
+    found = make_baseline(TINY.to(dtype), kind)
+    assert found.dtype == dtype
+    expected = make_baseline(TINY, kind)
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+    assert kind == "zero" or expected.abs().max() > 0.01
+
+
+def test_pixels_are_exactly_those_of_either_picture() -> None:
+    """Of whatever precision, also where they are far apart."""
+    seen: list[Tensor] = []
+
+    class Watching(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(images.clone())
+            return images.flatten(1)[:, :2]
+
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        seen.clear()
+        images = (TINY * 1e3).to(dtype)
+        hidden = make_baseline(images, "blur")
+        insertion(Subject(Watching(), images, 0), random_maps(3, 12, 16), steps=5)
+        variants = torch.cat(seen)[len(images) :].unflatten(0, (-1, 3))  # between the pictures, and then the baseline
+        shown = torch.isclose(variants, images, rtol=0, atol=0)
+        assert (shown | (variants == hidden)).all()
+        counts = shown.all(2).sum((2, 3)).tolist()
+        assert counts[:-1] == [[38] * 3, [77] * 3, [115] * 3, [154] * 3]
+
+
+# On photographs
+
+
+def photographs(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Tensor:
+    return classifier.batch([gradcam.read_image(photo(name)) for name in ("crocodile.webp", "koala.webp")])
+
+
+@pytest.mark.slow
+def test_curves_of_photographs_are_those_of_torchcam(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    """For one baseline and steps that divide the pixels: torchcam has the same for both curves, and rounds steps up.
+
+    Its metric explains the probability where it measures one, and scans ties row by row, where ours draws their order.
+    """
+    metrics = pytest.importorskip("torchcam.metrics")
+    methods = pytest.importorskip("torchcam.methods")
+    images, steps = photographs(classifier, photo), 14
+    model, hidden = classifier.model, make_baseline(images, "blur")
+    subject = Subject(model, images)
+    classes = subject.classes.tolist()
+    with methods.GradCAM(model, "layer4") as extractor:
+        peer = metrics.DeletionInsertionMetric(extractor, lambda out: out.softmax(1), steps=steps, baseline=hidden)
+        peer.update(images.clone().requires_grad_(), classes)
+        (grids,) = extractor(classes, model(images.clone().requires_grad_()).softmax(1))
+    heatmaps = nn.functional.interpolate(grids[:, None], (224, 224), mode="bilinear").detach()[:, 0]
+    ties = heatmaps == 0
+    heatmaps[ties] = -torch.arange(1.0, int(ties.sum()) + 1)
+    inserted = insertion(subject, heatmaps, steps=steps).areas.mean().item()
+    deleted = deletion(subject, heatmaps, steps=steps, baseline="blur").areas.mean().item()
+    assert inserted == pytest.approx(peer.summary()["insertion_auc"], abs=5e-4)
+    assert deleted == pytest.approx(peer.summary()["deletion_auc"], abs=5e-4)
+    assert abs(inserted - deleted) > 0.01
+
+
+@pytest.mark.slow
+def test_captums_maps_of_photographs_beat_themselves_turned_round(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    from captum.attr import LayerAttribution, LayerGradCam
+
+    images = photographs(classifier, photo)
+    subject = Subject(classifier.model, images)
+    attributed = LayerGradCam(classifier.model, classifier.model.layer4).attribute(
+        images.clone().requires_grad_(), target=subject.classes
+    )
+    captums = LayerAttribution.interpolate(attributed, (224, 224), interpolate_mode="bilinear")  # (N,1,H,W), signed
+    ours = gradcam.explain(classifier.model, images, "layer4", evidence="signed")
+    assert ours.classes.flatten().tolist() == subject.classes.tolist()
+    by_captum, by_us = (insertion(subject, maps, steps=8).areas for maps in (captums, ours))
+    torch.testing.assert_close(by_captum, by_us, atol=0.04, rtol=0)  # enlarged otherwise: ours as a bicubic surface
+    assert (by_captum > insertion(subject, -captums, steps=8).areas).all()
+    assert (deletion(subject, captums, steps=8).areas < deletion(subject, -captums, steps=8).areas).all()
+
+
+# What comes in, what is left
+
+
+def test_heatmaps_of_any_kind() -> None:
+    subject = tiny_subject()
+    heatmaps = random_maps(3, 12, 16)
+    expected = insertion(subject, heatmaps, steps=4).areas
+    for same in (heatmaps.numpy(), heatmaps[:, None], heatmaps.double() * 1e3 - 7, heatmaps.clone().requires_grad_()):
+        torch.testing.assert_close(insertion(subject, same, steps=4).areas, expected, rtol=0, atol=0)
+    explanation = gradcam.explain(sharp_model(), TINY.double(), "0", target=[0, 3, 1])
+    with_ties = insertion(subject, explanation.heatmaps[:, 0], steps=4).areas
+    assert torch.equal(insertion(subject, explanation, steps=4).areas, with_ties)
+
+
+def test_the_same_seed_gives_the_same_to_the_last_digit() -> None:
+    blank = torch.zeros(3, 12, 16)
+    for metric in (insertion, deletion):
+        first, second = metric(tiny_subject(), blank, seed=1), metric(tiny_subject(), blank, seed=1)
+        assert torch.equal(first.probabilities, second.probabilities)
+        assert torch.equal(first.areas, second.areas)
+        assert not torch.equal(first.areas, metric(tiny_subject(), blank, seed=2).areas)
+    assert torch.equal(sufficiency(tiny_subject(), blank, seed=1), sufficiency(tiny_subject(), blank, seed=1))
+    assert not torch.equal(sufficiency(tiny_subject(), blank, seed=1), sufficiency(tiny_subject(), blank, seed=2))
+
+
+def test_what_is_known_is_not_computed_again() -> None:
+    """Two methods with five steps each: their variants, the pictures, and either baseline, each once."""
+    rows: list[int] = []
+    subject_model = tiny_model()
+    subject_model.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    subject = Subject(subject_model, TINY)
+    for heatmaps in (random_maps(3, 12, 16), -random_maps(3, 12, 16)):
+        insertion(subject, heatmaps, steps=5)
+        deletion(subject, heatmaps, steps=5)
+    assert sum(rows) == 3 * (1 + 2 + 2 * 2 * 4)
+    sufficiency(subject, random_maps(3, 12, 16), baseline="mean")
+    assert sum(rows) == 3 * (1 + 2 + 2 * 2 * 4 + 1)
+
+
+def test_nothing_is_left_on_the_model_nor_on_what_is_given() -> None:
+    model, images, heatmaps = tiny_model().train(), TINY.clone(), random_maps(3, 12, 16)
+    before, given = traces(model), heatmaps.clone()
+    subject = Subject(model, images)
+    insertion(subject, heatmaps, steps=3)
+    deletion(subject, heatmaps, steps=3)
+    sufficiency(subject, heatmaps)
+    assert_same(before, traces(model))
+    assert torch.equal(images, TINY)
+    assert torch.equal(heatmaps, given)
+
+
+def test_a_curve_says_what_it_is() -> None:
+    found = insertion(corner(), RIGHT, baseline="zero", steps=16)
+    assert isinstance(found, Curve)
+    assert repr(found) == "Curve(1 image(s), 17 points, mean area 0.875)"
+    assert {found.shares.dtype, found.probabilities.dtype, found.areas.dtype} == {torch.float32}
+
+
+@pytest.mark.parametrize("metric", [insertion, deletion])
+@pytest.mark.parametrize("steps", [0, -3, True, 2.0, None])
+def test_steps_that_cannot_be(metric: Callable[..., Curve], steps: Any) -> None:
+    with pytest.raises(GradcamError, match=rf"{metric.__name__}: steps is .*, expected an int, 1 or more"):
+        metric(corner(), RIGHT, steps=steps)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan"), True, "half"])
+def test_shares_that_cannot_be(share: Any) -> None:
+    with pytest.raises(GradcamError, match=r"sufficiency: share is .*, expected a number above 0 and below 1"):
+        sufficiency(corner(), RIGHT, share=share)
+
+
+@pytest.mark.parametrize("metric", [insertion, deletion, sufficiency])
+def test_a_baseline_or_heatmaps_that_do_not_fit(metric: Callable[..., Any]) -> None:
+    with pytest.raises(GradcamError, match=r"There is no baseline 'blurr': choose one of 'blur'\."):
+        metric(corner(), RIGHT, baseline="blurr")
+    for unknown in (None, ["blur"], WHITE):
+        with pytest.raises(GradcamError, match=r"choose one of 'blur', 'mean', 'zero'\."):
+            metric(corner(), RIGHT, baseline=unknown)
+    with pytest.raises(ImageError, match=r"shape \(1, 2, 4\), and the images \(1, 4, 4\)"):
+        metric(corner(), RIGHT[:, :2])
+    with pytest.raises(ImageError, match="NaN"):
+        metric(corner(), RIGHT / 0)
