@@ -41,7 +41,8 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     parts = zip(precise.split(at_once), unknown.split(at_once))
     found = torch.cat([fill(*part) for part in parts]).masked_fill_(hopeless[:, None, None, None], 0)
     if noise:
-        drawn = torch.randn(images.shape[1:], generator=draw(0, "imputation") if generator is None else generator)
+        source = draw(0, "imputation") if generator is None else generator
+        drawn = torch.randn(images.shape[1:], generator=source, device=source.device)
         found.add_(drawn.to(found), alpha=noise)
     return torch.where(known[:, None], images.detach(), found.to(images.dtype))
 
