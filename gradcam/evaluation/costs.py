@@ -30,16 +30,19 @@ def count_explanations(plan: Plan) -> int:
 def describe_cost(plan: Plan, pictures: int, mosaics: int) -> list[str]:
     """Lines for a person who decides whether to wait: how much is computed, and which methods are the dear ones."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
-    of = f"{pictures} pictures" if pictures != 1 else "1 picture"
-    lines = [
-        f"Cost: {maps} maps x {passes} forward passes x {of} = {maps * passes * pictures:,}, and "
-        f"{runs} run{'s' if runs > 1 else ''} of each method a picture"
-        + (f", 1 for each of {mosaics} mosaics." if mosaics else ".")
-    ]
+    of_pictures = f"{_count(maps, 'map')} x {_count(passes, 'forward pass')} x {_count(pictures, 'picture')}"
+    of_mosaics = f", 1 for each of {_count(mosaics, 'mosaic')}" if mosaics else ""
+    again = f"{_count(runs, 'run')} of each method a picture{of_mosaics}"
+    lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,}, and {again}."]
     dear = [name for name in plan.methods if not METHODS[name].needs]
     if dear:
         lines.append(f"Methods that run the model again, forward passes a run: {_list(dear)}.")
     return lines
+
+
+def _count(number: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}" + ("" if number == 1 else plural)
 
 
 def _list(names: Sequence[str]) -> str:

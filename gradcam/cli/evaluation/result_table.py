@@ -24,7 +24,7 @@ BEST, LEVEL, FOOLED = "*", "=", "!"
 LEGEND = {
     BEST: "best method",
     LEVEL: "not told apart from the best: the interval of their difference holds zero",
-    FOOLED: "a map that knows nothing is as good as the best method: this metric says little here",
+    FOOLED: "a map that knows nothing does as well as the best method: the metric says little here",
 }
 NAMED = 3  # methods in the last line
 
@@ -166,4 +166,4 @@ def _conclude(results: Results, standings: Standings, metrics: Sequence[str]) ->
     what = "metric" if len(telling) == 1 else "metrics"
     left_out = len(metrics) - len(telling)
     but = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    return [f"Best, or level with it, by how many of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]
+    return [f"Best or level with it by, of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]
