@@ -15,7 +15,7 @@ from torch import nn
 import gradcam
 from gradcam.batch.sources import list_inputs
 from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
-from gradcam.evaluation import METRICS, Subject, evaluate
+from gradcam.evaluation import METRICS, ConfidenceChange, Localisation, Subject, Truth, evaluate
 from gradcam.evaluation.conditions import describe_resizing
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.engine import Study
@@ -78,6 +78,14 @@ def test_another_seed_draws_other_controls_and_another_order_of_ties(
     assert "centre" not in changed or one["0-red.png", "centre", "insertion"] == pytest.approx(
         other["0-red.png", "centre", "insertion"], abs=0.02
     )
+
+
+def test_each_picture_has_a_random_map_of_its_own(colours: gradcam.Classifier, pictures: Path) -> None:
+    study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]))
+    list(study.run())
+    one, other = study.kept["0-red.png"], study.kept["1-green.png"]
+    assert not torch.equal(one["random"], other["random"])
+    assert torch.equal(one["centre"], other["centre"])
 
 
 def test_the_order_and_the_number_of_pictures_do_not_change_a_pictures_numbers(
@@ -165,6 +173,17 @@ def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: gradcam.Cla
     assert entry.values["gradcam"]["grid-mass"] == pytest.approx(sum(mass) / 4, abs=1e-6)
     assert entry.values["gradcam"]["grid-mass"] > 0.95
     assert entry.values["constant"] == {"grid-mass": 0.25, "grid-maximum": 0.25}
+
+
+def test_metrics_of_one_function_are_told_apart(colours: gradcam.Classifier, pictures: Path) -> None:
+    subject = Subject(colours.model, colours.prepare(pictures / "0-red.png").image[None])
+    truth = Truth(torch.ones(1, 32, 32, dtype=torch.bool), [torch.tensor([[0.0, 0.0, 32.0, 32.0]])])
+    case = Case(subject, torch.ones(1, 32, 32), Explainer(["gradcam"], "relu").only("gradcam"), truth)
+    drop, increase, gain, iou, errors = torch.tensor([[0.1], [0.2], [0.3], [0.4], [0.5]])
+    vars(case)["change"] = ConfidenceChange(drop, increase, gain)
+    vars(case)["localisation"] = Localisation(torch.zeros(1, 4), iou, errors)
+    expected = {"average-drop": 0.1, "increase": 0.2, "average-gain": 0.3, "iou": 0.4, "localisation-error": 0.5}
+    assert measure(case, list(expected)) == pytest.approx(expected)
 
 
 def test_every_metric_of_pictures_has_its_function() -> None:
@@ -338,7 +357,7 @@ def test_grid_metrics_without_four_classes_are_left_out_unless_they_were_named(
     assert study.compositions == ()
     assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).judge.plan.metrics
     for named in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):
-        with pytest.raises(GradcamError, match="four classes"):
+        with pytest.raises(GradcamError, match="of four"):
             prepare(colours, few, make_plan(["gradcam"], named))
 
 
@@ -486,6 +505,21 @@ def test_a_picture_that_failed_or_was_changed_is_judged_again(
     assert to_csv(judge(colours, folder, metrics=["insertion"], journal=path)) == to_csv(
         judge(colours, pictures, metrics=["insertion"])
     )
+
+
+def test_a_picture_that_failed_is_tried_again_although_it_is_the_same(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no luck")
+
+    path, picture = tmp_path / "journal.jsonl", pictures / "0-red.png"
+    with monkeypatch.context() as patch:
+        patch.setitem(MEASURES, "insertion", fail)
+        first = judge(colours, picture, metrics=["insertion"], journal=path)
+    assert [entry.error is None for entry in first.entries] == [False]
+    again = judge(colours, picture, metrics=["insertion"], journal=path)
+    assert to_csv(again) == to_csv(judge(colours, picture, metrics=["insertion"]))
 
 
 @pytest.mark.parametrize(

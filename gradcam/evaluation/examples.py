@@ -23,6 +23,8 @@ HEIGHT = 168  # pixels of each picture
 def draw_examples(study: Study, results: Results) -> Pixels:
     """Up to five pictures below one another, and beside each its maps by all methods: RGB, uint8 (H,W,3).
 
+    Maps are on the part of the picture that the network saw.
+
     Maps that were not computed in this run are computed again. Raises `GradcamError` where no picture was judged, and
     where one cannot be read any more.
     """
@@ -38,9 +40,10 @@ def _to_row(study: Study, item: Item, entry: Entry) -> PanelRow:
     if isinstance(read.picture, GradcamError):
         raise read.picture
     picture = read.picture.reading.picture
-    region = study.classifier.region(*picture.shape[:2])
     heatmaps = study.kept.get(entry.image) or _explain(study, read.picture, entry)
-    drawn = [overlay(picture, heatmaps[name][0], region=region) for name in study.judge.plan.names]
+    top, left, height, width = study.classifier.region(*picture.shape[:2])
+    seen = picture[top : top + height, left : left + width]
+    drawn = [overlay(seen, heatmaps[name][0]) for name in study.judge.plan.names]
     label = f"class {entry.index}" if entry.label is None else entry.label
     return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [picture, *drawn])
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 PLOTS = 'pip install "gradcam-torch[plots]"'
 CURVES = {"insertion": "pixels shown, highest of the map first", "deletion": "pixels hidden, highest of the map first"}
-COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#b45309", "#be185d", "#4d7c0f", "#0369a1", "#7f1d1d", "#1e293b")
+COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
 INK, QUIET = "#1f2937", "#9ca3af"
 DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legend
-BANDS = 6  # methods with one: more of them would cover one another
+BANDS = 3  # methods with one: more of them would cover one another
 SURE = 1.96  # standard errors on either side, of 95 %
 
 
@@ -34,7 +34,7 @@ def list_curves(results: Results) -> list[str]:
 def draw_curves(results: Results) -> Pixels:
     """Mean probability along insertion and deletion, a line for each method: RGB, uint8 (H,W,3).
 
-    Bands are 1.96 standard errors of the mean on either side, of the best six methods; controls are grey. The legend has
+    Bands are 1.96 standard errors of the mean on either side, of the best three methods; controls are grey. The legend has
     the mean areas, the best first.
     Raises `GradcamError` where matplotlib is missing, and where neither metric was measured.
     """
@@ -84,7 +84,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     axes.set_xlabel(f"% of {CURVES[metric]}", color=INK)
     axes.set_ylabel("probability of the class", color=INK)
     axes.set_xlim(0, 100)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, min(1.0, axes.get_ylim()[1]))
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, title="area", alignment="left",
         borderaxespad=0.2, handlelength=2.2,
