@@ -1,0 +1,169 @@
+"""The results of a study as tables for the terminal: means, then how far the others are from the best."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from gradcam.evaluation.metrics import METRICS
+
+if TYPE_CHECKING:
+    from gradcam.evaluation.intervals import Interval
+    from gradcam.evaluation.results import Results
+    from gradcam.evaluation.standings import Standing
+
+Standings = Mapping[tuple[str, str], "Standing"]
+
+WIDTH = 120  # characters, where nobody says how wide the terminal is
+GAP = "  "
+BEST, LEVEL, FOOLED = "*", "=", "!"
+LEGEND = {
+    BEST: "best method",
+    LEVEL: "not told apart from the best: the interval of their difference holds zero",
+    FOOLED: "a map that knows nothing does as well as the best method: the metric says little here",
+}
+NAMED = 3  # methods in the last line
+
+
+def format_results(results: Results, standings: Standings, *, width: int | None = None) -> str:
+    """Several lines: for as many metrics as fit side by side, means with the half-widths of their 95 % intervals; then the
+    same for differences from the best method; what the marks mean, and who is best by most metrics."""
+    columns = width or shutil.get_terminal_size((WIDTH, 24)).columns
+    metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in standings)]
+    rows = results.plan.names
+    means = {name: {metric: _mean_cell(standings[name, metric]) for metric in metrics} for name in rows}
+    lines = [*_tables("mean ±95 %", results, standings, means, columns)]
+    if len(results.plan.methods) > 1:
+        differences = {
+            name: {metric: _difference_cell(standings[name, metric]) for metric in metrics}
+            for name in results.plan.methods
+        }
+        lines += _tables("difference from the best, picture by picture", results, standings, differences, columns)
+    return "\n".join([*lines, *_legend(standings), *_conclude(results, standings, metrics)])
+
+
+def _tables(
+    title: str,
+    results: Results,
+    standings: Standings,
+    cells: Mapping[str, Mapping[str, str]],
+    columns: int,
+) -> list[str]:
+    """A table for each group of metrics that fits."""
+    name_width = max(map(len, cells))
+    widths = {metric: _column_width(metric, cells) for metric in next(iter(cells.values()))}
+    lines = [click.style(title, bold=True)]
+    for metrics in _fit(widths, columns - name_width):
+        counts = {metric: max(standings[name, metric].interval.n for name in cells) for metric in metrics}
+        lines += [click.style(line, dim=True) for line in _head(metrics, counts, widths, name_width)]
+        for name, row in cells.items():
+            if name in results.plan.controls[:1] and results.plan.methods:
+                lines.append(click.style(f"{'controls':-<{name_width}}", dim=True))
+            parts = (
+                _colour(standings[name, metric])(row[metric]) + " " * (widths[metric] - len(row[metric]))
+                for metric in metrics
+            )
+            lines.append(f"{name:<{name_width}}{GAP}{GAP.join(parts)}".rstrip())
+        lines.append("")
+    return lines
+
+
+def _fit(widths: Mapping[str, int], columns: int) -> list[list[str]]:
+    """Metrics in parts that are no wider than that, of one each at least."""
+    parts: list[list[str]] = []
+    left = 0
+    for metric, width in widths.items():
+        if not parts or left < width + len(GAP):
+            parts.append([])
+            left = columns
+        parts[-1].append(metric)
+        left -= width + len(GAP)
+    return parts
+
+
+def _column_width(metric: str, cells: Mapping[str, Mapping[str, str]]) -> int:
+    return max(*(len(part) for part in _title(metric)), *(len(row[metric]) for row in cells.values()))
+
+
+def _title(metric: str) -> tuple[str, str]:
+    """In two lines, with the arrow at its end."""
+    first, _, second = metric.partition("-")
+    arrow = METRICS[metric].arrow
+    return (first, f"{second} {arrow}") if second else ("", f"{first} {arrow}")
+
+
+def _head(metrics: Sequence[str], counts: Mapping[str, int], widths: Mapping[str, int], name_width: int) -> list[str]:
+    rows = [[_title(metric)[line] for metric in metrics] for line in (0, 1)]
+    rows.append([f"n = {counts[metric]}" for metric in metrics])
+    lines = [GAP.join(f"{text:<{widths[metric]}}" for metric, text in zip(metrics, row)) for row in rows]
+    return [f"{'':<{name_width}}{GAP}{line}".rstrip() for line in lines if line.strip()]
+
+
+def _mean_cell(standing: Standing) -> str:
+    mark = BEST if standing.is_best else LEVEL if standing.is_level else FOOLED if standing.beats_all else ""
+    return _cell(standing.interval, _number) + mark
+
+
+def _difference_cell(standing: Standing) -> str:
+    return "best" if standing.difference is None else _cell(standing.difference, _signed)
+
+
+def _cell(interval: Interval, show: Callable[[float], str]) -> str:
+    """A mean, and half of its interval's width; of one image there is none."""
+    if not interval.n:
+        return "-"
+    half = (interval.high - interval.low) / 2
+    return show(interval.mean) + (f" ±{_number(half)}" if math.isfinite(half) else "")
+
+
+def _number(value: float) -> str:
+    """Three digits, without the zero that says nothing: .523, 1.00, -12.3."""
+    text = f"{value:.3f}"
+    if abs(float(text)) < 1:
+        return text.replace("0.", ".", 1) if float(text) else ".000"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _signed(value: float) -> str:
+    text = _number(value)
+    return text if text[0] == "-" else f"+{text}"
+
+
+def _colour(standing: Standing) -> Callable[[str], str]:
+    if standing.is_best:
+        return lambda text: click.style(text, fg="green", bold=True)
+    if standing.is_level:
+        return lambda text: click.style(text, fg="green")
+    if standing.beats_all:
+        return lambda text: click.style(text, fg="yellow")
+    return lambda text: click.style(text, dim=True) if standing.is_control else text
+
+
+def _legend(standings: Standings) -> list[str]:
+    found = {
+        BEST: any(it.is_best for it in standings.values()),
+        LEVEL: any(it.is_level for it in standings.values()),
+        FOOLED: any(it.beats_all for it in standings.values()),
+    }
+    return [f"{mark} {LEGEND[mark]}" for mark, is_used in found.items() if is_used]
+
+
+def _conclude(results: Results, standings: Standings, metrics: Sequence[str]) -> list[str]:
+    """Who is best, or not told apart from it, by most metrics of those that tell a method from what knows nothing."""
+    telling = [metric for metric in metrics if not any(standings[it, metric].beats_all for it in results.plan.controls)]
+    if len(results.plan.methods) < 2 or not telling:
+        return []
+    wins = {
+        name: sum(standings[name, metric].is_best or standings[name, metric].is_level for metric in telling)
+        for name in results.plan.methods
+    }
+    ranked = sorted(wins, key=lambda name: -wins[name])[:NAMED]
+    listed = ", ".join(f"{name} {wins[name]}" for name in ranked)
+    what = "metric" if len(telling) == 1 else "metrics"
+    left_out = len(metrics) - len(telling)
+    but = f" (without {left_out} marked {FOOLED})" if left_out else ""
+    return [f"Best or level with it by, of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]

@@ -1,0 +1,160 @@
+"""What `gradcam evaluate` does: all is checked before the first picture, and whatever ends it, what is judged is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gradcam.cli.evaluation.result_table import format_results
+from gradcam.cli.evaluation.study_files import Place, StudyChoice, check_place, find_place, write_all
+from gradcam.cli.interruption import Terminated
+from gradcam.cli.preparation import load_model, say
+from gradcam.cli.progress import count, resume_line
+from gradcam.cli.settings import ModelChoice, Output
+from gradcam.cli.terminal import printable
+from gradcam.errors import OutputError
+from gradcam.evaluation.plan import DEFAULT_METHODS, Plan, make_plan
+
+if TYPE_CHECKING:
+    from gradcam.batch.items import Item
+    from gradcam.evaluation.engine import Study
+    from gradcam.evaluation.entries import Entry
+    from gradcam.evaluation.journal import Journal
+    from gradcam.evaluation.results import Results
+
+SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} left{postfix}"  # of a bar
+
+
+def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, output: Output) -> int:
+    """Judge the pictures, say what was found, and give the exit status.
+
+    Raises `GradcamError` and `click.UsageError`, both before the first picture.
+    """
+    from gradcam.batch.sources import list_inputs
+
+    # Before torch is imported, and a model loaded.
+    plan = make_plan(
+        choice.methods or DEFAULT_METHODS,
+        choice.metrics,
+        controls=None if choice.controls else (),
+        has_annotations=choice.annotations is not None,
+    )
+    place = None if choice.output is None else find_place(choice.output)
+    check_place(place, choice)
+    excluded = None if place is None or place.file is not None else place.folder
+    items = list_inputs(inputs, exclude=excluded).items
+    study = _prepare(items, plan, choice, model, output)
+    _tell_beginning(study, output)
+    with _open(place, choice, study) as journal:
+        say([] if journal is None else journal.notes, output)
+        try:
+            return _finish(study, study.conclude(_run(study, journal, output)), place, output)
+        except OutputError as error:  # what is judged is kept, as far as the disk took it
+            click.echo(printable(str(error)), err=True)
+            return 1
+
+
+def _prepare(items: Sequence[Item], plan: Plan, choice: StudyChoice, model: ModelChoice, output: Output) -> Study:
+    from gradcam.evaluation.preparation import Wish, prepare_study
+
+    for reader in ("PIL", "pydicom"):
+        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
+    classifier = load_model(model, layer=choice.layer)
+    say(classifier.notes, output)
+    wish = Wish(
+        layer=choice.layer,
+        target=choice.target,
+        score=choice.score,
+        reshape=choice.reshape,
+        annotations=None if choice.annotations is None else Path(choice.annotations),
+        limit=choice.limit,
+        seed=choice.seed,
+    )
+    with contextlib.redirect_stdout(sys.stderr):  # what a model of the user's prints
+        return prepare_study(classifier, items, plan, wish)
+
+
+@contextlib.contextmanager
+def _open(place: Place | None, choice: StudyChoice, study: Study) -> Iterator[Journal | None]:
+    from gradcam.evaluation.journal import Journal
+
+    if place is None:
+        yield None
+        return
+    with Journal.open(place.journal, study.conditions.to_run(len(study.items)), mode=choice.mode) as journal:
+        yield journal
+
+
+def _tell_beginning(study: Study, output: Output) -> None:
+    """What is the same for all methods, what was left out, and what it costs."""
+    from gradcam.evaluation.costs import describe_cost
+
+    say(study.notes, output)
+    if output.quiet or output.as_json:
+        return
+    it = study.conditions
+    what = [count(len(study.items), "picture")]
+    if study.compositions:
+        what.append(count(len(study.compositions), "mosaic") + " of four")
+    click.echo(f"{', '.join(what)}   {it.model} on {it.device}   layer {it.layer}   seed {it.seed}", err=True)
+    click.echo(f"{it.score} of {it.target}; {it.resizing}", err=True)
+    for line in describe_cost(study.judge.plan, len(study.items), len(study.compositions)):
+        click.echo(line, err=True)
+
+
+def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
+    """Judge all; a bar on standard error, and records on standard output where they are asked for."""
+    from tqdm import tqdm
+
+    entries: list[Entry] = []
+    out = sys.stdout
+    try:
+        with tqdm(
+            total=study.total, unit=" maps", bar_format=SHAPE, dynamic_ncols=True,
+            disable=True if output.quiet else None, file=sys.stderr, leave=False,
+        ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+
+            def show(done: int, total: int) -> None:
+                bar.update(done - bar.n)
+
+            for entry in study.run(journal, progress=show):
+                entries.append(entry)
+                if output.as_json:
+                    click.echo(entry.to_json(), file=out)
+    except (KeyboardInterrupt, Terminated, OutputError) as error:
+        _tell_stop(error, entries, study, journal)
+        raise
+    return entries
+
+
+def _tell_stop(error: BaseException, entries: Sequence[Entry], study: Study, journal: Journal | None) -> None:
+    """How far it came, and the line to go on with."""
+    total = len(study.items) + len(study.compositions)
+    kept = "" if journal is not None else ", which are lost without --output"
+    click.echo(f"Stopped: {len(entries)} of {total} pictures and mosaics are judged{kept}.", err=True)
+    if journal is not None:
+        click.echo(f"To go on:\n  {resume_line(sys.argv[1:])}", err=True)
+
+
+def _finish(study: Study, results: Results, place: Place | None, output: Output) -> int:
+    """Name what failed, print the table and write the files; gives the exit status."""
+    from gradcam.evaluation.standings import compare_methods
+
+    for entry in results.failures:
+        click.echo(printable(entry.error or entry.image), err=True)
+    if not results.judged():
+        click.echo("No picture could be judged.", err=True)
+        return 1
+    is_told = not (output.quiet or output.as_json)
+    if is_told:
+        click.echo(format_results(results, compare_methods(results)))
+    for path in () if place is None else write_all(study, results, place, output):
+        if is_told:
+            click.echo(f"  →  {click.style(printable(str(path)), fg='green')}")
+    return int(bool(results.failures))

@@ -1,0 +1,406 @@
+"""What a study writes: rows, documents, tables for papers and terminals, curves, examples."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.batch.sources import list_inputs
+from gradcam.cli.evaluation.result_table import _number, format_results
+from gradcam.drawing import scale
+from gradcam.errors import GradcamError, OutputError
+from gradcam.evaluation.conditions import Conditions
+from gradcam.evaluation.entries import Entry
+from gradcam.evaluation.examples import draw_examples
+from gradcam.evaluation.latex import escape, to_latex
+from gradcam.evaluation.metrics import METRICS
+from gradcam.evaluation.plan import SINGLE_PASS, Plan, make_plan
+from gradcam.evaluation.plots import draw_curves
+from gradcam.evaluation.preparation import Wish, prepare_study
+from gradcam.evaluation.results import Results
+from gradcam.evaluation.standings import compare_methods
+from gradcam.evaluation.writing import to_csv, to_json, write_results
+from tests.colour_model import load, paint_all
+
+needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is missing")
+
+CONDITIONS = Conditions(
+    model="net_v2", weights="ab" * 32, device="cpu", precision="float32", layer="layer4.0", score="logit",
+    target="the most probable class", resizing="shorter side to 256, the central 224 x 224 of it, bicubic", seed=3,
+    annotations=None, versions={"gradcam": "1.2", "torch": "2.3"}, settings={},
+)  # fmt: skip
+
+
+def make_results(table: dict[str, dict[str, list[float | None]]], controls: tuple[str, ...] = ()) -> Results:
+    """Of values by method and metric, one for each picture."""
+    count = max(len(row) for numbers in table.values() for row in numbers.values())
+    metrics = tuple(name for name in METRICS if any(name in numbers for numbers in table.values()))
+    entries = [
+        Entry(
+            image=f"{i}.png",
+            sha256=f"{i}",
+            index=i,
+            label=f"label {i}",
+            probability=0.5,
+            values={
+                method: {name: row[i] for name, row in numbers.items() if row[i] is not None}  # type: ignore[misc]
+                for method, numbers in table.items()
+            },
+        )
+        for i in range(count)
+    ]
+    plan = Plan(tuple(name for name in table if name not in controls), controls, metrics)
+    return Results(plan, CONDITIONS, entries)
+
+
+EXAMPLE = make_results(
+    {
+        "gradcam": {"iou": [0.5, 0.7, 0.6, 0.8], "deletion": [0.2, 0.3, 0.2, 0.1]},
+        "layercam": {"iou": [0.4, 0.8, 0.7, 0.6], "deletion": [0.4, 0.5, 0.4, 0.35]},
+        "constant": {"iou": [0.1, 0.1, 0.1, 0.1], "deletion": [0.0, 0.1, 0.2, 0.1]},
+    },
+    controls=("constant",),
+)
+
+
+# Standings
+
+
+def test_means_the_best_and_paired_differences_from_it() -> None:
+    found = compare_methods(EXAMPLE)
+    best = found["gradcam", "iou"]
+    assert best.interval.mean == pytest.approx(0.65)
+    assert (best.is_best, best.difference, best.interval.n) == (True, None, 4)
+    other = found["layercam", "iou"]
+    assert other.difference is not None
+    assert other.difference.mean == pytest.approx(-0.025)
+    assert (other.is_best, other.is_level) == (False, True)
+    # Lower is better; the smallest of the four differences is 0.2.
+    assert found["gradcam", "deletion"].is_best
+    worse = found["layercam", "deletion"]
+    assert worse.difference is not None
+    assert worse.difference.mean == pytest.approx(0.2125)
+    assert worse.difference.low >= 0.2
+    assert not worse.is_level
+
+
+def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
+    found = compare_methods(EXAMPLE)
+    assert found["constant", "deletion"].beats_all
+    assert not found["constant", "iou"].beats_all
+    assert not any(
+        found["constant", metric].is_best or found["constant", metric].is_level for metric in ("iou", "deletion")
+    )
+    only = compare_methods(make_results({"constant": {"iou": [0.1, 0.2]}}, controls=("constant",)))
+    assert only["constant", "iou"].difference is None
+    assert not only["constant", "iou"].beats_all
+
+
+def test_equal_up_to_rounding_the_first_is_best_and_the_other_is_level() -> None:
+    tiny = 1e-8
+    found = compare_methods(
+        make_results({"gradcam": {"iou": [0.5, 0.25]}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny]}})
+    )
+    assert found["gradcam", "iou"].is_best
+    assert found["layercam", "iou"].is_level
+
+
+def test_pictures_without_a_number_count_for_neither() -> None:
+    results = make_results({"gradcam": {"iou": [0.5, None, 0.7]}, "layercam": {"iou": [0.1, None, 0.5]}})
+    found = compare_methods(results)
+    assert found["gradcam", "iou"].interval.n == 2
+    difference = found["layercam", "iou"].difference
+    assert difference is not None
+    assert (difference.n, difference.mean) == (2, pytest.approx(-0.3))
+    assert compare_methods(make_results({"gradcam": {"iou": [None, None], "deletion": [0.1, 0.2]}})).keys() == {
+        ("gradcam", "deletion")
+    }
+
+
+# Files
+
+
+def test_the_csv_has_a_row_for_each_image_method_and_metric() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(EXAMPLE))))
+    assert len(rows) == 4 * 3 * 2
+    assert rows[0] == {
+        "image": "0.png", "method": "gradcam", "metric": "iou", "value": "0.5", "index": "0", "label": "label 0",
+        "model": "net_v2", "weights_sha256": "ab" * 32, "layer": "layer4.0", "score": "logit",
+        "target": "the most probable class", "resizing": CONDITIONS.resizing, "device": "cpu", "precision": "float32",
+        "seed": "3", "data_sha256": EXAMPLE.data, "annotations_sha256": "", "gradcam": "1.2", "torch": "2.3",
+    }  # fmt: skip
+    values = {(row["image"], row["method"], row["metric"]): float(row["value"]) for row in rows}
+    assert values == {(it.image, it.method, it.metric): it.value for it in EXAMPLE.measurements}
+    assert values["3.png", "layercam", "deletion"] == 0.35
+
+
+def test_names_with_commas_quotes_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    odd = 'a, "b"\udce9.png'
+    entry = replace(EXAMPLE.entries[0], image=odd, label=None)
+    results = replace(EXAMPLE, entries=[entry])
+    write_results(results, tmp_path / "new" / "results.csv")
+    text = (tmp_path / "new" / "results.csv").read_bytes().decode("utf-8", "surrogateescape")
+    row = next(csv.DictReader(io.StringIO(text)))
+    assert (row["image"], row["label"]) == (odd, "")
+    write_results(results, tmp_path / "results.json")
+    assert json.loads((tmp_path / "results.json").read_bytes())["measurements"][0]["image"] == odd
+
+
+def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
+    failed = Entry("broken.png", error="broken.png: is empty")
+    found = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
+    assert found["conditions"]["layer"] == "layer4.0"
+    assert found["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
+    assert (found["data_sha256"], found["pictures"], found["mosaics"]) == (EXAMPLE.data, 4, 0)
+    assert found["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
+    assert found["notes"] == ["a note"]
+    assert len(found["measurements"]) == 24
+    (best,) = [it for it in found["summaries"] if (it["method"], it["metric"]) == ("gradcam", "iou")]
+    standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
+    assert (best["mean"], best["low"], best["high"], best["n"]) == (
+        standing.mean,
+        standing.low,
+        standing.high,
+        standing.n,
+    )
+    assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
+
+
+def test_of_one_picture_there_is_no_interval() -> None:
+    results = make_results({"gradcam": {"iou": [0.5]}, "layercam": {"iou": [0.25]}})
+    (one, other) = json.loads(to_json(results))["summaries"]
+    assert (one["n"], one["mean"], one["low"], one["high"]) == (1, 0.5, None, None)
+    assert other["difference_from_best"] == {"n": 1, "mean": -0.25, "low": None, "high": None}
+    assert r"gradcam & \textbf{0.500} \\" in to_latex(results)
+    assert re.search(r"^gradcam +\.500\*$", click.unstyle(format_results(results, compare_methods(results))), re.M)
+
+
+def test_results_are_written_by_suffix(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"results are written as '\.csv', '\.json', '\.tex'"):
+        write_results(EXAMPLE, tmp_path / "results.xlsx")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_results(EXAMPLE, tmp_path / "file" / "results.csv")
+
+
+# For papers
+
+
+def test_the_latex_table_is_of_booktabs_with_n_and_intervals() -> None:
+    text = to_latex(EXAMPLE)
+    low, high = (getattr(compare_methods(EXAMPLE)["gradcam", "iou"].interval, end) for end in ("low", "high"))
+    assert text.count(r"\begin{tabular}{lll}") == text.count(r"\end{tabular}") == 1
+    assert r"method & iou $\uparrow$ & deletion $\downarrow$ \\" in text or (
+        r"method & deletion $\downarrow$ & iou $\uparrow$ \\" in text
+    )
+    assert r"n & 4 & 4 \\" in text
+    assert rf"\textbf{{0.650}} {{\scriptsize [{low:.3f}, {high:.3f}]}}" in text
+    assert r"\underline{0.625}" in text
+    order = [
+        text.index(mark) for mark in (r"\toprule", r"\midrule", "gradcam &", "layercam &", "constant &", r"\bottomrule")
+    ]
+    assert order == sorted(order)
+    assert text.count(r"\midrule") == 2
+    assert r"net\_v2" in text
+    assert "layer4.0" in text
+    assert "seed 3" in text
+    assert text.count("{") == text.count("}")
+    rows = re.findall(r"^ {4}(.*?) \\\\$", text, re.M)
+    assert {row.count("&") for row in rows} == {2}
+
+
+def test_more_metrics_than_fit_on_a_page_are_in_parts_below_one_another() -> None:
+    names = ["average-drop", "increase", "insertion", "deletion", "road", "adcc", "coherency"]
+    text = to_latex(make_results({"gradcam": {name: [-0.1, -0.2] for name in names}}))
+    assert [len(spec) for spec in re.findall(r"\\begin\{tabular\}\{(l+)\}", text)] == [6, 3]
+    assert text.count("$-$0.150") == 7
+    assert "-0.150" not in text.replace("$-$", "")
+
+
+def test_whatever_latex_would_take_for_its_own_is_escaped() -> None:
+    assert escape(r"50% of_a\b {x} #1 & $2 ~ ^") == (
+        r"50\% of\_a\textbackslash{}b \{x\} \#1 \& \$2 \textasciitilde{} \textasciicircum{}"
+    )
+    assert escape("a\nb\udce9") == "a?b?"
+    odd = replace(EXAMPLE, conditions=replace(CONDITIONS, model="a_b%{", target="50% & more"))
+    assert r"a\_b\%\{" in to_latex(odd)
+    assert r"50\% \& more" in to_latex(odd)
+
+
+# For terminals
+
+
+def table(results: Results, width: int) -> list[str]:
+    return click.unstyle(format_results(results, compare_methods(results), width=width)).splitlines()
+
+
+def test_the_table_marks_the_best_what_is_level_and_what_the_metric_cannot_tell() -> None:
+    lines = table(EXAMPLE, 120)
+    half = {key: (it.interval.high - it.interval.low) / 2 for key, it in compare_methods(EXAMPLE).items()}
+
+    def cell(method: str, metric: str, mean: str, mark: str = "") -> str:
+        return f"{mean} ±{half[method, metric]:.3f}{mark}".replace("±0.", "±.")
+
+    means = {line.split()[0]: line for line in lines[: lines.index("")] if line}
+    assert cell("gradcam", "iou", ".650", "*") in means["gradcam"]
+    assert cell("gradcam", "deletion", ".200", "*") in means["gradcam"]
+    assert cell("layercam", "iou", ".625", "=") in means["layercam"]
+    assert means["layercam"].count("*") == 0
+    assert cell("constant", "deletion", ".100", "!") in means["constant"]
+    assert lines[0] == "mean ±95 %"
+    assert [line for line in lines if "n = 4" in line]
+    assert [line for line in lines if "iou ↑" in line]
+    assert [line for line in lines if "deletion ↓" in line]
+    start = next(number for number, line in enumerate(lines) if line.startswith("difference from the best"))
+    differences = {line.split()[0]: line for line in lines[start + 1 :] if line}
+    assert re.search(r"-\.025 ±\.\d{3}", differences["layercam"])
+    assert re.search(r"\+\.213 ±\.\d{3}|\+\.212 ±\.\d{3}", differences["layercam"])
+    assert differences["gradcam"].split() == ["gradcam", "best", "best"]
+    assert lines[-1] == "Best or level with it by, of 1 metric (without 1 marked !): gradcam 1, layercam 1"
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_twenty_methods_and_ten_metrics_fit_the_terminal(width: int) -> None:
+    generator = np.random.default_rng(0)
+    metrics = [name for name in METRICS if METRICS[name].group in ("perturbation", "grid", "summary")]
+    methods = [*SINGLE_PASS, "ablationcam", "scorecam", "rise", "smoothgradcam-pp", "random", "constant"]
+    rows = {name: {it: list(generator.normal(0.3, 0.5, 12)) for it in metrics} for name in methods}
+    results = make_results(rows, controls=("random", "constant"))
+    lines = table(results, width)
+    end = next(number for number, line in enumerate(lines) if line.startswith("* best"))
+    assert max(map(len, lines[:end])) <= width
+    assert max(map(len, lines[end:])) <= 110
+    assert [line for line in lines if line != line.rstrip()] == []
+    titles = " ".join(lines)
+    for metric in metrics:
+        assert all(part in titles for part in metric.split("-"))
+    means = lines[: next(i for i, line in enumerate(lines) if line.startswith("difference"))]
+    found = [re.findall(r"(-?[\d.]+) ±", line) for line in means if line.startswith("rise ")]
+    expected = [np.mean(rows["rise"][metric]) for metric in metrics]
+    assert [float(value) for part in found for value in part] == pytest.approx(expected, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, ".500"), (-0.0304, "-.030"), (0.9996, "1.00"), (1.0, "1.00"), (12.345, "12.3"), (0.0, ".000"), (-0.0001, ".000")],
+)  # fmt: skip
+def test_numbers_take_little_room(value: float, text: str) -> None:
+    assert _number(value) == text
+
+
+# Pictures
+
+
+def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]]) -> Results:
+    entries = [
+        replace(entry, curves={name: {it: rows[i] for it, rows in each.items()} for name, each in curves.items()})
+        for i, entry in enumerate(results.entries)
+    ]
+    return replace(results, entries=entries)
+
+
+@needs_matplotlib
+def test_curves_are_means_with_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    drawn: dict[str, Any] = {}
+    bands: list[Any] = []
+    plot, fill = Axes.plot, Axes.fill_between
+
+    def record(self: Axes, x: Any, y: Any, *rest: Any, **options: Any) -> Any:
+        drawn[options["label"]] = (np.asarray(x), np.asarray(y), options["color"])
+        return plot(self, x, y, *rest, **options)
+
+    def record_band(self: Axes, x: Any, low: Any, high: Any, **options: Any) -> Any:
+        bands.append((np.asarray(low), np.asarray(high)))
+        return fill(self, x, low, high, **options)
+
+    monkeypatch.setattr(Axes, "plot", record)
+    monkeypatch.setattr(Axes, "fill_between", record_band)
+    results = make_results(
+        {"gradcam": {"insertion": [0.5, 0.7]}, "constant": {"insertion": [0.2, 0.2]}}, controls=("constant",)
+    )
+    results = with_curves(
+        results,
+        {
+            "gradcam": {"insertion": [[0.0, 0.5, 1.0], [0.4, 0.7, 1.0]]},
+            "constant": {"insertion": [[0.0, 0.2, 1.0]] * 2},
+        },
+    )
+    picture = draw_curves(results)
+    assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
+    assert set(drawn) == {"0.600  gradcam", "0.200  constant"}
+    shares, mean, colour = drawn["0.600  gradcam"]
+    np.testing.assert_allclose(shares, [0, 50, 100])
+    np.testing.assert_allclose(mean, [0.2, 0.6, 1.0])
+    ((low, high),) = bands
+    # Two values a and b: their standard error is |a - b| / 2.
+    np.testing.assert_allclose(high - low, 2 * 1.96 * np.array([0.2, 0.1, 0.0]), atol=1e-12)
+    np.testing.assert_allclose((high + low) / 2, mean)
+    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    assert (np.abs(picture.astype(int) - wanted).max(axis=2) < 20).sum() > 100
+
+
+@needs_matplotlib
+def test_without_insertion_and_deletion_there_are_no_curves() -> None:
+    with pytest.raises(GradcamError, match="neither insertion nor deletion"):
+        draw_curves(EXAMPLE)
+
+
+def find_inside(picture: np.ndarray, part: np.ndarray) -> list[tuple[int, int]]:
+    """Where the part is in the picture, exactly: its corner's pixel first, then all of it."""
+    height, width = part.shape[:2]
+    found = []
+    for top, left in np.argwhere((picture[: -height + 1, : -width + 1] == part[0, 0]).all(axis=2)):
+        if (picture[top : top + height : 20, left : left + width : 20] == part[::20, ::20]).all():
+            assert (picture[top : top + height, left : left + width] == part).all()
+            found.append((int(top), int(left)))
+    return found
+
+
+def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
+    classifier = load()
+    folder = paint_all(tmp_path / "pictures")
+    plan = make_plan(["gradcam"], ["complexity"], controls=["edges"])
+    paths = sorted(folder.iterdir())[:2]
+
+    study = prepare_study(classifier, list_inputs(paths).items, plan, Wish())
+    results = study.conclude(list(study.run()))
+    sheet = draw_examples(study, results)
+    study.kept.clear()
+    np.testing.assert_array_equal(draw_examples(study, results), sheet)
+    for path in paths:
+        # Of 36 x 40 pixels the network sees the 36 columns in the middle.
+        seen = np.ascontiguousarray(classifier.explain(path).overlay()[:, 2:38])
+        assert len(find_inside(sheet, scale(seen, 168))) == 1
+
+
+def test_a_sheet_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_text("no picture")
+    items = list_inputs(tmp_path / "broken.png").items
+    study = prepare_study(load(), items, make_plan(["gradcam"], ["complexity"]), Wish())
+    with pytest.raises(GradcamError, match="no picture was judged"):
+        draw_examples(study, study.conclude(list(study.run())))
+
+
+def test_intervals_hold_their_means() -> None:
+    for standing in compare_methods(EXAMPLE).values():
+        assert standing.interval.low <= standing.interval.mean <= standing.interval.high
+        assert math.isfinite(standing.interval.low)
+
+
+def test_public_names() -> None:
+    assert gradcam.evaluation.Measurement("a", "gradcam", "iou", 0.5, None, None).value == 0.5
+    assert gradcam.evaluation.evaluate.__doc__

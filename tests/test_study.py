@@ -1,0 +1,597 @@
+"""Studies: each picture's numbers are its own, whatever else is judged, and however often the study was stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradcam
+from gradcam.batch.sources import list_inputs
+from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
+from gradcam.evaluation import METRICS, ConfidenceChange, Localisation, Subject, Truth, evaluate
+from gradcam.evaluation.conditions import describe_resizing
+from gradcam.evaluation.controls import CONTROLS
+from gradcam.evaluation.engine import Study
+from gradcam.evaluation.entries import Entry
+from gradcam.evaluation.explainers import Explainer
+from gradcam.evaluation.journal import Journal
+from gradcam.evaluation.measures import MEASURES, Case, measure
+from gradcam.evaluation.metrics import DEFAULT
+from gradcam.evaluation.plan import CONTROL_NAMES, SINGLE_PASS, make_plan
+from gradcam.evaluation.preparation import Wish, prepare_study
+from gradcam.evaluation.results import Results
+from gradcam.evaluation.seeds import derive
+from gradcam.evaluation.writing import to_csv, to_json
+from gradcam.methods import METHODS
+from tests.colour_model import LABELS, load, paint, paint_all
+
+QUICK = ("average-drop", "complexity", "grid-mass", "insertion")
+
+
+@pytest.fixture(scope="module")
+def colours() -> gradcam.Classifier:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return paint_all(tmp_path_factory.mktemp("study") / "pictures")
+
+
+def judge(classifier: gradcam.Classifier, inputs: Any, **options: Any) -> Results:
+    return evaluate(classifier, inputs, **{"methods": ["gradcam", "eigencam"], "metrics": QUICK, **options})
+
+
+def numbers(results: Results, *, kind: str = "picture") -> dict[tuple[str, str, str], float]:
+    names = {entry.image for entry in results.entries if entry.kind == kind}
+    return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
+
+
+def prepare(classifier: gradcam.Classifier, inputs: Any, plan: Any, **wish: Any) -> Study:
+    return prepare_study(classifier, list_inputs(inputs).items, plan, Wish(**wish))
+
+
+# Numbers
+
+
+def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: gradcam.Classifier, pictures: Path) -> None:
+    metrics = [name for name in DEFAULT if name != "coherency"]
+    one, other = (judge(colours, pictures, metrics=metrics, seed=3) for _ in range(2))
+    assert to_csv(one) == to_csv(other)
+    assert to_json(one) == to_json(other)
+    assert len(one.measurements) == 6 * (7 * (len(metrics) - 2) + 7 * 2)
+
+
+def test_another_seed_draws_other_controls_and_another_order_of_ties(
+    colours: gradcam.Classifier, pictures: Path
+) -> None:
+    one, other = (numbers(judge(colours, pictures, metrics=["insertion"], seed=seed)) for seed in (0, 1))
+    changed = {method for (image, method, metric), value in one.items() if value != other[image, method, metric]}
+    assert {"random", "constant"} <= changed
+    assert "centre" not in changed or one["0-red.png", "centre", "insertion"] == pytest.approx(
+        other["0-red.png", "centre", "insertion"], abs=0.02
+    )
+
+
+def test_each_picture_has_a_random_map_of_its_own(colours: gradcam.Classifier, pictures: Path) -> None:
+    study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]))
+    list(study.run())
+    one, other = study.kept["0-red.png"], study.kept["1-green.png"]
+    assert not torch.equal(one["random"], other["random"])
+    assert torch.equal(one["centre"], other["centre"])
+
+
+def test_the_order_and_the_number_of_pictures_do_not_change_a_pictures_numbers(
+    colours: gradcam.Classifier, pictures: Path
+) -> None:
+    metrics = ["insertion", "average-drop", "road"]
+    everything = numbers(judge(colours, pictures, metrics=metrics))
+    paths = sorted(pictures.iterdir(), reverse=True)
+    backwards = judge(colours, paths, metrics=metrics)
+    assert [entry.image for entry in backwards.entries] == [path.name for path in paths]
+    assert numbers(backwards) == everything
+    alone = numbers(judge(colours, paths[2], metrics=metrics))
+    assert alone == {key: value for key, value in everything.items() if key[0] == paths[2].name}
+    assert len(alone) == 6 * len(metrics)
+
+
+def test_mosaics_do_not_depend_on_the_order_either(colours: gradcam.Classifier, pictures: Path) -> None:
+    forwards = judge(colours, pictures, metrics=["grid"])
+    backwards = judge(colours, sorted(pictures.iterdir(), reverse=True), metrics=["grid"])
+    assert numbers(forwards, kind="mosaic") == numbers(backwards, kind="mosaic") != {}
+
+
+def test_a_pictures_name_does_not_change_its_numbers(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    shutil.copy(pictures / "0-red.png", tmp_path / "other name.png")
+    one = judge(colours, pictures / "0-red.png", metrics=["insertion"])
+    other = judge(colours, tmp_path / "other name.png", metrics=["insertion"])
+    assert [it.value for it in one.measurements] == [it.value for it in other.measurements]
+    assert one.data == other.data
+
+
+def test_numbers_are_those_of_the_metrics_own_functions(colours: gradcam.Classifier, pictures: Path) -> None:
+    """Made by hand: the picture read, explained and judged without anything of the study."""
+    from gradcam.evaluation import adcc, coherency, complexity, confidence_change, deletion, insertion, sufficiency
+
+    results = judge(colours, pictures, metrics=["perturbation", "summary"], methods=["hirescam"], seed=5)
+    found = numbers(results)
+    path = pictures / "2-blue.png"
+    (entry,) = [entry for entry in results.entries if entry.image == path.name]
+    seed = derive(5, entry.sha256)
+    images = colours.prepare(path).image[None]
+    subject = Subject(colours.model, images)
+    assert (entry.index, entry.label, entry.probability) == (2, "blue", float(subject.probabilities))
+    heatmaps = gradcam.explain(colours.model, images, "relu", method="hirescam", target=2).heatmaps[:, 0]
+
+    def explain(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        return gradcam.explain(model, images, "relu", method="hirescam", target=classes).heatmaps[:, 0]
+
+    change, again, size = (
+        confidence_change(subject, heatmaps),
+        coherency(subject, heatmaps, explain),
+        complexity(heatmaps),
+    )
+    expected = {
+        "average-drop": change.drop,
+        "increase": change.increase,
+        "average-gain": change.gain,
+        "insertion": insertion(subject, heatmaps, seed=seed).areas,
+        "deletion": deletion(subject, heatmaps, seed=seed).areas,
+        "sufficiency": sufficiency(subject, heatmaps, seed=seed),
+        "coherency": again,
+        "complexity": size,
+        "adcc": adcc(change.drop, again, size),
+    }
+    for metric, value in expected.items():
+        assert found[path.name, "hirescam", metric] == float(value), metric
+    curve = insertion(subject, heatmaps, seed=seed).probabilities[0].tolist()
+    assert entry.curves["hirescam"]["insertion"] == curve
+    assert "average-drop" not in entry.curves["hirescam"]
+
+
+def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: gradcam.Classifier, pictures: Path) -> None:
+    study = prepare(colours, pictures, make_plan(["gradcam"], ["grid"]))
+    entries = [entry for entry in study.run() if entry.kind == "mosaic"]
+    composition = study.compositions[0]
+    mosaic, entry = composition.mosaic, entries[0]
+    assert entry.image == " + ".join(mosaic.names)
+    assert entry.label == " + ".join(LABELS[index] for index in mosaic.classes)
+    assert mosaic.image.shape == (3, 64, 64)
+    heatmaps = gradcam.explain(colours.model, mosaic.image[None], "relu", target=[list(mosaic.classes)]).heatmaps[0]
+    cells = [(slice(0, 32), slice(0, 32)), (slice(0, 32), slice(32, 64)), (slice(32, 64), slice(0, 32))]
+    cells.append((slice(32, 64), slice(32, 64)))
+    mass = [float(heatmaps[k][cell].sum() / heatmaps[k].sum()) for k, cell in enumerate(cells)]
+    assert entry.values["gradcam"]["grid-mass"] == pytest.approx(sum(mass) / 4, abs=1e-6)
+    assert entry.values["gradcam"]["grid-mass"] > 0.95
+    assert entry.values["constant"] == {"grid-mass": 0.25, "grid-maximum": 0.25}
+
+
+def test_metrics_of_one_function_are_told_apart(colours: gradcam.Classifier, pictures: Path) -> None:
+    subject = Subject(colours.model, colours.prepare(pictures / "0-red.png").image[None])
+    truth = Truth(torch.ones(1, 32, 32, dtype=torch.bool), [torch.tensor([[0.0, 0.0, 32.0, 32.0]])])
+    case = Case(subject, torch.ones(1, 32, 32), Explainer(["gradcam"], "relu").only("gradcam"), truth)
+    drop, increase, gain, iou, errors = torch.tensor([[0.1], [0.2], [0.3], [0.4], [0.5]])
+    vars(case)["change"] = ConfidenceChange(drop, increase, gain)
+    vars(case)["localisation"] = Localisation(torch.zeros(1, 4), iou, errors)
+    expected = {"average-drop": 0.1, "increase": 0.2, "average-gain": 0.3, "iou": 0.4, "localisation-error": 0.5}
+    assert measure(case, list(expected)) == pytest.approx(expected)
+
+
+def test_every_metric_of_pictures_has_its_function() -> None:
+    assert set(MEASURES) == {name for name, metric in METRICS.items() if metric.group != "grid"}
+
+
+def test_the_controls_are_those_of_the_table() -> None:
+    assert tuple(CONTROLS) == CONTROL_NAMES
+
+
+def test_a_number_that_is_none_is_an_error(
+    colours: gradcam.Classifier, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Subject(colours.model, colours.prepare(pictures / "0-red.png").image[None])
+    monkeypatch.setitem(MEASURES, "complexity", lambda case: torch.tensor([float("nan")]))
+    case = Case(subject, torch.ones(1, 32, 32), Explainer(["gradcam"], "relu").only("gradcam"))
+    with pytest.raises(GradcamError, match="complexity is nan"):
+        measure(case, ["complexity"])
+
+
+def test_predictions_are_computed_once_for_all_methods(
+    colours: gradcam.Classifier, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    original = Subject.__init__
+
+    def count(self: Subject, *arguments: Any, **options: Any) -> None:
+        made.append(arguments[1].shape)
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(Subject, "__init__", count)
+    study = prepare(colours, pictures, make_plan(["single-pass"], ["complexity"]))
+    made.clear()
+    assert len(list(study.run())) == 7
+    assert made == [(1, 3, 32, 32)] * 7
+
+
+def test_all_single_pass_methods_share_one_pass(colours: gradcam.Classifier, pictures: Path) -> None:
+    """Of each picture: one for its probabilities, and one for all the maps."""
+    study = prepare(colours, pictures, make_plan([*SINGLE_PASS], ["complexity"]))
+    passes = []
+    handle = colours.model.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        list(study.run())
+    finally:
+        handle.remove()
+    assert len(passes) == 2 * 7
+
+
+# What is explained
+
+
+def test_the_class_is_the_most_probable_one_or_the_one_that_is_asked_for(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    top = judge(colours, pictures, metrics=["complexity"])
+    assert [entry.label for entry in top.entries] == [LABELS[k] for k in (0, 1, 2, 3, 4, 0, 1)]
+    assert top.conditions.target == "the most probable class"
+    blue = judge(colours, pictures, metrics=["complexity"], target="blue")
+    assert {entry.index for entry in blue.entries} == {2}
+    assert blue.conditions.target == "blue (2)"
+    assert judge(colours, pictures, metrics=["complexity"], target=2).measurements == blue.measurements
+    listed = tmp_path / "list.csv"
+    listed.write_text(f"image,class\n{pictures}/0-red.png,cyan\n{pictures}/1-green.png,\n")
+    found = judge(colours, listed, metrics=["complexity"])
+    assert [entry.label for entry in found.entries] == ["cyan", "green"]
+    assert found.conditions.target == "the class that the list asks for, or the most probable one"
+    with pytest.raises(GradcamError, match="The list says which classes to explain"):
+        judge(colours, listed, target="red")
+
+
+def test_with_annotations_it_is_the_most_probable_of_the_annotated_ones(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    boxes = tmp_path / "boxes.csv"
+    boxes.write_text(
+        "image,left,top,right,bottom,class\n"
+        "0-red.png,2,2,38,34,red\n0-red.png,2,2,38,34,blue\n"
+        "1-green.png,4,4,20,20,cyan\n2-blue.png,4,4,20,20,\n"
+    )
+    results = judge(colours, pictures, annotations=boxes, metrics=["energy-pointing", "complexity"])
+    found = {entry.image: entry for entry in results.entries}
+    assert [found[name].label for name in ("0-red.png", "1-green.png", "2-blue.png")] == ["red", "cyan", "blue"]
+    # The network sees columns 2 to 38 of 36 rows, as 32 x 32: of the box, 28 of its rows, and all of its columns.
+    assert found["0-red.png"].values["constant"]["energy-pointing"] == 28 / 32
+    assert "energy-pointing" not in found["3-yellow.png"].values["gradcam"]
+    assert found["3-yellow.png"].label == "yellow"
+    assert len(results.values("gradcam", "energy-pointing")) == 3
+    assert len(results.values("gradcam", "complexity")) == 7
+    assert results.conditions.target == "the most probable annotated class"
+    assert results.conditions.annotations is not None
+
+
+def test_annotations_of_a_picture_that_there_is_not_are_an_error(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    boxes = tmp_path / "boxes.csv"
+    boxes.write_text("image,left,top,right,bottom,class\nmissing.png,2,2,38,34,red\n")
+    with pytest.raises(InputError, match=r"missing\.png"):
+        judge(colours, pictures, annotations=boxes)
+
+
+def test_a_limit_takes_pictures_by_the_seed_and_a_larger_one_takes_them_too(
+    colours: gradcam.Classifier, pictures: Path
+) -> None:
+    def chosen(limit: int | None, seed: int = 0) -> list[str]:
+        study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]), limit=limit, seed=seed)
+        return [item.name for item in study.items]
+
+    everything = chosen(None)
+    assert chosen(7) == chosen(100) == everything
+    assert len(chosen(3)) == 3
+    assert set(chosen(3)) < set(chosen(5)) < set(everything)
+    assert chosen(5) == [name for name in everything if name in chosen(5)]
+    assert len({tuple(chosen(3, seed)) for seed in range(5)}) > 1
+
+
+def test_methods_with_a_score_of_their_own_stand_beside_those_of_the_score_that_is_asked_for(
+    colours: gradcam.Classifier, pictures: Path
+) -> None:
+    results = judge(
+        colours, pictures / "0-red.png", methods=["gradcam", "finercam"], metrics=["complexity"], score="contrast"
+    )
+    assert results.conditions.score == "contrast"
+    assert {it.method for it in results.measurements} == {"gradcam", "finercam", *CONTROLS}
+
+
+# What cannot be had
+
+
+def test_pictures_that_cannot_be_read_are_named_and_the_rest_is_done(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    shutil.copytree(pictures, folder)
+    (folder / "3-broken.png").write_bytes((folder / "0-red.png").read_bytes()[:60])
+    whole, found = judge(colours, pictures), judge(colours, folder)
+    (failed,) = found.failures
+    assert failed.image == "3-broken.png"
+    assert failed.error is not None
+    assert failed.error.startswith("3-broken.png: ")
+    assert found.measurements == whole.measurements
+    assert found.data == whole.data
+
+
+def test_a_picture_whose_maps_fail_is_named_too(
+    colours: gradcam.Classifier, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Explainer.explain
+
+    def fail(self: Explainer, model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> Any:
+        if int(classes[0, 0]) == 2 and len(self.names) > 1:
+            raise RuntimeError("no luck")
+        return original(self, model, images, classes)
+
+    monkeypatch.setattr(Explainer, "explain", fail)
+    results = judge(colours, pictures, metrics=["complexity"])
+    assert [entry.image for entry in results.failures] == ["2-blue.png"]
+    assert "2-blue.png: RuntimeError: no luck" in str(results.failures[0].error)
+    assert len(results.judged()) == 6
+
+
+def test_grid_metrics_without_four_classes_are_left_out_unless_they_were_named(
+    colours: gradcam.Classifier, pictures: Path
+) -> None:
+    few = [pictures / name for name in ("0-red.png", "1-green.png", "2-blue.png", "5-red.png")]
+    study = prepare(colours, few, make_plan(["gradcam"]))
+    assert study.judge.plan.metrics == tuple(name for name in DEFAULT if METRICS[name].group != "grid")
+    (note,) = study.notes
+    assert note.startswith("grid-mass and grid-maximum are left out: ")
+    assert study.compositions == ()
+    assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).judge.plan.metrics
+    for named in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):
+        with pytest.raises(GradcamError, match="of four"):
+            prepare(colours, few, make_plan(["gradcam"], named))
+
+
+def test_metrics_that_need_annotations_say_so_when_they_are_named() -> None:
+    for named in (["iou"], ["annotations"], ["all", "pointing-game"]):
+        with pytest.raises(GradcamError, match=r"give annotations.*--annotations PATH"):
+            make_plan(["gradcam"], named)
+    everything = make_plan(["gradcam"], ["all"]).metrics
+    assert everything == tuple(name for name, it in METRICS.items() if it.group != "annotations")
+    with_them = make_plan(["gradcam"], has_annotations=True).metrics
+    assert with_them == tuple(name for name in METRICS if name in DEFAULT or METRICS[name].group == "annotations")
+
+
+def test_methods_and_metrics_by_name_and_by_group() -> None:
+    plan = make_plan(["grad-cam++", "LayerCAM", "edges"], ["summary", "Deletion"], controls=["constant"])
+    assert plan.methods == ("gradcam-pp", "layercam")
+    assert plan.controls == ("edges", "constant")
+    assert plan.metrics == ("deletion", "adcc", "coherency", "complexity")
+    assert make_plan(["all"]).methods == tuple(METHODS)
+    assert make_plan(["single-pass"]).methods == SINGLE_PASS
+    assert {"gradcam", "shapleycam", "eigencam"} < set(SINGLE_PASS)
+    assert not {"scorecam", "rise", "rollout", "ablationcam"} & set(SINGLE_PASS)
+    assert make_plan(["gradcam"], controls=[]).controls == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ["gradcan"]}, "no method or control 'gradcan'.*'gradcam'"),
+        ({"methods": []}, "methods is .*expected a list of at least one name"),
+        ({"methods": "gradcam"}, "methods is 'gradcam', expected a list"),
+        ({"metrics": ["insertoin"]}, "no metric 'insertoin'.*'insertion'"),
+        ({"metrics": []}, "metrics is .*expected a list"),
+        ({"controls": ["noise"]}, "controls is .*expected a list of some of 'random'"),
+        ({"score": "loss"}, "score is 'loss', expected one of logit"),
+        ({"limit": 0}, "limit is 0, expected an integer, 1 or more"),
+        ({"limit": True}, "limit is True"),
+        ({"seed": -1}, "seed is -1, expected an integer, 0 or more"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"target": 1.5}, "target is 1.5, expected one class"),
+        ({"layer": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_cannot_be_asked(
+    colours: gradcam.Classifier, pictures: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GradcamError, match=f"(?s){message}"):
+        judge(colours, pictures, **options)
+
+
+def test_a_class_that_there_is_not(colours: gradcam.Classifier, pictures: Path) -> None:
+    for target in ("violet", 5, -1):
+        with pytest.raises(TargetError):
+            judge(colours, pictures, target=target)
+
+
+def test_methods_that_a_model_cannot_have_are_left_out_unless_they_were_named(
+    colours: gradcam.Classifier, pictures: Path
+) -> None:
+    attention = {name for name, method in METHODS.items() if method.place == "attention"}
+    study = prepare(colours, pictures, make_plan(["all"], ["complexity"]))
+    assert set(study.judge.plan.methods) == set(METHODS) - attention
+    assert sorted(note.split()[0] for note in study.notes) == sorted(attention)
+    with pytest.raises(ModelError, match="rollout cannot be had of this model"):
+        prepare(colours, pictures, make_plan(["gradcam", "rollout"], ["complexity"]))
+
+
+def test_what_must_be_the_same_is_said(colours: gradcam.Classifier, pictures: Path) -> None:
+    conditions = judge(colours, pictures, metrics=["complexity"], seed=4).conditions
+    assert (conditions.layer, conditions.score, conditions.seed, conditions.device) == ("relu", "logit", 4, "cpu")
+    assert conditions.resizing == "shorter side to 32, the central 32 x 32 of it, bilinear"
+    assert conditions.versions["gradcam"] == gradcam.__version__
+    assert conditions.versions["torch"] == torch.__version__
+    whole = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
+    assert describe_resizing(whole) == "the whole picture to 32 x 32, bilinear"
+    assert describe_resizing(replace(whole, resize=(40, 48))) == (
+        "the whole picture to 40 x 48, the central 32 x 32 of it, bilinear"
+    )
+    assert describe_resizing(len) == "as builtin_function_or_method does"
+
+
+def test_the_datas_hash_tells_other_pictures_whatever_they_are_called(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    one = judge(colours, pictures, metrics=["complexity"])
+    for path in pictures.iterdir():
+        (tmp_path / "same").mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / "same" / f"x{path.name}")
+    same = judge(colours, tmp_path / "same", metrics=["complexity"])
+    assert same.data == one.data
+    paint(tmp_path / "same" / "x0-red.png", 0, seed=99)
+    assert judge(colours, tmp_path / "same", metrics=["complexity"]).data != one.data
+    assert judge(colours, pictures, metrics=["complexity"], limit=6).data != one.data
+
+
+# Going on
+
+
+def stop_after(study: Study, journal: Journal, count: int) -> None:
+    entries = study.run(journal)
+    for _ in range(count):
+        next(entries)
+    entries.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 8])
+def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(["gradcam", "eigencam"], QUICK)
+    whole = judge(colours, pictures)
+    study = prepare(colours, pictures, plan)
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, study.conditions.to_run(7), mode="new") as journal:
+        stop_after(study, journal, count)
+    with open(path, "ab") as file:
+        file.write(b'{"image": "half a li')
+    explained = []
+    original = Explainer.explain
+    monkeypatch.setattr(
+        Explainer, "explain", lambda self, *given: explained.append(len(self.names)) or original(self, *given)
+    )
+    resumed = judge(colours, pictures, journal=path)
+    assert (to_csv(resumed), to_json(resumed)) == (to_csv(whole), to_json(whole))
+    assert [entry.curves for entry in resumed.entries] == [entry.curves for entry in whole.entries]
+    assert explained.count(6) == 14 - count  # pictures and mosaics that were left
+    explained.clear()
+    assert to_csv(judge(colours, pictures, journal=path)) == to_csv(whole)
+    assert explained.count(6) == 0
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_picture_that_failed_or_was_changed_is_judged_again(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    folder, path = tmp_path / "pictures", tmp_path / "journal.jsonl"
+    shutil.copytree(pictures, folder)
+    good = (folder / "4-cyan.png").read_bytes()
+    (folder / "4-cyan.png").write_bytes(good[:50])
+    paint(folder / "0-red.png", 0, seed=77)
+    first = judge(colours, folder, metrics=["insertion"], journal=path)
+    assert [entry.image for entry in first.failures] == ["4-cyan.png"]
+    shutil.copy(pictures / "4-cyan.png", folder)
+    shutil.copy(pictures / "0-red.png", folder)
+    assert to_csv(judge(colours, folder, metrics=["insertion"], journal=path)) == to_csv(
+        judge(colours, pictures, metrics=["insertion"])
+    )
+
+
+def test_a_picture_that_failed_is_tried_again_although_it_is_the_same(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no luck")
+
+    path, picture = tmp_path / "journal.jsonl", pictures / "0-red.png"
+    with monkeypatch.context() as patch:
+        patch.setitem(MEASURES, "insertion", fail)
+        first = judge(colours, picture, metrics=["insertion"], journal=path)
+    assert [entry.error is None for entry in first.entries] == [False]
+    again = judge(colours, picture, metrics=["insertion"], journal=path)
+    assert to_csv(again) == to_csv(judge(colours, picture, metrics=["insertion"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"seed": 1}, "seed: 0 → 1"),
+        ({"methods": ["gradcam"]}, "methods: "),
+        ({"metrics": ["complexity"]}, "metrics: "),
+        ({"score": "probability"}, "score: logit → probability"),
+        ({"target": "red"}, "target: the most probable class → red"),
+        ({"layer": "cells"}, "layer: relu → cells"),
+    ],
+)
+def test_a_journal_of_other_settings_is_refused(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, options: dict[str, Any], name: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    judge(colours, pictures / "0-red.png", metrics=["insertion"], journal=path)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match=name):
+        judge(colours, pictures / "0-red.png", **{"metrics": ["insertion"], "journal": path, **options})
+    assert path.read_bytes() == before
+
+
+def test_a_journal_of_other_weights_is_refused(colours: gradcam.Classifier, pictures: Path, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
+    other = load()
+    with torch.no_grad():
+        other.model.cells.bias[0] += 1e-3  # type: ignore[operator,union-attr,index]
+    with pytest.raises(OutputError, match="weights"):
+        judge(other, pictures / "0-red.png", metrics=["complexity"], journal=path)
+
+
+def test_a_journal_that_is_none_or_is_in_use_or_is_in_the_way(
+    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    run = judge(colours, pictures / "0-red.png", metrics=["complexity"]).conditions.to_run(1)
+    path.write_text("not a journal\n")
+    with pytest.raises(OutputError, match="does not begin as a study's journal"):
+        Journal.open(path, run)
+    with pytest.raises(OutputError, match=r"--resume.*--overwrite"):
+        Journal.open(path, run, mode="new")
+    with (
+        Journal.open(path, run, mode="overwrite") as journal,
+        pytest.raises(OutputError, match="another process is at work"),
+    ):
+        Journal.open(path, run)
+    assert path.read_bytes().count(b"\n") == 1
+    journal = Journal.open(path, run)
+    journal.append(Entry("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
+    journal.close()
+    path.write_bytes(path.read_bytes() + b'{"image": 3}\n')
+    with pytest.raises(OutputError, match="line 3: it is no whole entry"):
+        Journal.open(path, run)
+
+
+def test_entries_are_read_back_to_the_last_digit() -> None:
+    entry = Entry(
+        "ä\udce9.png", "mosaic", "ab" * 32, None, 3, "a, b", 1 / 3,
+        {"gradcam": {"iou": 0.1 + 0.2}}, {"gradcam": {"insertion": [1e-45, 2 / 3]}},
+    )  # fmt: skip
+    assert Entry.from_json(entry.to_json()) == entry
+    assert "\n" not in entry.to_json()
+    with pytest.raises(GradcamError, match="no whole entry"):
+        Entry.from_json('{"image": "a"}')
+
+
+def test_progress_is_told_map_by_map(colours: gradcam.Classifier, pictures: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    (tmp_path / "broken.png").write_text("no picture")
+    inputs = [tmp_path / "broken.png", pictures / "0-red.png"]
+    judge(colours, inputs, metrics=["complexity"], progress=lambda done, total: told.append((done, total)))
+    assert told == [(done, 12) for done in range(6, 13)]
