@@ -12,6 +12,7 @@ import click
 from gradcam import __version__
 from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
+from gradcam.cli.evaluation.check import check_command
 from gradcam.cli.inspection import inspect_group
 from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
 from gradcam.cli.layers import layers_command
@@ -34,6 +35,7 @@ def cli() -> None:
       gradcam batch photos/ -o explained/       a folder of any size; --resume goes on
       gradcam report explained/                 a gallery of it
       gradcam compare photo.jpg                 methods side by side
+      gradcam check photo.jpg                   can this map be trusted?
       gradcam run photo.jpg --model resnet50    another model
       gradcam layers resnet50                   where in a model one can look
       gradcam inspect activations photo.jpg     inside it: trace, features, activations, gradients
@@ -49,6 +51,7 @@ for command in (
     batch_command,
     report_command,
     compare_command,
+    check_command,
     layers_command,
     inspect_group,
     methods_command,

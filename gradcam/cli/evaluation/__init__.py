@@ -1,0 +1,1 @@
+"""Commands that ask how far a map can be trusted: evaluate, check and recommend."""
