@@ -17,9 +17,9 @@ def class_difference(subject: Subject, explain: Explain, *, heatmaps: Any = None
     """1 minus the rank correlation of each image's map with that of the class's strongest rival: float32 (N,) in [0,2].
 
     Whether maps tell classes apart is what Selvaraju et al. ask of them ("Grad-CAM", ICCV 2017, section 5.1); the measure is
-    that of Adebayo et al. (NeurIPS 2018, section 3). 0 says that the map is the same for both; 1 that they have nothing in common. The rival is
-    the most probable other class. Where both are of one kind, such as two dogs, they may rightly be looked for in one
-    place: a small difference alone refutes nothing, none at all does.
+    that of Adebayo et al. (NeurIPS 2018, section 3). 0 says that the map is the same for both, 1 that they have nothing in
+    common. The rival is the most probable other class. Where both are of one kind, such as two dogs, they may rightly be
+    looked for in one place: a small difference alone refutes nothing, none at all does.
     `explain` makes heatmaps (N,H,W) from a model, images and classes; `heatmaps`, those of the subject's classes, are made
     by it where they are not given. Constant maps are as in `rank_correlation`.
 

@@ -108,7 +108,7 @@ def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple
             hooks.before_forward(module, lambda *_, name=name: starts.__setitem__(name, len(starts)))
         model(images)
     owners: dict[str, list[tuple[str, Tensor]]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # of tied ones all owners
         owner = name.rpartition(".")[0]
         while owner and owner not in starts:
             owner = owner.rpartition(".")[0]
