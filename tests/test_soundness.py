@@ -275,9 +275,9 @@ def test_captum_finds_the_same_sensitivity() -> None:
     def perturb(inputs: Tensor, radius: float) -> Tensor:
         return inputs + torch.stack(noise, 1).flatten(0, 1)  # each image's samples are behind one another
 
-    def explain(inputs: Tensor | tuple[Tensor]) -> Tensor:
+    def explain(inputs: Tensor | tuple[Tensor]) -> tuple[Tensor]:
         images = inputs[0] if isinstance(inputs, tuple) else inputs
-        return GRADCAM(it.model, images, it.classes.repeat_interleave(len(images) // 3))
+        return (GRADCAM(it.model, images, it.classes.repeat_interleave(len(images) // 3)),)
 
     expected = sensitivity_max(explain, TINY, perturb_func=perturb, perturb_radius=radius, n_perturb_samples=samples)
     found = max_sensitivity(it, GRADCAM, radius=radius, samples=samples, seed=5)

@@ -63,9 +63,12 @@ def collect(subject: Subject, explain: Explain, *, seed: int = 0, progress: Prog
     """Everything of one image: N is 1. Raises as `explain` and the functions of the four tests do."""
     rivals = _choose_rivals(subject, seed)
     watch = _Watch(explain, progress, 1 + STAGES + len(rivals) + SAMPLES + (1 + PLACES) * len(SHARES))
-    heatmap = check_heatmaps(watch(subject.model, subject.images, subject.classes), subject.size)
+    made = watch(subject.model, subject.images, subject.classes)
+    heatmap = check_heatmaps(made, subject.size, subject.images.device)
     randomised = randomisation(subject, watch, heatmap, stages=STAGES, seed=seed)
-    others = torch.cat([watch(subject.model, subject.images, _to_classes(subject, rival)) for rival in rivals])
+    watch.reach(1 + STAGES)  # of which a small model has fewer
+    found = [watch(subject.model, subject.images, _to_classes(subject, rival)) for rival in rivals]
+    others = torch.cat([check_heatmaps(each, subject.size, subject.images.device) for each in found])
     likeness = rank_correlation(heatmap.expand(len(rivals), -1, -1), others)
     radius = NOISE * float(subject.images.amax() - subject.images.amin())
     noisy: list[Tensor] = []
@@ -81,7 +84,7 @@ class _Watch:
         self._explain, self._progress, self._total, self._done = explain, progress, total, 0
 
     def __call__(self, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        found = self._explain(model, images, classes)
+        found = self._explain(model, images.detach(), classes)  # detached once more: it may ask for gradients in place
         self.add()
         return found
 
@@ -95,7 +98,10 @@ class _Watch:
         return explain
 
     def add(self, *_: object) -> None:
-        self._done = min(self._done + 1, self._total)
+        self.reach(self._done + 1)
+
+    def reach(self, done: int) -> None:
+        self._done = done
         if self._progress is not None:
             self._progress(self._done, self._total)
 

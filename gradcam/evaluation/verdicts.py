@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
+from gradcam.errors import GradcamError
+
 if TYPE_CHECKING:
     from gradcam.evaluation.exhibits import Exhibits
     from gradcam.images import Pixels
@@ -142,8 +144,12 @@ def set_thresholds(knowing: Sequence[float], ignorant: Sequence[float]) -> Thres
     """Thresholds between the values of maps that know the model and of those that do not, where lower is better.
 
     The worst of the former and the best of the latter leave a gap: its first third passes, its last one fails. Rounded to
-    two digits. Where there is no gap, the test tells them apart not at all: both thresholds are at the latter's best.
+    two digits. Raises `GradcamError` where there is no gap.
     """
     worst, best = max(knowing), min(ignorant)
-    gap = max(best - worst, 0.0)
+    gap = best - worst
+    if gap <= 0:
+        raise GradcamError(
+            f"Maps that know the model have up to {worst:.4g}, those that do not from {best:.4g}: no gap."
+        )
     return Thresholds(round(best - gap * 2 / 3, 2), round(best - gap / 3, 2))
