@@ -12,6 +12,7 @@ import click
 from gradcam import __version__
 from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
+from gradcam.cli.evaluation.check import check_command
 from gradcam.cli.evaluation.evaluate import evaluate_command
 from gradcam.cli.inspection import inspect_group
 from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
@@ -35,6 +36,7 @@ def cli() -> None:
       gradcam batch photos/ -o explained/       a folder of any size; --resume goes on
       gradcam report explained/                 a gallery of it
       gradcam compare photo.jpg                 methods side by side
+      gradcam check photo.jpg                   can this map be trusted?
       gradcam evaluate photos/                  which method's maps to trust, measured
       gradcam run photo.jpg --model resnet50    another model
       gradcam layers resnet50                   where in a model one can look
@@ -52,6 +54,7 @@ for command in (
     report_command,
     compare_command,
     evaluate_command,
+    check_command,
     layers_command,
     inspect_group,
     methods_command,

@@ -1,0 +1,147 @@
+"""`gradcam check`: a verdict on the map of a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cli import options
+from gradcam.cli.evaluation.verdict_outcome import Outcome
+from gradcam.cli.job import make_folder
+from gradcam.cli.outcomes import tell_each
+from gradcam.cli.preparation import load_model, say
+from gradcam.cli.settings import Destination, Output, find_destination, to_model_choice
+from gradcam.naming import OutputNames, join_name
+from gradcam.scores import SCORES
+
+if TYPE_CHECKING:
+    from gradcam.classifiers import Classifier
+    from gradcam.effort import Progress
+
+ENDING = "-check.png"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is asked of each picture."""
+
+    classifier: Classifier
+    method: str
+    index: int | None
+    score: str
+    reshape: Any
+    seed: int
+    destination: Destination
+    names: OutputNames
+
+
+@click.command("check", short_help="A verdict on a map: four tests that it can fail.")
+@options.pictures
+@options.model
+@click.option("-l", "--layer", metavar="NAME", help="Layer to look at, by dotted name.")
+@click.option(
+    "--method",
+    metavar="NAME",
+    default="gradcam",
+    show_default=True,
+    help="What to judge, as `gradcam methods` lists it; or random, centre, edges or constant, which must fail.",
+)
+@click.option("-c", "--class", "wanted", metavar="NAME|INDEX", help="The class; without it, each picture's top class.")
+@click.option(
+    "--score",
+    type=click.Choice(list(SCORES)),
+    default="logit",
+    show_default=True,
+    help="Which number of the class is explained.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all that is drawn by chance."
+)
+@options.output
+@options.printing
+def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Check whether the map of a picture can be trusted, as far as tests can refute it.
+
+    Does it change when the weights are randomised, does it differ between classes, does covering what it marks lower the
+    score more than covering as much elsewhere, is it stable under noise? Each is passed, doubtful or failed, with the
+    reason, and a panel that shows it, <picture>-check.png. Passed means not refuted, never correct. Thresholds were
+    measured on the model that comes with gradcam, and are uncalibrated for others.
+
+    The exit status says whether all was done: a map that fails is a result, which --json has as "outcome".
+    """
+    output = Output(as_json, quiet)
+    job = _prepare(images, output, chosen)
+    name = job.classifier.name
+    return tell_each(images, partial(_look, job, output), lambda it, error: Outcome(it, name, error=error), output)
+
+
+def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
+    """Load the model and check all that was typed. Raises `GradcamError` and `click.UsageError`."""
+    from gradcam.evaluation.explainers import find_explained
+
+    for reader in ("PIL", "pydicom"):
+        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
+    method = find_explained(chosen["method"])
+    destination = find_destination(chosen["output"], images, len(images))
+    classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
+    index = None if chosen["wanted"] is None else classifier.find_class(chosen["wanted"])
+    say(classifier.notes, output)
+    names = OutputNames(destination.folder, images)
+    return _Job(classifier, method, index, chosen["score"], chosen["reshape"], chosen["seed"], destination, names)
+
+
+def _look(job: _Job, output: Output, image: Path) -> Outcome:
+    """Judge one picture's map and draw the panel."""
+    from gradcam.evaluation.checking import check
+    from gradcam.images import write_image
+
+    start = time.perf_counter()
+    prepared = job.classifier.prepare(image)
+    with _show_progress(output) as progress:
+        verdict = check(
+            job.classifier,
+            prepared,
+            method=job.method,
+            target=job.index,
+            score=job.score,
+            reshape=job.reshape,
+            seed=job.seed,
+            progress=progress,
+        )
+    make_folder(job.destination.folder)
+    path = job.destination.file or job.names.claim([join_name(image.stem, ENDING)])[0]
+    write_image(path, verdict.panel())
+    height, width = prepared.reading.picture.shape[:2]
+    return Outcome(
+        image=str(image),
+        model=job.classifier.name,
+        verdict=verdict,
+        panel=str(path),
+        size=(height, width),
+        device=str(job.classifier.device),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@contextlib.contextmanager
+def _show_progress(output: Output) -> Iterator[Progress | None]:
+    """A bar on a terminal."""
+    if output.quiet or not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=1, file=sys.stderr, show_pos=True) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield show
