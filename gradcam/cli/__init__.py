@@ -12,6 +12,7 @@ import click
 from gradcam import __version__
 from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
+from gradcam.cli.evaluation.recommend import recommend_command
 from gradcam.cli.inspection import inspect_group
 from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
 from gradcam.cli.layers import layers_command
@@ -36,6 +37,7 @@ def cli() -> None:
       gradcam compare photo.jpg                 methods side by side
       gradcam run photo.jpg --model resnet50    another model
       gradcam layers resnet50                   where in a model one can look
+      gradcam recommend photos/                 the best method, score and layer for a model
       gradcam inspect activations photo.jpg     inside it: trace, features, activations, gradients
       gradcam methods                           what there is to choose from
       gradcam models                            which models can be named
@@ -51,6 +53,7 @@ for command in (
     compare_command,
     layers_command,
     inspect_group,
+    recommend_command,
     methods_command,
     models_command,
 ):
