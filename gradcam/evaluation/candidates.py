@@ -27,7 +27,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
 
     Read off passes of `image` (1,C,H,W), in the order in which the layers end. These are
     - of the coarsest grid the last four that all goes through, such as a ReLU, the norm and the convolution before it, and
-      the last block: the model's own parts and those of `nn.Sequential` ones, no branches, in the second half of the model;
+      the last block: the model's own parts and those of `nn.Sequential` ones, no branches, and none in the first quarter;
     - of the next finer grid the least nested one, the last of these: the block before, and no part of a block;
     - where there is one grid all along, as in a transformer: the same layer as `default` in the two blocks before.
     Of a block and its last part, which gives the same, it is the block.
@@ -39,7 +39,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     with_grid = set(find_layers_with_grid(model, to_batch(image)))
     rows = {row.name: row for row in list_layers(model, image) if row.cam and row.grid and row.name in with_grid}
     ended = _list_ended(model, image)
-    straight = [name for name in ended[len(ended) // 2 :] if name in rows and _is_straight(model, name)]
+    straight = [name for name in ended[len(ended) // 4 :] if name in rows and _is_straight(model, name)]
     coarse, *fine = sorted({_count_places(row) for row in rows.values()}) or [0]
     found = [default, *[name for name in reversed(straight) if _count_places(rows[name]) == coarse][:LAST]]
     if fine:

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from gradcam.evaluation.intervals import Interval, mean_interval, paired_difference
-from gradcam.evaluation.recommendation import Combination, Row
-
-SAME = 1e-4  # of a mass: combinations that differ by no more in any picture have the same maps
+from gradcam.evaluation.recommendation import SAME, Combination, Row
 
 Values = Mapping[Combination, Tensor]  # float64 (P,): one number for each picture
 
@@ -20,7 +18,10 @@ def subtract(values: Tensor, reference: Tensor, seed: int) -> Interval:
 
 
 def find_twins(mass: Values, hits: Values) -> dict[Combination, Combination]:
-    """The first combination with the same numbers in all pictures, to each: behind it the model may be linear, for one."""
+    """For each combination the first with the same numbers in all pictures, whose maps are the same then.
+
+    Where the model is linear behind a layer, several methods are one.
+    """
     twins: dict[Combination, Combination] = {}
     for it in mass:
         same = (one for one in mass if _is_same(mass[one], mass[it]) and _is_same(hits[one], hits[it]))
@@ -42,7 +43,7 @@ def list_best(mass: Values, twins: Mapping[Combination, Combination], *, seed: i
     """The combinations whose mass is not clearly less than the most, twins left out; those with more mass first."""
     first = mass[find_most(mass)]
     ordered = sorted((it for it in mass if twins[it] == it), key=lambda it: -float(mass[it].mean()))
-    return [it for it in ordered if not subtract(mass[it], first, seed).excludes(0)][:most]
+    return [it for it in ordered if subtract(mass[it], first, seed).high >= -SAME][:most]
 
 
 def find_best(roads: Values, shortlist: Sequence[Combination], default: Combination) -> Combination:

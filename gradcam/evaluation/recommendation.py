@@ -8,6 +8,8 @@ from typing import Any
 
 from gradcam.evaluation.intervals import Interval
 
+SAME = 1e-4  # of a mass: differences that make none
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -38,9 +40,9 @@ class Row:
     road_behind: Interval | None = None
 
     @property
-    def is_shortlisted(self) -> bool:
-        """Whether its mass is not clearly less than the most, so that it can be the best."""
-        return self.road is not None and not self.behind.excludes(0)
+    def is_clearly_less(self) -> bool:
+        """Whether the mass is clearly less than the most, so that it cannot be the best."""
+        return self.behind.high < -SAME
 
 
 @dataclass(frozen=True)

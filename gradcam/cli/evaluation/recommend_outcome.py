@@ -114,8 +114,8 @@ def _mark(row: Row, line: str, found: Recommendation) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     combination = row.combination
     road = "-" if row.road is None else _write(row.road)
-    behind = "the most" if row.behind.low == row.behind.high == 0 else f"{_write(row.behind)}"
-    clear = " clear" if row.behind.excludes(0) else ""
+    behind = "the most" if row.behind.low == row.behind.high == 0 else _write(row.behind)
+    clear = " clear" if row.is_clearly_less else ""
     score = combination.score or "-"
     return (
         *(combination.method, score, combination.layer),
