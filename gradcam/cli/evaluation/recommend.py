@@ -16,7 +16,7 @@ from gradcam.cli.evaluation.recommend_outcome import Outcome
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.settings import ModelChoice, Output, to_model_choice
 from gradcam.cli.terminal import printable
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, LayerError
 from gradcam.methods import find_methods
 from gradcam.scores import SCORES
 
@@ -150,7 +150,7 @@ def _recommend(wish: _Wish) -> int:
 
     start = time.perf_counter()
     listing = list_inputs(wish.inputs)
-    classifier = load_model(wish.model, layer=wish.layers[0] if wish.layers else None)
+    classifier = _load(wish)
     layers = check_layers(classifier.model, wish.layers) if wish.layers else None
     say(classifier.notes, wish.output)
     items = _draw(listing.items, wish.limit, wish.seed)
@@ -182,6 +182,16 @@ def _recommend(wish: _Wish) -> int:
     elif not wish.output.quiet:
         click.echo(outcome.format(show_all=wish.show_all))
     return int(failed > 0)
+
+
+def _load(wish: _Wish) -> Classifier:
+    """The model with its own layer, so that others are compared with that; where it has none, with the first named one."""
+    try:
+        return load_model(wish.model)
+    except LayerError:
+        if not wish.layers:
+            raise
+        return load_model(wish.model, layer=wish.layers[0])
 
 
 def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
