@@ -169,7 +169,7 @@ class TargetLayer:
             self._activations = tensor.clone() if is_shared else tensor
         else:
             self._activations = (tensor.detach().clone() if is_shared else tensor.detach()).requires_grad_()
-        handed_on = self._passage(self._activations).clone()
+        handed_on = self._passage(self._activations).clone(memory_format=_format_of(self._activations))
         for each in changed:  # an input that became the output has to lead to the gradient under its old name as well
             replacement = each.replace(handed_on if each.given is tensor else each.given)
             handed_on = replacement if each.given is tensor else handed_on
@@ -177,6 +177,18 @@ class TargetLayer:
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    """Channels last by name where it is so: of one image, a view's strides may be read as those of another order.
+
+    PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
+    """
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    channels_last = formats.get(tensor.ndim)
+    if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
+        return torch.preserve_format
+    return channels_last
 
 
 def _shares_storage(tensor: Tensor, inputs: Any) -> bool:

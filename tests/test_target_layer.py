@@ -579,3 +579,21 @@ def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None
     assert model.weight.is_leaf
     assert not model.weight.requires_grad
     assert layer.gradients.any()
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_the_gradient_before_a_norm_of_one_channels_last_image_is_that_of_the_channel(images: int, rank: int) -> None:
+    """The score is the fifth channel's mean behind the norm: its gradient is the norm's factor over the places."""
+    norm = [nn.BatchNorm2d, nn.BatchNorm3d][rank - 2](8)
+    norm.running_var.copy_(torch.arange(1.0, 9.0))
+    convolution = [nn.Conv2d, nn.Conv3d][rank - 2](3, 8, 1)
+    model = nn.Sequential(convolution, norm).eval().requires_grad_(False)
+    layout = [torch.channels_last, torch.channels_last_3d][rank - 2]
+    pictures = torch.randn(images, 3, *[4] * rank).to(memory_format=layout)
+    with TargetLayer(model[0]) as layer:
+        score = model(pictures).flatten(2).mean(2)[:, 5].sum()
+    gradient = layer.backward(score)
+    expected = torch.zeros(images, 8, *[4] * rank)
+    expected[:, 5] = 1 / (6.0 + norm.eps) ** 0.5 / 4**rank
+    torch.testing.assert_close(gradient, expected)

@@ -14,6 +14,7 @@ from gradcam.cli.batch import batch_command
 from gradcam.cli.compare import compare_command
 from gradcam.cli.evaluation.check import check_command
 from gradcam.cli.evaluation.evaluate import evaluate_command
+from gradcam.cli.evaluation.recommend import recommend_command
 from gradcam.cli.inspection import inspect_group
 from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
 from gradcam.cli.layers import layers_command
@@ -38,6 +39,7 @@ def cli() -> None:
       gradcam compare photo.jpg                 methods side by side
       gradcam check photo.jpg                   can this map be trusted?
       gradcam evaluate photos/                  which method's maps to trust, measured
+      gradcam recommend photos/                 the best method, score and layer for a model
       gradcam run photo.jpg --model resnet50    another model
       gradcam layers resnet50                   where in a model one can look
       gradcam inspect activations photo.jpg     inside it: trace, features, activations, gradients
@@ -53,8 +55,9 @@ for command in (
     batch_command,
     report_command,
     compare_command,
-    evaluate_command,
     check_command,
+    evaluate_command,
+    recommend_command,
     layers_command,
     inspect_group,
     methods_command,

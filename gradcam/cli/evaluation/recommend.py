@@ -1,0 +1,240 @@
+"""`gradcam recommend`: which method, score and layer are best for a model, on one's own pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cli import options
+from gradcam.cli.evaluation.recommend_outcome import Outcome
+from gradcam.cli.preparation import load_model, say
+from gradcam.cli.settings import ModelChoice, Output, to_model_choice
+from gradcam.cli.terminal import printable
+from gradcam.errors import GradcamError, LayerError
+from gradcam.methods import find_methods
+from gradcam.scores import SCORES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradcam.batch.items import Item
+    from gradcam.classifiers import Classifier
+
+LIMIT = 24  # pictures
+SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {remaining} left"  # of a bar
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What is to be tried on which pictures, as typed."""
+
+    inputs: tuple[str, ...]
+    model: ModelChoice
+    layers: tuple[str, ...]
+    reshape: str | tuple[int, ...] | None
+    methods: tuple[str, ...] | None
+    scores: tuple[str, ...]
+    limit: int
+    least: float
+    seed: int
+    show_all: bool
+    output: Output
+
+
+def _to_methods(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    try:
+        found = find_methods([name.strip() for name in text.split(",")])
+    except GradcamError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    beside = [method.name for method in found if method.place != "layer"]
+    if beside:
+        raise click.BadParameter(f"{beside[0]} looks at no layer: leave it out.", context, parameter)
+    return tuple(dict.fromkeys(method.name for method in found))
+
+
+def _to_scores(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
+    for name in names:
+        if name not in SCORES:
+            raise click.BadParameter(
+                f"There is no score {name!r}: choose some of {', '.join(SCORES)}.", context, parameter
+            )
+    return names
+
+
+@click.command("recommend", short_help="Find the best method, score and layer for a model on one's pictures.")
+@click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
+@options.model
+@click.option(
+    "-l",
+    "--layer",
+    "layers",
+    metavar="NAME",
+    multiple=True,
+    help="Layer to try, by dotted name; repeatable.  [default: a handful]",
+)
+@click.option(
+    "--methods",
+    metavar="NAME[,NAME]",
+    callback=_to_methods,
+    help="Methods to try.  [default: those of one forward pass]",
+)
+@click.option(
+    "--scores",
+    metavar="NAME[,NAME]",
+    default=",".join(SCORES),
+    show_default=True,
+    callback=_to_scores,
+    help="Scores to try.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=4),
+    default=LIMIT,
+    show_default=True,
+    metavar="N",
+    help="Pictures at most; of more, so many are drawn.",
+)
+@click.option(
+    "--least",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    metavar="P",
+    help="Pictures whose class is less probable are left out.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of all that is drawn."
+)
+@click.option("--all", "show_all", is_flag=True, help="All rows of the table, however many.")
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Try methods, scores and layers on pictures, and say which are best: no annotations are needed.
+
+    Takes files, folders, globs, lists and archives, as `gradcam batch` does; a dozen pictures of a dozen classes are enough.
+    In mosaics of four pictures of four classes it is measured how much of a class's map is on the class's own picture, and
+    how often the maximum is; chance is 0.25. Of the combinations that are not clearly worse than the best in that, the one
+    with the best ROAD is recommended: covering what it marks lowers the probability most, against covering the rest.
+
+    Intervals hold 95 % of what other pictures like these would give. A picture that cannot be read is named, left out, and
+    the status is 1.
+
+    \b
+      gradcam recommend photos/
+      gradcam recommend photos/ --model resnet50 --methods gradcam,layercam -l layer4 -l layer3
+    """
+    names = ("layers", "reshape", "methods", "scores", "limit", "least", "seed", "show_all")
+    wish = _Wish(
+        inputs=inputs,
+        model=to_model_choice(chosen),
+        output=Output(as_json, quiet),
+        **{name: chosen[name] for name in names},
+    )
+    return _recommend(wish)
+
+
+def _recommend(wish: _Wish) -> int:
+    """Measure, say what was found, and give the exit status. All that was typed is checked before the first picture."""
+    from gradcam.batch.sources import list_inputs
+    from gradcam.evaluation.candidates import check_layers
+    from gradcam.evaluation.recommending import recommend
+
+    start = time.perf_counter()
+    listing = list_inputs(wish.inputs)
+    classifier = _load(wish)
+    layers = check_layers(classifier.model, wish.layers) if wish.layers else None
+    say(classifier.notes, wish.output)
+    items = _draw(listing.items, wish.limit, wish.seed)
+    with _shown(wish.output) as progress:
+        pictures, failed = _read(classifier, items)
+        found = recommend(
+            classifier,
+            pictures,
+            methods=wish.methods,
+            scores=wish.scores,
+            layers=layers,
+            least=wish.least,
+            seed=wish.seed,
+            reshape=wish.reshape,
+            progress=progress,
+        )
+    outcome = Outcome(
+        found=found,
+        choice=wish.model,
+        reshape=wish.reshape,
+        device=str(classifier.device),
+        given=len(listing.items),
+        taken=len(items),
+        failed=failed,
+        seconds=time.perf_counter() - start,
+    )
+    if wish.output.as_json:
+        click.echo(outcome.to_json())
+    elif not wish.output.quiet:
+        click.echo(outcome.format(show_all=wish.show_all))
+    return int(failed > 0)
+
+
+def _load(wish: _Wish) -> Classifier:
+    """The model with its own layer, so that others are compared with that; where it has none, with the first named one."""
+    try:
+        return load_model(wish.model)
+    except LayerError:
+        if not wish.layers:
+            raise
+        return load_model(wish.model, layer=wish.layers[0])
+
+
+def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
+    """So many of the pictures, by chance, in their order: the first ones of a folder may all be of one class."""
+    import torch
+
+    from gradcam.evaluation.seeds import draw
+
+    if len(items) <= limit:
+        return list(items)
+    places = torch.randperm(len(items), generator=draw(seed, "pictures"))[:limit]
+    return [items[place] for place in sorted(places.tolist())]
+
+
+def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tensor], int]:
+    """The pictures as the model takes them, by name, and how many failed; these are named on standard error."""
+    from dataclasses import replace
+
+    from gradcam.batch.reading import read_item
+
+    pictures, failed = {}, 0
+    for item in items:
+        picture = read_item(classifier, replace(item, wanted=None)).picture  # what a list asks for is not looked at
+        if isinstance(picture, GradcamError):
+            failed += 1
+            click.echo(printable(str(picture)), err=True)
+        else:
+            pictures[item.name] = picture.image
+    return pictures, failed
+
+
+@contextlib.contextmanager
+def _shown(output: Output) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; whatever a model of the user's prints goes to standard error meanwhile."""
+    from tqdm import tqdm
+
+    hidden = True if output.quiet else None  # None: unless standard error is a terminal
+    with tqdm(
+        total=1, bar_format=SHAPE, dynamic_ncols=True, disable=hidden, file=sys.stderr, leave=False
+    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show

@@ -1,0 +1,106 @@
+"""What to explain a model with: every combination that was tried, in numbers, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradcam.evaluation.intervals import Interval
+
+SAME = 1e-4  # of a mass: differences that make none
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A method, the score that it explains, and a layer. `score`: None where the method has its own, or none."""
+
+    method: str
+    score: str | None
+    layer: str
+
+    def __str__(self) -> str:
+        return f"{self.method}{f' of the {self.score}' if self.score else ''} at {self.layer}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination's numbers, as means over pictures with their intervals.
+
+    `mass`, `maximum`: of the grid pointing game, a picture's being its mean over the mosaics that it is in. `behind`: the
+    mass minus that of the combination with most of it, picture by picture. `road`: None where that was not measured, since
+    the mass is clearly less; `road_behind`: the same minus the best one's.
+    """
+
+    combination: Combination
+    mass: Interval
+    maximum: Interval
+    behind: Interval
+    road: Interval | None = None
+    road_behind: Interval | None = None
+
+    @property
+    def is_clearly_less(self) -> bool:
+        """Whether the mass is clearly less than the most, so that it cannot be the best."""
+        return self.behind.high < -SAME
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best combination of method, score and layer for a model, on somebody's pictures.
+
+    `rows`: all combinations; first those that ROAD was measured of, the best ROAD first, then the others by mass.
+    `best`: of those whose mass is not clearly less than the most, the one with the best ROAD. `default`: what is taken
+    where nothing is said, None where no map can be taken there; `gain` and `road_gain` are the best one's mass and ROAD
+    minus the default's, picture by picture. `pictures`: the names of those that took part, and `mosaics`, how many were
+    made of them, each of `size` (height, width). `left_out`: combinations that have no map, and why.
+    """
+
+    model: str
+    rows: tuple[Row, ...]
+    best: Row
+    default: Row | None
+    gain: Interval | None
+    road_gain: Interval | None
+    pictures: tuple[str, ...]
+    mosaics: int
+    size: tuple[int, int]
+    seed: int
+    left_out: Mapping[Combination, str]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the best is what is taken anyway."""
+        return self.default is not None and self.best.combination == self.default.combination
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in lists, dicts, strings and numbers, as JSON has them."""
+        return {
+            "model": self.model,
+            "best": _name(self.best.combination),
+            "default": None if self.default is None else _name(self.default.combination),
+            "gain": _to_dict(self.gain),
+            "road_gain": _to_dict(self.road_gain),
+            "pictures": list(self.pictures),
+            "mosaics": self.mosaics,
+            "size": list(self.size),
+            "seed": self.seed,
+            "rows": [_row_to_dict(row) for row in self.rows],
+            "left_out": [{**_name(it), "reason": reason} for it, reason in self.left_out.items()],
+        }
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    numbers = {"mass": row.mass, "maximum": row.maximum, "behind": row.behind, "road": row.road}
+    numbers["road_behind"] = row.road_behind
+    return {**_name(row.combination), **{name: _to_dict(interval) for name, interval in numbers.items()}}
+
+
+def _name(combination: Combination) -> dict[str, str | None]:
+    return {"method": combination.method, "score": combination.score, "layer": combination.layer}
+
+
+def _to_dict(interval: Interval | None) -> dict[str, float] | None:
+    if interval is None:
+        return None
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}

@@ -1,0 +1,132 @@
+"""The grid pointing game against values worked by hand, its definition written slowly, and maps that know nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import gradcam
+from gradcam.errors import ImageError
+from gradcam.evaluation.controls import CONTROLS
+from gradcam.evaluation.grid import grid_pointing_game
+from tests.colours import COLOURS, ColourNet, picture
+
+
+def slowly(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Böhle et al., equation 14, pixel by pixel in float64; of several maxima the share in the right cell."""
+    count, _, height, width = heatmaps.shape
+    mass, hits = torch.zeros(2, count, 4, dtype=torch.float64)
+    for m in range(count):
+        for k in range(4):
+            total = inside = maxima = right = 0.0
+            largest = max(0.0, float(heatmaps[m, k].max()))
+            for y in range(height):
+                for x in range(width):
+                    value = float(heatmaps[m, k, y, x])
+                    is_own = (y >= height // 2) * 2 + (x >= width // 2) == k
+                    total += max(value, 0)
+                    inside += max(value, 0) * is_own
+                    maxima += value == largest > 0
+                    right += (value == largest > 0) * is_own
+            mass[m, k] = inside / total if total else 0
+            hits[m, k] = right / maxima if maxima else 0
+    return mass, hits
+
+
+def only(cell: int, size: int = 4) -> Tensor:
+    """One in a cell, zero elsewhere."""
+    half = size // 2
+    heatmap = torch.zeros(size, size)
+    heatmap[cell // 2 * half :, cell % 2 * half :][:half, :half] = 1
+    return heatmap
+
+
+@pytest.mark.parametrize("size", [(6, 8), (7, 5), (2, 2)])
+def test_it_is_the_papers_definition(size: tuple[int, int]) -> None:
+    heatmaps = torch.randn(5, 4, *size)
+    found = grid_pointing_game(heatmaps)
+    mass, hits = slowly(heatmaps)
+    assert found.mass.dtype == found.hits.dtype == torch.float32
+    torch.testing.assert_close(found.mass.double(), mass, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.hits.double(), hits)
+    assert 0 < hits.mean() < 1
+
+
+def test_a_map_worked_by_hand() -> None:
+    heatmap = torch.tensor([[1.0, 0, 2, 0], [0, 0, 0, 0], [4, 0, 0, -9], [0, 1, 0, 0]])
+    found = grid_pointing_game(heatmap.expand(1, 4, 4, 4))
+    assert found.mass[0].tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8, 0])
+    assert found.hits[0].tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("cell", range(4))
+def test_all_in_one_cell_is_right_for_that_cells_class_alone(cell: int) -> None:
+    found = grid_pointing_game(only(cell).expand(1, 4, 4, 4))
+    expected = [float(k == cell) for k in range(4)]
+    assert found.mass[0].tolist() == found.hits[0].tolist() == expected
+
+
+def test_rules_for_maps_without_a_direction() -> None:
+    constant, blank, negative = torch.full((4, 4), 0.3), torch.zeros(4, 4), torch.full((4, 4), -1.0)
+    tied = only(0)
+    tied[3, 3] = 1
+    found = grid_pointing_game(torch.stack([constant, blank, negative, tied])[:, None].expand(4, 4, 4, 4))
+    assert found.mass[0].tolist() == found.hits[0].tolist() == [0.25] * 4
+    assert found.mass[1:3].count_nonzero() == found.hits[1:3].count_nonzero() == 0
+    assert found.hits[3].tolist() == pytest.approx([0.8, 0, 0, 0.2])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_the_scale_makes_no_difference(scale: float) -> None:
+    heatmaps = torch.rand(3, 4, 6, 6)
+    one, other = grid_pointing_game(heatmaps), grid_pointing_game(heatmaps * scale)
+    torch.testing.assert_close(one.mass, other.mass)
+    assert torch.equal(one.hits, other.hits)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_map_that_does_not_know_the_class_is_at_chance(name: str) -> None:
+    maps = CONTROLS[name].make(torch.randn(6, 3, 32, 32), 0)
+    found = grid_pointing_game(maps[:, None].expand(-1, 4, -1, -1))
+    torch.testing.assert_close(found.mass.mean(1), torch.full((6,), 0.25))
+    torch.testing.assert_close(found.hits.mean(1), torch.full((6,), 0.25))
+
+
+def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and_wrong_behind() -> None:
+    cells = [picture(colour) for colour in ("red", "cyan", "blue", "yellow")]
+    mosaic = torch.cat([torch.cat(cells[:2], 2), torch.cat(cells[2:], 2)], 1)[None]
+    classes = [[COLOURS.index(colour) for colour in ("red", "cyan", "blue", "yellow")]]
+    explained = gradcam.compare(
+        ColourNet().eval(), mosaic, layers=["active", "turn"], methods=["gradcam"], target=classes
+    )
+    for layer, share in (("active", 1.0), ("turn", 0.0)):
+        found = grid_pointing_game(explained[layer, "gradcam"])
+        assert found.mass[0].tolist() == pytest.approx([share] * 4, abs=1e-6)
+        assert found.hits[0].tolist() == [share] * 4
+
+
+def test_arrays_and_views_are_taken_and_left_as_they_are() -> None:
+    heatmaps = torch.randn(2, 4, 6, 6)
+    before = heatmaps.clone()
+    expected = grid_pointing_game(heatmaps)
+    turned = np.asfortranarray(heatmaps.numpy())
+    assert torch.equal(grid_pointing_game(turned).mass, expected.mass)
+    assert torch.equal(grid_pointing_game(heatmaps.half().requires_grad_()).hits, expected.hits)
+    assert torch.equal(heatmaps, before)
+
+
+@pytest.mark.parametrize(
+    ("heatmaps", "message"),
+    [
+        (torch.zeros(2, 3, 4, 4), r"shape \(2, 3, 4, 4\), expected \(M,4,H,W\)"),
+        (torch.zeros(4, 4, 4), r"shape \(4, 4, 4\), expected \(M,4,H,W\)"),
+        (torch.zeros(1, 4, 1, 4), r"shape \(1, 4, 1, 4\)"),
+        ([[1.0]], "expected a tensor or an array"),
+        (torch.full((1, 4, 4, 4), float("nan")), "NaN or infinite"),
+    ],
+)
+def test_what_is_wrong_is_said(heatmaps: object, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        grid_pointing_game(heatmaps)
