@@ -171,7 +171,8 @@ def test_a_picture_in_which_no_gradient_is_left_has_no_second_map() -> None:
     assert coherency(judge([0.5]), HALF, explain).tolist() == [0.5]
 
 
-def test_the_second_map_is_made_in_evaluation_mode_with_gradients() -> None:
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_the_second_map_is_made_in_evaluation_mode_with_gradients(mode: Callable[[], Any]) -> None:
     model = nn.Sequential(nn.Dropout(), Mean()).train()
     before, seen = traces(model), []
 
@@ -179,7 +180,7 @@ def test_the_second_map_is_made_in_evaluation_mode_with_gradients() -> None:
         seen.append((model[0].training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         return HALF.clone().requires_grad_()
 
-    with torch.inference_mode():
+    with mode():
         subject = Subject(model, torch.ones(1, 1, 2, 2), 0, activation="none")
         assert not coherency(subject, HALF, explain).requires_grad
     assert seen == [(False, True, False)]

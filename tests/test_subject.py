@@ -193,9 +193,10 @@ def test_a_model_that_raises_is_left_as_it_was() -> None:
     assert_same(before, traces(model))
 
 
-def test_a_model_that_works_in_place_changes_no_image_and_no_variant() -> None:
+@pytest.mark.parametrize("batch_size", [1, 2, 3, None])
+def test_a_model_that_works_in_place_changes_no_image_and_no_variant(batch_size: int | None) -> None:
     images, variant = TINY.clone(), TINY.clone()
-    subject = Subject(nn.Sequential(nn.ReLU(inplace=True), First()), images, 0)
+    subject = Subject(nn.Sequential(nn.ReLU(inplace=True), First()), images, 0, batch_size=batch_size)
     found = [subject.score([variant]) for _ in range(2)]
     assert torch.equal(images, TINY)
     assert torch.equal(variant, TINY)

@@ -96,6 +96,5 @@ def _is_flat(maps: Tensor) -> Tensor:
 def _correlate(maps: Tensor, others: Tensor) -> Tensor:
     """Pearson's correlation of each pair (N,H,W) of maps: (N,), zero where one of the two is flat."""
     a, b = (each.flatten(1) - each.mean((1, 2))[:, None] for each in (maps, others))
-    lengths = a.norm(dim=1) * b.norm(dim=1)
-    found = (a * b).sum(1) / torch.where(lengths > 0, lengths, 1.0)
+    found = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN for a flat one
     return torch.where(_is_flat(maps) | _is_flat(others), 0.0, found.clamp(-1, 1))
