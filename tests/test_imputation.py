@@ -111,6 +111,14 @@ def test_large_areas_equal_the_exact_solution_within_a_few_steps(name: str, monk
     assert (found - impute_exactly(image[0], known)).abs().max() < STATED * 2
 
 
+@pytest.mark.parametrize("shape", [(1, 151), (151, 1)])
+def test_a_long_line_takes_a_few_steps_too(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multigrid, "MOST_STEPS", 15)
+    straight = torch.linspace(-1, 1, 151).reshape(1, 1, *shape)
+    known = torch.tensor([True, *[False] * 149, True]).reshape(1, *shape)
+    assert (impute(straight * known, known, noise=0) - straight).abs().max() < STATED * 2
+
+
 @pytest.mark.parametrize("name", ["make_edges, least", "make_random, most", "two sides", "large chessboard"])
 def test_more_steps_lead_to_the_exact_solution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multigrid, "TOLERANCE", 1e-12)
@@ -155,7 +163,8 @@ def test_nothing_is_imputed_where_everything_is_known() -> None:
     assert torch.equal(impute(image, torch.ones(1, 6, 7, dtype=torch.bool)), image)
 
 
-def test_a_constant_stays_constant() -> None:
+def test_a_constant_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multigrid, "MOST_STEPS", 0)
     image = torch.full((1, 2, 21, 21), 0.3)
     known = torch.zeros(1, 21, 21, dtype=torch.bool)
     known[0, 20, 3] = True
