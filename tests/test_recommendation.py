@@ -289,6 +289,20 @@ def test_road_is_measured_with_the_seed() -> None:
     assert (found - eight).abs().max() > 1e-5
 
 
+def test_gains_are_the_best_minus_the_default() -> None:
+    pale = {colour: picture(colour, strength=0.5) for colour in COLOURS}
+    for image in pale.values():
+        image[:, 4:] *= 0.5  # one half says more than the other
+    result = recommend(
+        classifier_of(ColourNet()), pale, methods=["gradcam"], scores=["logit"], layers=["active"], least=0
+    )
+    assert result.default is not None
+    assert None not in (result.best.road, result.default.road, result.default.road_behind, result.road_gain)
+    assert result.best.road.mean > result.default.road.mean + 0.01
+    assert result.road_gain.mean == pytest.approx(result.best.road.mean - result.default.road.mean)
+    assert result.default.road_behind.mean == pytest.approx(-result.road_gain.mean)
+
+
 def test_the_same_seed_gives_the_same_to_the_last_digit(found: Recommendation) -> None:
     torch.manual_seed(99)
     again = recommend(classifier_of(ColourNet()), PICTURES, methods=["gradcam", "eigencam"], mosaics=8)
