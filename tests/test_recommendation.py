@@ -13,16 +13,19 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamError, InputError, LayerError
 from gradcam.evaluation.candidates import check_layers, find_candidates
-from gradcam.evaluation.contest import Contest
+from gradcam.evaluation.contest import SHARES, Contest
 from gradcam.evaluation.grid import grid_pointing_game
+from gradcam.evaluation.intervals import mean_interval
 from gradcam.evaluation.mosaics import arrange, find_tiles
 from gradcam.evaluation.ranking import find_best, find_most, find_twins, list_best, subtract, to_rows
 from gradcam.evaluation.recommendation import Combination, Recommendation
 from gradcam.evaluation.recommending import recommend
+from gradcam.evaluation.removal import road
+from gradcam.evaluation.subject import Subject
 from gradcam.evaluation.trials import Trials, combine, list_single_pass
 from gradcam.methods import METHODS
 from gradcam.targets import ClassTarget
-from tests.colours import COLOURS, ColourNet, classifier_of, picture
+from tests.colours import COLOURS, ColourNet, Turn, classifier_of, picture
 from tests.helpers import assert_same, traces
 
 PICTURES = {colour: picture(colour) for colour in COLOURS}
@@ -136,10 +139,10 @@ class Forked(ColourNet):
     def __init__(self) -> None:
         super().__init__()
         self.fine = nn.Upsample(scale_factor=8)
-        self.dead = nn.ReLU()
+        self.dead = Turn()
 
     def forward(self, x: Tensor) -> Tensor:
-        dead = self.dead(x - 10)  # zero, whatever comes
+        dead = self.dead(x - 10).relu()  # zero, whatever comes
         return super().forward(self.fine(x)) + dead.mean((1, 2, 3))[:, None]
 
 
@@ -195,11 +198,14 @@ def test_the_best_is_that_of_the_best_road_and_of_equal_ones_the_default() -> No
 
 def test_rows_have_the_numbers_in_their_order() -> None:
     one, two, three = GRADCAM
-    mass = {one: values(0.2, 0.4), two: values(0.9, 0.7), three: values(0.5, 0.5)}
+    four, five = (Combination("layercam", "logit", layer) for layer in ("turn", "active"))
+    mass = {one: values(0.2, 0.4), two: values(0.9, 0.7), three: values(0.5, 0.5), four: values(0.6, 0.6)}
+    mass[five] = values(0.1, 0.1)
     hits = {it: values(1, 0) for it in mass}
-    roads = {one: values(0.1, 0.3), two: values(0.0, 0.2)}
+    roads = {five: values(0.0, 0.1), one: values(0.1, 0.3), two: values(0.0, 0.2)}
     rows = to_rows(mass, hits, roads, two, seed=0)
-    assert [row.combination for row in rows] == [two, one, three]
+    assert [row.combination for row in rows] == [two, one, five, four, three]
+    rows = [rows[0], rows[1], rows[4]]
     assert [row.mass.mean for row in rows] == pytest.approx([0.8, 0.3, 0.5])
     assert [row.behind.mean for row in rows] == pytest.approx([0, -0.5, -0.3])
     assert [row.maximum.mean for row in rows] == [0.5] * 3
@@ -244,21 +250,20 @@ def test_every_combination_has_a_row(found: Recommendation) -> None:
 
 
 def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) -> None:
-    from gradcam.evaluation.contest import SHARES
-    from gradcam.evaluation.removal import road
-    from gradcam.evaluation.subject import Subject
-
     classifier = classifier_of(ColourNet())
     mosaics = arrange(classifier.model, find_tiles(classifier, PICTURES), limit=8)
-    it = Combination("gradcam", "contrast", "active")
-    by_name: dict[str, list[float]] = {colour: [] for colour in COLOURS}
-    for mosaic in mosaics:
-        target = ClassTarget([list(mosaic.classes)], score="contrast")
-        explained = gradcam.explain(classifier.model, mosaic.image[None], "active", target=target)
-        for name, mass in zip(mosaic.names, grid_pointing_game(explained).mass[0].tolist(), strict=True):
-            by_name[name].append(mass)
-    (row,) = (row for row in found.rows if row.combination == it)
-    assert row.mass.mean == pytest.approx(sum(sum(each) / len(each) for each in by_name.values()) / 6)
+    for it in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
+        numbers: dict[str, list[Tensor]] = {colour: [] for colour in COLOURS}
+        for mosaic in mosaics:
+            target = ClassTarget([list(mosaic.classes)], score=it.score or "logit")
+            explained = gradcam.explain(classifier.model, mosaic.image[None], "active", method=it.method, target=target)
+            game = grid_pointing_game(explained)
+            for name, *pair in zip(mosaic.names, game.mass[0], game.hits[0], strict=True):
+                numbers[name].append(torch.stack(pair).double())
+        means = torch.stack([torch.stack(each).mean(0) for each in numbers.values()])
+        (row,) = (row for row in found.rows if row.combination == it)
+        for interval, expected in ((row.mass, means[:, 0]), (row.maximum, means[:, 1])):
+            assert vars(interval) == pytest.approx(vars(mean_interval(expected.tolist())))
     images = torch.stack(list(PICTURES.values()))
     subject = Subject(classifier.model, images)
     explained = gradcam.explain(classifier.model, images, "turn", target=list(range(6)))
@@ -267,8 +272,35 @@ def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) 
     assert subject.classes.tolist() == list(range(6))
     assert found.default is not None
     assert found.default.road is not None
-    expected = torch.cat([each.combined for each in scores]).mean()
-    assert found.default.road.mean == pytest.approx(float(expected), abs=1e-6)
+    combined = torch.cat([each.combined for each in scores]).mean()
+    assert found.default.road.mean == pytest.approx(float(combined), abs=1e-6)
+
+
+def test_road_is_measured_with_the_seed() -> None:
+    classifier = classifier_of(ColourNet())
+    pale = {colour: picture(colour, strength=0.5) for colour in COLOURS[:4]}
+    tiles = find_tiles(classifier, pale, least=0)
+    found = Contest(Trials(classifier), tiles, (), 7).remove([GRADCAM[1]])[GRADCAM[1]]
+    images = torch.stack([tile.image for tile in tiles])
+    subject = Subject(classifier.model, images)
+    heatmaps = gradcam.explain(classifier.model, images, "active", target=subject.classes).heatmaps[:, 0]
+    seven, eight = (road(subject, heatmaps, shares=SHARES, seed=seed).combined.double() for seed in (7, 8))
+    torch.testing.assert_close(found, seven, rtol=0, atol=1e-7)
+    assert (found - eight).abs().max() > 1e-5
+
+
+def test_gains_are_the_best_minus_the_default() -> None:
+    pale = {colour: picture(colour, strength=0.5) for colour in COLOURS}
+    for image in pale.values():
+        image[:, 4:] *= 0.5  # one half says more than the other
+    result = recommend(
+        classifier_of(ColourNet()), pale, methods=["gradcam"], scores=["logit"], layers=["active"], least=0
+    )
+    assert result.default is not None
+    assert None not in (result.best.road, result.default.road, result.default.road_behind, result.road_gain)
+    assert result.best.road.mean > result.default.road.mean + 0.01
+    assert result.road_gain.mean == pytest.approx(result.best.road.mean - result.default.road.mean)
+    assert result.default.road_behind.mean == pytest.approx(-result.road_gain.mean)
 
 
 def test_the_same_seed_gives_the_same_to_the_last_digit(found: Recommendation) -> None:

@@ -210,6 +210,8 @@ def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tens
     """The pictures as the model takes them, by name, and how many failed; these are named on standard error."""
     from dataclasses import replace
 
+    from tqdm import tqdm
+
     from gradcam.batch.reading import read_item
 
     pictures, failed = {}, 0
@@ -217,7 +219,7 @@ def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tens
         picture = read_item(classifier, replace(item, wanted=None)).picture  # what a list asks for is not looked at
         if isinstance(picture, GradcamError):
             failed += 1
-            click.echo(printable(str(picture)), err=True)
+            tqdm.write(printable(str(picture)), file=sys.stderr)
         else:
             pictures[item.name] = picture.image
     return pictures, failed
