@@ -406,6 +406,67 @@ def test_a_model_of_one_class_has_no_rival() -> None:
         class_difference(Subject(model, TINY, activation="softmax"), grey)
 
 
+# Beside Quantus
+
+
+class Redrawn(nn.Conv2d):
+    """Whose weights Quantus draws anew as we do; it knows its name."""
+
+    name = ""
+
+    def reset_parameters(self) -> None:
+        if not self.name:
+            super().reset_parameters()
+            return
+        for part, value in self.named_parameters():
+            order = torch.randperm(value.numel(), generator=draw(0, "weights", f"{self.name}.{part}"))
+            value.data = value.data.flatten()[order].reshape(value.shape)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantus_finds_the_same_correlations_layer_by_layer() -> None:
+    quantus = pytest.importorskip("quantus")
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        Redrawn(3, 4, 3, padding=1), nn.ReLU(), Redrawn(4, 6, 3), nn.ReLU(), Redrawn(6, 5, 3), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).eval()  # fmt: skip
+    for name in ("0", "2", "4"):
+        model[int(name)].name = name
+    explain = Explainer(("gradcam",), "2").only("gradcam")
+    it = Subject(model, TINY)
+
+    def theirs(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
+        return explain(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
+
+    metric = quantus.MPRT(layer_order="top_down", abs=False, normalise=False, disable_warnings=True)
+    maps = explain(model, TINY, it.classes)[:, None].numpy()
+    found = metric(model, TINY.numpy(), it.classes.numpy(), maps, explain_func=theirs, device="cpu")
+    ours = randomisation(it, explain, stages=3)
+    assert ours.layers == ("4", "2", "0")
+    for stage, layer in enumerate(ours.layers):
+        np.testing.assert_allclose(ours.correlations[:, stage], found[layer], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantus_finds_the_same_sensitivity() -> None:
+    quantus = pytest.importorskip("quantus")
+    it = subject()
+    generator = draw(2, "noise")
+    noise = iter([((2 * torch.rand(TINY.shape, generator=generator) - 1) * 0.2).flatten(1).numpy() for _ in range(5)])
+
+    def theirs(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
+        return GRADCAM(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
+
+    metric = quantus.MaxSensitivity(
+        nr_samples=5, perturb_func=lambda arr, **_: arr + next(noise), disable_warnings=True
+    )
+    maps = GRADCAM(it.model, TINY, it.classes)
+    found = metric(it.model, TINY.numpy(), it.classes.numpy(), maps[:, None].numpy(), explain_func=theirs, device="cpu")
+    ours = max_sensitivity(it, GRADCAM, radius=0.2, samples=5, seed=2)
+    np.testing.assert_allclose(ours.numpy(), found, rtol=1e-4)
+
+
 # Covering
 
 
