@@ -108,7 +108,7 @@ def test_the_definition_in_slow_loops() -> None:
 def pictures(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Tensor:
     names = ("chelsea.jpg", "coffee.jpg", "koala.webp", "panda.webp", "macaw.webp", "lemur.webp")
     images = classifier.batch([gradcam.read_image(photo(name)) for name in names])
-    return nn.functional.interpolate(images, (64, 64), mode="area")
+    return nn.functional.interpolate(images, (96, 96), mode="area")
 
 
 def explained(classifier: gradcam.Classifier, pictures: Tensor) -> tuple[Subject, Tensor]:
