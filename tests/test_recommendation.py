@@ -276,6 +276,21 @@ def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) 
     assert found.default.road.mean == pytest.approx(float(combined), abs=1e-6)
 
 
+def test_mass_and_maxima_are_told_apart() -> None:
+    classifier = classifier_of(ColourNet())
+    tiles = find_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
+    (mosaic,) = arrange(classifier.model, tiles)
+    it = Combination("eigencam", None, "colour")
+    (mass, hits) = Contest(Trials(classifier), tiles, [mosaic], 0).play([it])
+    target = [list(mosaic.classes)]
+    explained = gradcam.explain(classifier.model, mosaic.image[None], "colour", method="eigencam", target=target)
+    game = grid_pointing_game(explained)
+    order = [mosaic.names.index(tile.name) for tile in tiles]
+    torch.testing.assert_close(mass[it], game.mass[0, order].double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(hits[it], game.hits[0, order].double(), rtol=0, atol=1e-6)
+    assert (mass[it] - hits[it]).abs().max() > 0.01
+
+
 def test_road_is_measured_with_the_seed() -> None:
     classifier = classifier_of(ColourNet())
     pale = {colour: picture(colour, strength=0.5) for colour in COLOURS[:4]}
