@@ -16,8 +16,8 @@ import gradcam
 from gradcam.classifiers.labels import find_class
 from gradcam.errors import InputError
 from gradcam.evaluation import Annotations, Truth, energy_pointing_game, localisation, pointing_game, read_annotations
-from gradcam.evaluation.markings import View, project_box, project_mask
-from gradcam.evaluation.outlines import fill_polygons, fill_runs, unpack_runs
+from gradcam.evaluation.annotations.markings import View, project_box, project_mask
+from gradcam.evaluation.annotations.outlines import fill_polygons, fill_runs, unpack_runs
 
 NAMES = ["a.jpg", "cats/b.png", "cats/c.webp"]
 LABELS = ["tench", "tiger cat", "espresso", "7"]

@@ -19,15 +19,10 @@ from gradcam.batch.weights import describe_weights
 from gradcam.drawing import overlay, scale
 from gradcam.errors import GradcamError, ImageError, TargetError
 from gradcam.evaluation import Explainer, Subject, check, verdicts
-from gradcam.evaluation.check_panel import COLOURS, COLUMNS, _fit, _wrap
-from gradcam.evaluation.classes import find_rivals
-from gradcam.evaluation.controls import make_random
-from gradcam.evaluation.covering import cover
-from gradcam.evaluation.exhibits import NOISE, OTHERS, SAMPLES, STAGES
-from gradcam.evaluation.noise import max_sensitivity
-from gradcam.evaluation.randomising import randomisation
-from gradcam.evaluation.ranks import rank_correlation
-from gradcam.evaluation.verdicts import (
+from gradcam.evaluation.checks.covering import cover
+from gradcam.evaluation.checks.exhibits import NOISE, OTHERS, SAMPLES, STAGES
+from gradcam.evaluation.checks.panel import COLOURS, COLUMNS, _fit, _wrap
+from gradcam.evaluation.checks.verdicts import (
     QUESTIONS,
     Thresholds,
     Verdict,
@@ -35,6 +30,11 @@ from gradcam.evaluation.verdicts import (
     read_thresholds,
     set_thresholds,
 )
+from gradcam.evaluation.classes import find_rivals
+from gradcam.evaluation.controls import make_random
+from gradcam.evaluation.noise import max_sensitivity
+from gradcam.evaluation.randomising import randomisation
+from gradcam.evaluation.ranks import rank_correlation
 from gradcam.inspection.blocks import measure_text
 from gradcam.panels import MARGIN
 from tests.helpers import assert_same, tiny_model, traces
@@ -269,7 +269,7 @@ def test_another_model_is_not_calibrated(tiny: gradcam.Classifier, picture: np.n
 
 
 def test_other_weights_of_the_embedded_model_are_not_calibrated(classifier: gradcam.Classifier) -> None:
-    from gradcam.evaluation.checking import _is_calibrated
+    from gradcam.evaluation.checks.checking import _is_calibrated
 
     assert _is_calibrated(classifier)
     assert not _is_calibrated(replace(classifier, model=tiny_model()))

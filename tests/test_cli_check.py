@@ -12,7 +12,7 @@ import pytest
 import gradcam
 from gradcam.cli.evaluation.verdict_outcome import WIDTH, Outcome
 from gradcam.evaluation import check as check_in_python
-from gradcam.evaluation.verdicts import QUESTIONS
+from gradcam.evaluation.checks.verdicts import QUESTIONS
 from tests.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures

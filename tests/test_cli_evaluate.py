@@ -18,11 +18,11 @@ import pytest
 import gradcam
 from gradcam.cli.interruption import Terminated
 from gradcam.evaluation import evaluate
-from gradcam.evaluation.engine import Study
-from gradcam.evaluation.entries import Entry
-from gradcam.evaluation.journal import Journal
 from gradcam.evaluation.metrics import DEFAULT, METRICS
-from gradcam.evaluation.writing import to_csv
+from gradcam.evaluation.study.engine import Study
+from gradcam.evaluation.study.entries import Entry
+from gradcam.evaluation.study.journal import Journal
+from gradcam.evaluation.study.writing import to_csv
 from tests import colour_model
 from tests.test_cli import Command, files, folder, gradcam_command, pixels
 

@@ -16,7 +16,7 @@ import gradcam
 from gradcam.cli.evaluation import recommend_outcome
 from gradcam.cli.preparation import load_model
 from gradcam.errors import LayerError
-from gradcam.evaluation.recommending import recommend as measure
+from gradcam.evaluation.recommendation.recommending import recommend as measure
 from tests.colours import COLOURS, SIGNS
 from tests.test_cli import Command, files, folder, gradcam_command
 

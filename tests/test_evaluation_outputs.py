@@ -21,17 +21,17 @@ from gradcam.batch.sources import list_inputs
 from gradcam.cli.evaluation.result_table import _number, format_results
 from gradcam.drawing import scale
 from gradcam.errors import GradcamError, OutputError
-from gradcam.evaluation.conditions import Conditions
-from gradcam.evaluation.entries import Entry
-from gradcam.evaluation.examples import draw_examples
-from gradcam.evaluation.latex import escape, to_latex
 from gradcam.evaluation.metrics import METRICS
-from gradcam.evaluation.plan import SINGLE_PASS, Plan, make_plan
-from gradcam.evaluation.plots import draw_curves
-from gradcam.evaluation.preparation import Wish, prepare_study
-from gradcam.evaluation.results import Results
-from gradcam.evaluation.standings import compare_methods
-from gradcam.evaluation.writing import to_csv, to_json, write_results
+from gradcam.evaluation.study.conditions import Conditions
+from gradcam.evaluation.study.entries import Entry
+from gradcam.evaluation.study.examples import draw_examples
+from gradcam.evaluation.study.latex import escape, to_latex
+from gradcam.evaluation.study.plan import SINGLE_PASS, Plan, make_plan
+from gradcam.evaluation.study.plots import draw_curves
+from gradcam.evaluation.study.preparation import Wish, prepare_study
+from gradcam.evaluation.study.results import Results
+from gradcam.evaluation.study.standings import compare_methods
+from gradcam.evaluation.study.writing import to_csv, to_json, write_results
 from tests.colour_model import load, paint_all
 
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is missing")

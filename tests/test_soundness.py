@@ -14,8 +14,8 @@ from captum.metrics import sensitivity_max
 from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, ModelError, TargetError
+from gradcam.evaluation.checks.covering import cover
 from gradcam.evaluation.classes import class_difference
-from gradcam.evaluation.covering import cover
 from gradcam.evaluation.explainers import Explain, Explainer
 from gradcam.evaluation.noise import max_sensitivity
 from gradcam.evaluation.randomising import randomisation

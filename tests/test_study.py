@@ -16,19 +16,19 @@ import gradcam
 from gradcam.batch.sources import list_inputs
 from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
 from gradcam.evaluation import METRICS, ConfidenceChange, Localisation, Subject, Truth, evaluate
-from gradcam.evaluation.conditions import describe_resizing
 from gradcam.evaluation.controls import CONTROLS
-from gradcam.evaluation.engine import Study
-from gradcam.evaluation.entries import Entry
 from gradcam.evaluation.explainers import Explainer
-from gradcam.evaluation.journal import Journal
-from gradcam.evaluation.measures import MEASURES, Case, measure
 from gradcam.evaluation.metrics import DEFAULT
-from gradcam.evaluation.plan import CONTROL_NAMES, SINGLE_PASS, make_plan
-from gradcam.evaluation.preparation import Wish, prepare_study
-from gradcam.evaluation.results import Results
 from gradcam.evaluation.seeds import derive
-from gradcam.evaluation.writing import to_csv, to_json
+from gradcam.evaluation.study.conditions import describe_resizing
+from gradcam.evaluation.study.engine import Study
+from gradcam.evaluation.study.entries import Entry
+from gradcam.evaluation.study.journal import Journal
+from gradcam.evaluation.study.measures import MEASURES, Case, measure
+from gradcam.evaluation.study.plan import CONTROL_NAMES, SINGLE_PASS, make_plan
+from gradcam.evaluation.study.preparation import Wish, prepare_study
+from gradcam.evaluation.study.results import Results
+from gradcam.evaluation.study.writing import to_csv, to_json
 from gradcam.methods import METHODS
 from tests.colour_model import LABELS, load, paint, paint_all
 

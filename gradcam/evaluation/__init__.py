@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.annotations import Annotations as Annotations
-    from gradcam.evaluation.annotations import Truth as Truth
-    from gradcam.evaluation.annotations import read_annotations as read_annotations
+    from gradcam.evaluation.annotations.reading import Annotations as Annotations
+    from gradcam.evaluation.annotations.reading import Truth as Truth
+    from gradcam.evaluation.annotations.reading import read_annotations as read_annotations
     from gradcam.evaluation.boxes import Localisation as Localisation
     from gradcam.evaluation.boxes import localisation as localisation
-    from gradcam.evaluation.checking import check as check
+    from gradcam.evaluation.checks.checking import check as check
+    from gradcam.evaluation.checks.verdicts import Verdict as Verdict
     from gradcam.evaluation.classes import class_difference as class_difference
     from gradcam.evaluation.controls import CONTROLS as CONTROLS
     from gradcam.evaluation.controls import Control as Control
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from gradcam.evaluation.masking import ConfidenceChange as ConfidenceChange
     from gradcam.evaluation.masking import coherency as coherency
     from gradcam.evaluation.masking import confidence_change as confidence_change
-    from gradcam.evaluation.measurements import Measurement as Measurement
     from gradcam.evaluation.metrics import METRICS as METRICS
     from gradcam.evaluation.metrics import Metric as Metric
     from gradcam.evaluation.mosaics import Mosaic as Mosaic
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from gradcam.evaluation.pointing import pointing_game as pointing_game
     from gradcam.evaluation.randomising import Randomisation as Randomisation
     from gradcam.evaluation.randomising import randomisation as randomisation
-    from gradcam.evaluation.recommendation import Recommendation as Recommendation
-    from gradcam.evaluation.recommending import recommend as recommend
+    from gradcam.evaluation.recommendation.outcome import Recommendation as Recommendation
+    from gradcam.evaluation.recommendation.recommending import recommend as recommend
     from gradcam.evaluation.removal import Road as Road
     from gradcam.evaluation.removal import road as road
-    from gradcam.evaluation.study import evaluate as evaluate
+    from gradcam.evaluation.study.measurements import Measurement as Measurement
+    from gradcam.evaluation.study.study import evaluate as evaluate
     from gradcam.evaluation.subject import Subject as Subject
     from gradcam.evaluation.summaries import adcc as adcc
     from gradcam.evaluation.summaries import complexity as complexity
-    from gradcam.evaluation.verdicts import Verdict as Verdict
 
 _HOMES = {
-    "Annotations": "annotations",
+    "Annotations": "annotations.reading",
     "CONTROLS": "controls",
     "ConfidenceChange": "masking",
     "Control": "controls",
@@ -64,24 +64,24 @@ _HOMES = {
     "Interval": "intervals",
     "Localisation": "boxes",
     "METRICS": "metrics",
-    "Measurement": "measurements",
+    "Measurement": "study.measurements",
     "Metric": "metrics",
     "Mosaic": "mosaics",
     "Randomisation": "randomising",
-    "Recommendation": "recommendation",
+    "Recommendation": "recommendation.outcome",
     "Road": "removal",
     "Subject": "subject",
-    "Truth": "annotations",
-    "Verdict": "verdicts",
+    "Truth": "annotations.reading",
+    "Verdict": "checks.verdicts",
     "adcc": "summaries",
-    "check": "checking",
+    "check": "checks.checking",
     "class_difference": "classes",
     "coherency": "masking",
     "complexity": "summaries",
     "confidence_change": "masking",
     "deletion": "curves",
     "energy_pointing_game": "pointing",
-    "evaluate": "study",
+    "evaluate": "study.study",
     "grid_pointing_game": "grid",
     "impute": "imputation",
     "insertion": "curves",
@@ -92,8 +92,8 @@ _HOMES = {
     "paired_difference": "intervals",
     "pointing_game": "pointing",
     "randomisation": "randomising",
-    "read_annotations": "annotations",
-    "recommend": "recommending",
+    "read_annotations": "annotations.reading",
+    "recommend": "recommendation.recommending",
     "road": "removal",
     "sufficiency": "curves",
 }

@@ -101,7 +101,7 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
 
 def _look(job: _Job, output: Output, image: Path) -> Outcome:
     """Judge one picture's map and draw the panel."""
-    from gradcam.evaluation.checking import check
+    from gradcam.evaluation.checks.checking import check
     from gradcam.images import write_image
 
     start = time.perf_counter()

@@ -12,7 +12,7 @@ from gradcam.cli.evaluation.study_files import StudyChoice
 from gradcam.cli.evaluation.study_job import judge_all
 from gradcam.cli.settings import Output, to_model_choice
 from gradcam.evaluation.metrics import GROUPS
-from gradcam.evaluation.plan import DEFAULT_METHODS
+from gradcam.evaluation.study.plan import DEFAULT_METHODS
 from gradcam.scores import SCORES
 
 

@@ -16,7 +16,7 @@ from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
-    from gradcam.evaluation.recommendation import Combination, Recommendation, Row
+    from gradcam.evaluation.recommendation.outcome import Combination, Recommendation, Row
 
 TITLES = ("method", "score", "layer", "mass ↑", "maximum ↑", "ROAD ↑", "mass, to the most")
 MOST_ROWS = 16

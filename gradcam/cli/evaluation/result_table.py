@@ -13,8 +13,8 @@ from gradcam.evaluation.metrics import METRICS
 
 if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
-    from gradcam.evaluation.results import Results
-    from gradcam.evaluation.standings import Standing
+    from gradcam.evaluation.study.results import Results
+    from gradcam.evaluation.study.standings import Standing
 
 Standings = Mapping[tuple[str, str], "Standing"]
 

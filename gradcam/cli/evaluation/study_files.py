@@ -16,8 +16,8 @@ from gradcam.cli.settings import Output
 from gradcam.errors import OutputError
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.engine import Study
-    from gradcam.evaluation.results import Results
+    from gradcam.evaluation.study.engine import Study
+    from gradcam.evaluation.study.results import Results
 
 TABLES = (".csv", ".json", ".tex")
 
@@ -76,7 +76,7 @@ def find_place(output: str) -> Place:
 
 def check_place(place: Place | None, choice: StudyChoice) -> None:
     """What can be told before torch is imported, and a model loaded. Raises `OutputError` for what is in the way."""
-    from gradcam.evaluation.journal import check_journal
+    from gradcam.evaluation.study.journal import check_journal
 
     if place is None:
         return
@@ -90,9 +90,9 @@ def check_place(place: Place | None, choice: StudyChoice) -> None:
 
 def write_all(study: Study, results: Results, place: Place, output: Output) -> Iterator[Path]:
     """Write all that belongs there, and give the path of each. Raises `GradcamError`."""
-    from gradcam.evaluation.examples import draw_examples
-    from gradcam.evaluation.plots import PLOTS, draw_curves, list_curves
-    from gradcam.evaluation.writing import write_results
+    from gradcam.evaluation.study.examples import draw_examples
+    from gradcam.evaluation.study.plots import PLOTS, draw_curves, list_curves
+    from gradcam.evaluation.study.writing import write_results
     from gradcam.images import write_image
 
     for path in place.tables:

@@ -19,14 +19,14 @@ from gradcam.cli.progress import count, resume_line
 from gradcam.cli.settings import ModelChoice, Output
 from gradcam.cli.terminal import printable
 from gradcam.errors import OutputError
-from gradcam.evaluation.plan import DEFAULT_METHODS, Plan, make_plan
+from gradcam.evaluation.study.plan import DEFAULT_METHODS, Plan, make_plan
 
 if TYPE_CHECKING:
     from gradcam.batch.items import Item
-    from gradcam.evaluation.engine import Study
-    from gradcam.evaluation.entries import Entry
-    from gradcam.evaluation.journal import Journal
-    from gradcam.evaluation.results import Results
+    from gradcam.evaluation.study.engine import Study
+    from gradcam.evaluation.study.entries import Entry
+    from gradcam.evaluation.study.journal import Journal
+    from gradcam.evaluation.study.results import Results
 
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} left{postfix}"  # of a bar
 
@@ -61,7 +61,7 @@ def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, ou
 
 
 def _prepare(items: Sequence[Item], plan: Plan, choice: StudyChoice, model: ModelChoice, output: Output) -> Study:
-    from gradcam.evaluation.preparation import Wish, prepare_study
+    from gradcam.evaluation.study.preparation import Wish, prepare_study
 
     for reader in ("PIL", "pydicom"):
         warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
@@ -82,7 +82,7 @@ def _prepare(items: Sequence[Item], plan: Plan, choice: StudyChoice, model: Mode
 
 @contextlib.contextmanager
 def _open(place: Place | None, choice: StudyChoice, study: Study) -> Iterator[Journal | None]:
-    from gradcam.evaluation.journal import Journal
+    from gradcam.evaluation.study.journal import Journal
 
     if place is None:
         yield None
@@ -93,7 +93,7 @@ def _open(place: Place | None, choice: StudyChoice, study: Study) -> Iterator[Jo
 
 def _tell_beginning(study: Study, output: Output) -> None:
     """What is the same for all methods, what was left out, and what it costs."""
-    from gradcam.evaluation.costs import describe_cost
+    from gradcam.evaluation.study.costs import describe_cost
 
     say(study.notes, output)
     if output.quiet or output.as_json:
@@ -144,7 +144,7 @@ def _tell_stop(error: BaseException, entries: Sequence[Entry], study: Study, jou
 
 def _finish(study: Study, results: Results, place: Place | None, output: Output) -> int:
     """Name what failed, print the table and write the files; gives the exit status."""
-    from gradcam.evaluation.standings import compare_methods
+    from gradcam.evaluation.study.standings import compare_methods
 
     for entry in results.failures:
         click.echo(printable(entry.error or entry.image), err=True)

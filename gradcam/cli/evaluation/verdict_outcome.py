@@ -13,7 +13,7 @@ from gradcam.cli.terminal import printable
 from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.verdicts import Test, Verdict
+    from gradcam.evaluation.checks.verdicts import Test, Verdict
 
 COLOURS = {"passed": "green", "doubtful": "yellow", "failed": "red"}
 WIDTH = 100  # characters of a line
@@ -48,7 +48,7 @@ class Outcome:
 
     def format(self) -> str:
         """Several lines: what is explained, each test with its outcome and its reason, the verdict and the panel."""
-        from gradcam.evaluation.verdicts import PASSED
+        from gradcam.evaluation.checks.verdicts import PASSED
 
         verdict = self.verdict
         if verdict is None:

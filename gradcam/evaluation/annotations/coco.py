@@ -1,0 +1,158 @@
+"""Objects from a COCO file: boxes, polygons and runs of pixels, with categories by name."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gradcam.errors import InputError, TargetError, join_names, shorten
+from gradcam.evaluation.annotations.box_lists import check_box
+from gradcam.evaluation.annotations.markings import Box, Marking, Mask
+from gradcam.evaluation.annotations.matching import Pictures
+from gradcam.evaluation.annotations.outlines import fill_polygons, fill_runs, unpack_runs
+
+
+@dataclass(frozen=True, eq=False)
+class CocoFile:
+    """The objects of each picture, by its name; how many pictures were not given, and which categories have no class."""
+
+    markings: Mapping[str, Sequence[Marking]]
+    left_out: int
+    unknown: Sequence[str]
+
+
+def read_coco(path: str, pictures: Pictures, find_class: Callable[[str], int]) -> CocoFile:
+    """The objects in a COCO file of instances: its `images`, `annotations` and `categories`.
+
+    A category is the class that is called so; those of categories without one are left out, for COCO's 80 are not those of
+    most models. Pictures that were not given are left out too, and crowds. An object's mask is its `segmentation`, of
+    polygons or of runs, compressed or not, and its box is around it; without one, it is its `bbox`.
+
+    Raises `InputError`, with the number of the annotation: for what is no such file, an annotation of an unknown image or
+    category, an empty box, a segmentation that cannot be drawn, numbers of images and annotations that are there twice,
+    and where nothing is left.
+    """
+    content = _load(path)
+    images = _by_id(path, "images", content)
+    names = _find_names(path, images, pictures)
+    classes = {key: _find_class(each, find_class) for key, each in _by_id(path, "categories", content).items()}
+    found: defaultdict[str, list[Marking]] = defaultdict(list)
+    for key, annotation in _by_id(path, "annotations", content).items():
+        where = f"{path}, annotation {key}"
+        image, category = annotation.get("image_id"), annotation.get("category_id")
+        for kind, number, known in (("image", image, images), ("category", category, classes)):
+            if not isinstance(number, (int, str)) or number not in known:
+                raise InputError(f"{where}: is of {kind} {shorten(number)}, which this file does not have.")
+        index = classes[category]
+        if image in names and index is not None and not annotation.get("iscrowd"):
+            found[names[image]].append(_to_marking(where, annotation, index, images[image]))
+    unknown = [str(each.get("name")) for each in content["categories"] if classes[each["id"]] is None]
+    if not found:
+        raise InputError(
+            f"{path}: has no object of a class of the model in one of the pictures ({len(names)} of its {len(images)} "
+            f"pictures were given, and {len(classes) - len(unknown)} of its {len(classes)} categories are classes)."
+        )
+    return CocoFile(found, len(images) - len(names), unknown)
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
+        raise InputError(f"{path}: is no JSON ({error})") from error
+    keys = ("images", "annotations", "categories")
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in keys):
+        raise InputError(f"{path}: is no COCO file of instances, which has lists of {join_names(keys)}.")
+    return content
+
+
+def _by_id(path: str, kind: str, content: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
+    found: dict[Any, dict[str, Any]] = {}
+    for position, each in enumerate(content[kind]):
+        key = each.get("id") if isinstance(each, dict) else None
+        if not isinstance(key, (int, str)):
+            raise InputError(f"{path}: number {position} of its {kind} has no id.")
+        if key in found:
+            raise InputError(f"{path}: two of its {kind} have the id {key}.")
+        found[key] = each
+    return found
+
+
+def _find_names(path: str, images: Mapping[Any, Mapping[str, Any]], pictures: Pictures) -> dict[Any, str]:
+    """The names of the pictures that were given, by the ids of images."""
+    found: dict[str, Any] = {}
+    for key, image in images.items():
+        where = f"{path}, image {key}"
+        file = image.get("file_name")
+        if not isinstance(file, str):
+            raise InputError(f"{where}: has no file_name.")
+        name = pictures.find(file, where)
+        if name is not None and found.setdefault(name, key) != key:
+            raise InputError(f"{where}: is a second image of {shorten(name)}, as image {found[name]} is.")
+    return {key: name for name, key in found.items()}
+
+
+def _find_class(category: Mapping[str, Any], find_class: Callable[[str], int]) -> int | None:
+    name = category.get("name")
+    if not isinstance(name, str) or not name.strip():
+        return None
+    try:
+        return find_class(f"name:{name}" if name.strip().lstrip("+-").isdecimal() else name)  # digits are no index here
+    except TargetError:
+        return None
+
+
+def _to_marking(where: str, annotation: Mapping[str, Any], index: int, image: Mapping[str, Any]) -> Marking:
+    height, width = image.get("height"), image.get("width")
+    picture = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    drawing = annotation.get("segmentation")
+    if not drawing:
+        return Marking(where, index, _to_box(where, annotation.get("bbox")), picture=picture)
+    if isinstance(drawing, list) and picture is None:
+        raise InputError(f"{where}: has polygons, and its image no height and width to draw them in.")
+    return Marking(where, index, draw=partial(_draw, where, drawing, picture), picture=picture)
+
+
+def _to_box(where: str, bbox: Any) -> Box:
+    try:
+        left, top, width, height = map(float, bbox)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: its bbox is {shorten(bbox)}, expected left, top, width and height.") from None
+    return check_box(where, (left, top, left + width, top + height))
+
+
+def _draw(where: str, drawing: Any, picture: tuple[int, int] | None) -> Mask:
+    try:
+        if isinstance(drawing, list) and picture is not None:
+            mask = fill_polygons([_check_polygon(each) for each in drawing], picture)
+        else:
+            rows, columns = drawing["size"]
+            if picture not in (None, (rows, columns)):
+                raise ValueError(
+                    f"its runs are of {columns} x {rows} pixels, and its image of {picture[1]} x {picture[0]}"
+                )
+            runs = drawing["counts"]
+            mask = fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
+    except (TypeError, KeyError, OverflowError):
+        raise InputError(
+            f"{where}: its segmentation is {shorten(drawing)}, expected polygons, or runs with their size."
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{where}: its segmentation cannot be drawn: {error}.") from None
+    return mask
+
+
+def _check_polygon(polygon: Any) -> Any:
+    points = np.asarray(polygon, dtype=np.float64)
+    if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
+        raise ValueError(f"a polygon is {shorten(polygon)}, expected x, y of three points or more")
+    return points

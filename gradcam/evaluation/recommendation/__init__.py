@@ -1,0 +1,1 @@
+"""Which method, score and layer localise best on a person's own pictures."""

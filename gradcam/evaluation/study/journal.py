@@ -1,0 +1,136 @@
+"""The journal of a study: what was asked, then a line for each image that was judged, so that it can be gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from filelock import Timeout
+
+from gradcam.batch.disk import LineFile, blaming_disk
+from gradcam.batch.locks import take_lock
+from gradcam.batch.run_file import SCHEMA, list_differences, list_notes
+from gradcam.errors import GradcamError, OutputError
+from gradcam.evaluation.study.entries import Entry
+from gradcam.files import write_whole
+
+Mode = Literal["new", "resume", "overwrite"]
+
+
+class Journal:
+    """A file of JSON lines, open for one study. `notes`: what a person should know who goes on with it.
+
+    Each entry is in the file before it is given to anybody; what was not written to its end is cut off by whoever goes on.
+    """
+
+    def __init__(
+        self, path: Path, entries: Mapping[tuple[str, str], Entry], release: Callable[[], None], notes: list[str]
+    ) -> None:
+        self.path = path
+        self.notes = notes
+        self._entries = entries
+        self._release = release
+        self._lines = LineFile(path)
+
+    @classmethod
+    def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
+        """Take the file for this study. `run`: what its numbers depend on, as `Conditions.to_run` gives it.
+
+        `mode`: "new" wants that there is none yet, "resume" goes on with one of the same `run`, if there is one, and
+        "overwrite" starts anew. Raises `OutputError` otherwise, and where another process is at work on it.
+        """
+        with blaming_disk(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            release = _lock(path)
+            try:
+                entries, notes = _begin(path, run, mode)
+                return cls(path, entries, release, notes)
+            except BaseException:
+                release()
+                raise
+
+    def find(self, image: str, sha256: str | None) -> Entry | None:
+        """What was measured of an image, if its bytes are still the same."""
+        return None if sha256 is None else self._entries.get((image, sha256))
+
+    def append(self, entry: Entry) -> None:
+        """Add what was measured of an image. Raises `OutputError`; no part of it is in the file then."""
+        with blaming_disk(self.path.parent):
+            self._lines.append(entry.to_json().encode() + b"\n")
+
+    def close(self) -> None:
+        """Let go of it; more than once does no harm."""
+        self._lines.close()
+        self._release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_journal(path: Path, mode: Mode) -> None:
+    """What can be told before anything is computed. Raises `OutputError` for a journal where there must be none."""
+    if mode == "new" and path.exists():
+        raise OutputError(
+            f"{path}: is of an earlier study; give --resume to go on with it, --overwrite to start anew, or another --output"
+        )
+
+
+def _lock(path: Path) -> Callable[[], None]:
+    try:
+        return take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
+    except Timeout:
+        raise OutputError(
+            f"{path}: another process is at work on it; let it finish, or choose another --output"
+        ) from None
+
+
+def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[dict[tuple[str, str], Entry], list[str]]:
+    """What is done already, and notes; a file that is not there yet begins with the run."""
+    check_journal(path, mode)
+    lines = _read_lines(path) if path.exists() and mode == "resume" else iter(())
+    first = next(lines, None)
+    if first is None:
+        write_whole(path, json.dumps(dict(run)).encode() + b"\n")
+        return {}, []
+    earlier = _read_run(path, first)
+    differences = list_differences(earlier, run)
+    if differences:
+        raise OutputError(
+            f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same ones, start anew with "
+            "--overwrite, or choose another --output"
+        )
+    entries = {}
+    for number, line in enumerate(lines, 2):
+        try:
+            entry = Entry.from_json(line)
+        except GradcamError as error:
+            raise OutputError(f"{path}, line {number}: {error}; mend the line, or remove it") from error
+        if entry.error is None and entry.sha256 is not None:  # what failed is tried again
+            entries[entry.image, entry.sha256] = entry
+    return entries, list_notes(earlier, run)
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Whole ones."""
+    with open(path, "rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _read_run(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or "settings" not in found:
+        raise OutputError(
+            f"{path}: does not begin as a study's journal of this version does; start anew with --overwrite"
+        )
+    return found

@@ -1,0 +1,114 @@
+"""Insertion and deletion as a picture: the mean curve of each method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradcam.errors import GradcamError
+from gradcam.evaluation.metrics import METRICS
+from gradcam.evaluation.study.results import Results
+from gradcam.images import Pixels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PLOTS = 'pip install "gradcam-torch[plots]"'
+CURVES = {"insertion": "pixels shown, highest of the map first", "deletion": "pixels hidden, highest of the map first"}
+COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
+STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
+INK, QUIET = "#1f2937", "#9ca3af"
+DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legend
+BANDS = 3  # methods with one: more of them would cover one another
+SURE = 1.96  # standard errors on either side, of 95 %
+
+
+def list_curves(results: Results) -> list[str]:
+    """The metrics of which there are curves."""
+    names = results.plan.names
+    return [metric for metric in CURVES if any(results.curves(name, metric) for name in names)]
+
+
+def draw_curves(results: Results) -> Pixels:
+    """Mean probability along insertion and deletion, a line for each method: RGB, uint8 (H,W,3).
+
+    Bands are 1.96 standard errors of the mean on either side, of the best three methods; controls are grey. The legend has
+    the mean areas, the best first.
+    Raises `GradcamError` where matplotlib is missing, and where neither metric was measured.
+    """
+    metrics = list_curves(results)
+    if not metrics:
+        raise GradcamError("There are no curves: neither insertion nor deletion was measured.")
+    figure, plots = _new_plots(len(metrics))
+    for axes, metric in zip(plots, metrics):
+        _draw(axes, results, metric)
+    return _render(figure)
+
+
+def _new_plots(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure by itself: pyplot would keep it, and choose a display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise GradcamError(f"Drawing curves needs matplotlib: {PLOTS}. The numbers need nothing.") from error
+    figure = Figure(figsize=(WIDTH * count, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
+    plots = [figure.add_subplot(1, count, place + 1) for place in range(count)]
+    for axes in plots:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(QUIET)
+        axes.grid(axis="y", color="#e5e7eb", lw=0.7)
+        axes.set_axisbelow(True)
+        axes.tick_params(color=QUIET, labelcolor=INK, length=3)
+    return figure, plots
+
+
+def _draw(axes: Axes, results: Results, metric: str) -> None:
+    sign = 1 if METRICS[metric].better == "higher" else -1
+    areas = {name: _mean(results.values(name, metric)) for name in results.plan.names}
+    methods = sorted(results.plan.methods, key=lambda name: -sign * areas[name])
+    for place, name in enumerate([*methods, *results.plan.controls]):
+        style = _style(results.plan.methods.index(name)) if name in results.plan.methods else _grey(results, name)
+        curves = np.array(results.curves(name, metric))
+        shares, mean = np.linspace(0, 100, curves.shape[1]), curves.mean(0)
+        axes.plot(shares, mean, label=f"{areas[name]:.3f}  {name}", zorder=3 if name in methods else 2, **style)
+        if place < min(BANDS, len(methods)) and len(curves) > 1:
+            error = SURE * curves.std(0, ddof=1) / len(curves) ** 0.5
+            axes.fill_between(shares, mean - error, mean + error, color=style["color"], alpha=0.10, lw=0, zorder=1)
+    count = len(results.curves(results.plan.names[0], metric))
+    axes.set_title(
+        f"{metric} {METRICS[metric].arrow}   mean of {count} picture{'s' * (count != 1)}",
+        loc="left", fontsize=12, color=INK, parse_math=False,
+    )  # fmt: skip
+    axes.set_xlabel(f"% of {CURVES[metric]}", color=INK)
+    axes.set_ylabel("probability of the class", color=INK)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, min(1.0, axes.get_ylim()[1]))
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, title="area", alignment="left",
+        borderaxespad=0.2, handlelength=2.2,
+    )  # fmt: skip
+
+
+def _style(place: int) -> dict[str, Any]:
+    """Of the method at this place of the plan: the same in both plots."""
+    style = STYLES[place // len(COLOURS) % len(STYLES)]
+    return {"color": COLOURS[place % len(COLOURS)], "ls": style, "lw": 1.5}
+
+
+def _grey(results: Results, name: str) -> dict[str, Any]:
+    styles = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
+    return {"color": QUIET, "ls": styles[results.plan.controls.index(name) % len(styles)], "lw": 1.2}
+
+
+def _mean(values: list[float | None]) -> float:
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def _render(figure: Figure) -> Pixels:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])
