@@ -1,0 +1,60 @@
+"""How good the maps are: methods by metrics, on the photographs that come with the package, as `gradcam evaluate` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from benchmark.cases import ROOT
+from benchmark.measuring import Settings, report_progress
+from benchmark.tables import Table
+
+if TYPE_CHECKING:
+    from gradcam.evaluation.study.standings import Standing
+
+PICTURES = ROOT / "assets" / "evaluation.txt"
+# Those of one pass, and of those that run the model again all whose maps take less than a thousand passes.
+METHODS = ("single-pass", "smoothgradcam-pp", "ablationcam", "reciprocam", "scorecam", "fasterscorecam")
+METRICS = (
+    *("average-drop", "average-gain", "insertion", "deletion", "road", "sufficiency"),
+    *("grid-mass", "grid-maximum", "adcc"),
+)
+SEED = 0
+
+
+def compare_quality(settings: Settings) -> Iterator[Table]:
+    """One study on one device: the numbers are not of time."""
+    import gradcam
+    from gradcam.evaluation import METRICS as KNOWN
+    from gradcam.evaluation import evaluate
+    from gradcam.evaluation.study.standings import compare_methods
+
+    classifier = gradcam.load_classifier(device=settings.devices[0])
+    report_progress("quality", settings.devices[0], f"{len(METHODS)} kinds of methods, several minutes")
+    results = evaluate(classifier, PICTURES, methods=METHODS, metrics=METRICS, seed=SEED)
+    standings = compare_methods(results)
+    header = ["", *(f"{KNOWN[name].name} {KNOWN[name].arrow}" for name in results.plan.metrics)]
+    rows = [
+        [name if name in results.plan.methods else f"*{name}*"]
+        + [format_standing(standings.get((name, metric))) for metric in results.plan.metrics]
+        for name in results.plan.names
+    ]
+    pictures, mosaics = len(results.judged()), len(results.judged("mosaic"))
+    notes = [
+        f"{pictures} pictures and {mosaics} mosaics of {PICTURES.name}, {classifier.name}, {results.conditions.layer}, "
+        f"logit of the most probable class, seed {SEED}, data {results.data[:12]}.",
+        "Means, and half the 95 % bootstrap interval. Bold: the best method. =: not told apart from it, picture by picture. "
+        "!: a control that is as good as the best method.",
+    ]
+    raw = [{"method": it.method, "metric": it.metric, "mean": it.interval.mean} for it in standings.values()]
+    yield Table("quality", "Methods by metrics", header, rows, notes, raw)
+
+
+def format_standing(standing: Standing | None) -> str:
+    if standing is None:
+        return "-"
+    interval = standing.interval
+    text = f"{interval.mean:.2f} ± {(interval.high - interval.low) / 2:.2f}"
+    if standing.is_best:
+        return f"**{text}**"
+    return text + (" =" if standing.is_level else " !" if standing.beats_all else "")
