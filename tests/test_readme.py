@@ -28,7 +28,8 @@ RECIPE = re.compile(r"<!-- recipe (\w+) -->\n```python\n(.*?)```", re.S)
 YOUR_MODEL = re.compile(r"<!-- your model -->\n```bash\n(.*?)```", re.S)
 BATCH = re.compile(r"<!-- batch -->\n```bash\n(.*?)```", re.S)
 INSPECT = re.compile(r"<!-- inspect -->\n```bash\n(.*?)```", re.S)
-REST = INSPECT.sub("", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README))))
+TRUST = re.compile(r"<!-- trust -->\n```bash\n(.*?)```", re.S)
+REST = TRUST.sub("", INSPECT.sub("", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README)))))
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", REST, re.S)
 
 
@@ -67,6 +68,7 @@ def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
     assert names["recorder"].steps == [0, 2]
     assert [it.shape[1] for it in names["features"].values()] == [256, 512]
     assert names["x"].grad.item() == 18
+    assert torch.equal(names["subject"].classes, names["model"](names["images"]).argmax(1))
 
 
 def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +134,24 @@ def test_the_commands_for_models_of_ones_own_run(models: Path, capsys: pytest.Ca
     assert {"photo-gradcam.png", "photo-rollout.png", "photo-legrad.png", "scan-gradcam.png"} <= overlays
     assert len([name for name in overlays if "finding" in name]) == 3
     assert "Shown from 100 to 3999 of 65535." in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_commands_that_ask_how_far_a_map_can_be_trusted_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = TRUST.search(README)
+    assert commands is not None
+    lines = commands.group(1).splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        assert cli.main(shlex.split(line, comments=True)[1:], standalone_mode=False) == 0, line
+    said = capsys.readouterr().out
+    assert "The verdict: passed." in said
+    assert "gradcam run photo.jpg --method " in said
+    assert gradcam.read_image("coffee-check.png").ndim == 3
+    names = {path.name for path in Path("results").iterdir()}
+    assert {"results.csv", "results.json", "results.tex", "curves.png", "examples.png"} <= names
 
 
 def test_the_commands_for_looking_inside_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
