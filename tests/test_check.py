@@ -18,7 +18,8 @@ import gradcam
 from gradcam.batch.weights import describe_weights
 from gradcam.drawing import overlay, scale
 from gradcam.errors import GradcamError, ImageError, TargetError
-from gradcam.evaluation import Explainer, Subject, check, verdicts
+from gradcam.evaluation import Explainer, Subject, check
+from gradcam.evaluation.checks import verdicts
 from gradcam.evaluation.checks.covering import cover
 from gradcam.evaluation.checks.exhibits import NOISE, OTHERS, SAMPLES, STAGES
 from gradcam.evaluation.checks.panel import COLOURS, COLUMNS, _fit, _wrap
@@ -104,7 +105,7 @@ def test_the_recorded_thresholds_follow_from_the_recorded_values() -> None:
         return [each[test] for name in names for each in values[name].values()]
 
     fixed = ("random", "centre", "edges", "constant")
-    passes, fails = np.quantile(found["noise"], [0.9, 0.5])
+    passes, fails = np.quantile(found["noise"], [0.8, 0.5])
     assert read_thresholds() == {
         "randomisation": set_thresholds(of("randomisation", "gradcam"), of("randomisation", *fixed)),
         "classes": set_thresholds(of("classes", "gradcam"), of("classes", *fixed)),

@@ -518,21 +518,16 @@ def test_elsewhere_is_the_same_map_turned_mirrored_and_shifted(size: tuple[int, 
     heatmap[0, 1, 1:5] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     heatmap[0, 2, 1] = 5.0
     it = Subject(Corner(), torch.rand(1, 3, height, width), 0)
-    placed = cover(it, heatmap, places=20).placed[0]
-
-    def all_moves(one: Tensor) -> set[tuple[float, ...]]:
-        turns = range(4) if height == width else (0, 2)
-        turned = [torch.rot90(one, k) for k in turns]
-        both = turned + [it.flip(1) for it in turned]
-        shifts = [(y, x) for y in range(height) for x in range(width)]
-        return {tuple(it.roll(shift, (0, 1)).flatten().tolist()) for it in both for shift in shifts}
-
-    moves = all_moves(heatmap[0])
-    found = [tuple(each.flatten().tolist()) for each in placed]
-    assert all(each in moves for each in found)
-    assert len(set(found)) > 15
-    orientations = {int(torch.tensor(it).reshape(size).argmax() % 2) for it in found}
-    assert orientations == {0, 1}
+    placed = cover(it, heatmap, places=60).placed[0]
+    turned = {(k, mirrored): torch.rot90(heatmap[0], k) for k in range(4) for mirrored in (False, True)}
+    poses = {key: it.flip(1) if key[1] else it for key, it in turned.items() if it.shape == heatmap[0].shape}
+    shifts = [(y, x) for y in range(height) for x in range(width)]
+    moves = {tuple(it.roll(at, (0, 1)).flatten().tolist()): (key, at) for key, it in poses.items() for at in shifts}
+    found = [moves[tuple(each.flatten().tolist())] for each in placed]  # each of them is one of these
+    assert {pose for pose, _ in found} == set(poses)
+    assert len(poses) == (8 if height == width else 4)
+    assert {y for _, (y, _) in found} == set(range(height))
+    assert {x for _, (_, x) in found} == set(range(width))
 
 
 def test_places_lie_apart_from_the_map_as_far_as_they_can() -> None:

@@ -14,7 +14,7 @@ HERE = resources.files(__name__)
 WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-LAYER = "layer4"
+LAYER = "layer4"  # of the candidates, where all methods together localise best: scripts/choose_defaults.md
 
 
 def build(classes: int) -> nn.Module:
