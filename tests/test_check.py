@@ -12,7 +12,6 @@ import pytest
 import torch
 from captum.attr import LayerGradCam
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import gradcam
 from gradcam.batch.weights import describe_weights
@@ -36,13 +35,14 @@ from gradcam.evaluation.controls import make_random
 from gradcam.evaluation.noise import max_sensitivity
 from gradcam.evaluation.randomising import randomisation
 from gradcam.evaluation.ranks import rank_correlation
+from gradcam.heatmap import resize
 from gradcam.inspection.blocks import measure_text
 from gradcam.panels import MARGIN
 from tests.helpers import assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
-CLASSIFIED = ("koala.webp", "panda.webp", "polar_bear.webp", "lemur.webp", "macaw.webp", "komodo_dragon.webp")
-CLASSIFIED += ("crocodile.webp", "coffee.jpg", "chelsea.jpg", "cat_and_espresso.jpg", "rocket.jpg")
+# The calibration holds the others; china and flower are not in it.
+AGAIN = ("koala.webp", "rocket.jpg", "cat_and_espresso.jpg", "china.jpg", "flower.jpg")
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,9 @@ def test_in_the_calibration_gradcam_passes_and_what_knows_nothing_fails() -> Non
         judged = [thresholds[test].judge(value) for test, value in found.items()]
         return max(judged, key=verdicts.OUTCOMES.index)
 
-    assert {
-        picture: worst(found) for picture, found in values["gradcam"].items() if picture in CLASSIFIED
-    } == dict.fromkeys(CLASSIFIED, "passed")
+    assert {picture: worst(found) for picture, found in values["gradcam"].items()} == dict.fromkeys(
+        values["gradcam"], "passed"
+    )
     for name in ("random", "centre", "edges", "constant", "anew"):
         assert {worst(found) for found in values[name].values()} == {"failed"}, name
 
@@ -213,20 +213,20 @@ def test_noise_that_is_drawn_anew_for_each_call_fails(classifier: gradcam.Classi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLASSIFIED)
+@pytest.mark.parametrize("name", AGAIN)
 def test_gradcam_passes_on_the_sample_pictures(name: str, classifier: gradcam.Classifier, photo: Photo) -> None:
     assert outcomes(check(classifier, photo(name))) == dict.fromkeys(QUESTIONS, "passed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["panda.webp", "lemur.webp", "cat_and_espresso.jpg", "rocket.jpg"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_gradcam_passes_and_noise_fails_with_other_seeds(
-    name: str, seed: int, classifier: gradcam.Classifier, photo: Photo
+    seed: int, classifier: gradcam.Classifier, photo: Photo
 ) -> None:
-    assert check(classifier, photo(name), seed=seed).outcome == "passed"
-    assert check(classifier, photo(name), method="random", seed=seed).outcome == "failed"
-    assert check(classifier, photo(name), method=anew(seed), seed=seed).outcome == "failed"
+    lemur = photo("lemur.webp")
+    assert check(classifier, lemur, seed=seed).outcome == "passed"
+    assert check(classifier, lemur, method="random", seed=seed).outcome == "failed"
+    assert check(classifier, lemur, method=anew(seed), seed=seed).outcome == "failed"
 
 
 def test_a_constant_map_marks_nothing(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -239,7 +239,7 @@ def test_a_constant_map_marks_nothing(classifier: gradcam.Classifier, photo: Pho
 def test_maps_of_another_library(tiny: gradcam.Classifier, picture: np.ndarray) -> None:
     def captum_gradcam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         maps = LayerGradCam(model, model[3]).attribute(images.requires_grad_(), classes, relu_attributions=True)
-        return F.interpolate(maps, size=images.shape[2:], mode="bilinear", align_corners=False)[:, 0]
+        return resize(maps, images.shape[2:])[:, 0]  # as ours are: ranks near zero depend on it
 
     theirs, ours = check(tiny, picture, method=captum_gradcam), check(tiny, picture, method="gradcam")
     assert theirs.method == "captum_gradcam"

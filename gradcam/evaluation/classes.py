@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gradcam.errors import TargetError
-from gradcam.evaluation.explainers import Explain
+from gradcam.evaluation.explainers import Explain, run_explain
 from gradcam.evaluation.heatmaps import check_heatmaps
 from gradcam.evaluation.ranks import rank_correlation
 from gradcam.evaluation.subject import Subject
@@ -25,9 +25,9 @@ def class_difference(subject: Subject, explain: Explain, *, heatmaps: Any = None
 
     Raises `TargetError` where the model has one class only, `ImageError` for heatmaps of another form.
     """
-    made = explain(subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
+    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
     before = check_heatmaps(made, subject.size, subject.images.device)
-    rivals = explain(subject.model, subject.images, find_rivals(subject))
+    rivals = run_explain(explain, subject.model, subject.images, find_rivals(subject))
     return 1 - rank_correlation(before, check_heatmaps(rivals, subject.size, subject.images.device))
 
 

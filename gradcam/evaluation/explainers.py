@@ -11,12 +11,20 @@ from torch import Tensor, nn
 from gradcam.errors import GradcamError
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.explanation import compare
+from gradcam.isolation import undisturbed
+from gradcam.layers import unwrap
 from gradcam.methods import METHODS, find_method
 from gradcam.methods.finding import offer
 from gradcam.targets import ClassTarget
 
 # From a model, images (N,C,H,W) and a class of each (N,) to heatmaps (N,H,W): a method, of ours or of anybody.
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
+    """What it gives for the model in evaluation mode, also where it is somebody else's and leaves the mode alone."""
+    with undisturbed(unwrap(model)):
+        return explain(model, images, classes)
 
 
 def find_explained(name: str) -> str:

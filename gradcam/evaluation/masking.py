@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import BlindLayerError
-from gradcam.evaluation.explainers import Explain
+from gradcam.evaluation.explainers import Explain, run_explain
 from gradcam.evaluation.heatmaps import check_heatmaps, to_unit
 from gradcam.evaluation.subject import Subject
 from gradcam.isolation import undisturbed
@@ -80,7 +80,9 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
 def _explain_again(subject: Subject, units: Tensor, chosen: Tensor, explain: Explain) -> Tensor:
     with undisturbed(subject.model), torch.enable_grad():
         try:
-            return explain(subject.model, _multiply(subject.images[chosen], units), subject.classes[chosen])
+            return run_explain(
+                explain, subject.model, _multiply(subject.images[chosen], units), subject.classes[chosen]
+            )
         except BlindLayerError:
             return torch.zeros_like(units)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import GradcamError, shorten
-from gradcam.evaluation.explainers import Explain
+from gradcam.evaluation.explainers import Explain, run_explain
 from gradcam.evaluation.heatmaps import check_heatmaps
 from gradcam.evaluation.seeds import draw
 from gradcam.evaluation.subject import Subject
@@ -34,13 +34,13 @@ def max_sensitivity(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise GradcamError(f"samples is {shorten(samples)}, expected how often to draw noise, 1 or more.")
     images = subject.images
-    made = explain(subject.model, images, subject.classes) if heatmaps is None else heatmaps
+    made = run_explain(explain, subject.model, images, subject.classes) if heatmaps is None else heatmaps
     before = check_heatmaps(made, subject.size, images.device)
     generator = draw(seed, "noise")
     most = torch.zeros(len(images), device=images.device)
     for _ in range(samples):
         noise = (2 * torch.rand(images.shape, generator=generator) - 1) * radius
-        after = explain(subject.model, images + noise.to(images.device, images.dtype), subject.classes)
+        after = run_explain(explain, subject.model, images + noise.to(images.device, images.dtype), subject.classes)
         change = check_heatmaps(after, subject.size, images.device) - before
         most = torch.maximum(most, change.flatten(1).norm(dim=1))
     length = before.flatten(1).norm(dim=1)

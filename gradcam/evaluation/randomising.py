@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, GradcamError, ModelError, describe_unexpected, shorten
-from gradcam.evaluation.explainers import Explain
+from gradcam.evaluation.explainers import Explain, run_explain
 from gradcam.evaluation.heatmaps import check_heatmaps
 from gradcam.evaluation.ranks import rank_correlation
 from gradcam.evaluation.seeds import draw
@@ -55,7 +55,7 @@ def randomisation(
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
         raise GradcamError(f"stages is {shorten(stages)}, expected how many layers to look at, 1 or more.")
-    made = explain(subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
+    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
     before = check_heatmaps(made, subject.size, subject.images.device)
     model = _copy(subject.model)
     found = []
@@ -119,7 +119,7 @@ def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple
 def _explain_blankly(subject: Subject, explain: Explain, model: nn.Module) -> Tensor:
     """The maps of a model whose weights are drawn anew; blank where it has none."""
     try:
-        found = explain(model, subject.images, subject.classes)
+        found = run_explain(explain, model, subject.images, subject.classes)
     except BlindLayerError:
         return torch.zeros(subject.size, device=subject.images.device)
     return check_heatmaps(torch.as_tensor(found).nan_to_num(0, 0, 0), subject.size, subject.images.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradcam.effort import Progress
 from gradcam.evaluation.checks.covering import PLACES, SHARES, Covering, cover
 from gradcam.evaluation.classes import find_rivals
-from gradcam.evaluation.explainers import Explain
+from gradcam.evaluation.explainers import Explain, run_explain
 from gradcam.evaluation.heatmaps import check_heatmaps
 from gradcam.evaluation.noise import max_sensitivity
 from gradcam.evaluation.randomising import Randomisation, randomisation
@@ -84,7 +84,9 @@ class _Watch:
         self._explain, self._progress, self._total, self._done = explain, progress, total, 0
 
     def __call__(self, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        found = self._explain(model, images.detach(), classes)  # detached once more: it may ask for gradients in place
+        found = run_explain(
+            self._explain, model, images.detach(), classes
+        )  # detached once more: it may ask for gradients in place
         self.add()
         return found
 
