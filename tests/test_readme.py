@@ -288,7 +288,8 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
     assert {key for key, _ in marks} == {
         "summary", "environment", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
         "perturbation cpu", "shell", "traits", "transformers cpu",
-        "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu", "evaluation", "quality",
+        "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu",
+        "evaluation", "quality",
     }  # fmt: skip
     for key, text in marks:
         assert "not measured" not in text
