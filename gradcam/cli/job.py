@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from gradcam.cli.outcomes import tell_each
+from gradcam.cli.progress import shown_passes
 from gradcam.cli.settings import Destination, Output, Settings
 from gradcam.cli.terminal import Result
 from gradcam.errors import GradcamError
@@ -23,7 +20,6 @@ from gradcam.records import Record
 if TYPE_CHECKING:
     from gradcam.batch.findings import Finding, Question
     from gradcam.classifiers import Classifier
-    from gradcam.effort import Progress
 
 
 Write = Callable[["Job", Path, "Finding"], list[Path]]  # draws what was found, and gives the path of each drawing
@@ -61,7 +57,7 @@ class Job:
     def _find(self, image: Path) -> Finding:
         from gradcam.batch.findings import find
 
-        with _show_progress(self.question.methods) as progress:
+        with shown_passes(wanted=not all(METHODS[name].needs for name in self.question.methods)) as progress:
             (found,) = find(self.classifier, self.question, [self.classifier.prepare(image)], progress=progress)
         if isinstance(found, GradcamError):
             raise found
@@ -77,21 +73,6 @@ def work(job: Job, images: Sequence[Path], write: Write, output: Output) -> int:
         lambda image, error: Result(Record(image, name, error=error)),
         output,
     )
-
-
-@contextlib.contextmanager
-def _show_progress(methods: Sequence[str]) -> Iterator[Progress | None]:
-    """A bar on a terminal for methods that run the model again; nobody is told otherwise."""
-    if all(METHODS[name].needs for name in methods) or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=1, file=sys.stderr, show_pos=True) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        yield show
 
 
 def make_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from gradcam.cli.settings import Output
+    from gradcam.effort import Progress
     from gradcam.records import Record
 
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"  # of a bar
@@ -110,3 +111,18 @@ def resume_line(arguments: Sequence[str]) -> str:
     """What was typed behind `gradcam`, with `--resume` in place of `--overwrite`."""
     kept = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
     return shlex.join(["gradcam", *arguments[:1], "--resume", *kept])
+
+
+@contextlib.contextmanager
+def shown_passes(*, wanted: bool) -> Iterator[Progress | None]:
+    """A bar on a terminal that hears of passes done, and of how many; nobody is told where it is not wanted."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=1, file=sys.stderr, show_pos=True) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield show

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +17,13 @@ from gradcam.cli.evaluation.verdict_outcome import Outcome
 from gradcam.cli.job import make_folder
 from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
+from gradcam.cli.progress import shown_passes
 from gradcam.cli.settings import Destination, Output, find_destination, to_model_choice
 from gradcam.naming import OutputNames, join_name
 from gradcam.scores import SCORES
 
 if TYPE_CHECKING:
     from gradcam.classifiers import Classifier
-    from gradcam.effort import Progress
 
 ENDING = "-check.png"
 
@@ -106,7 +104,7 @@ def _look(job: _Job, output: Output, image: Path) -> Outcome:
 
     start = time.perf_counter()
     prepared = job.classifier.prepare(image)
-    with _show_progress(output) as progress:
+    with shown_passes(wanted=not output.quiet) as progress:
         verdict = check(
             job.classifier,
             prepared,
@@ -130,18 +128,3 @@ def _look(job: _Job, output: Output, image: Path) -> Outcome:
         device=str(job.classifier.device),
         seconds=time.perf_counter() - start,
     )
-
-
-@contextlib.contextmanager
-def _show_progress(output: Output) -> Iterator[Progress | None]:
-    """A bar on a terminal."""
-    if output.quiet or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=1, file=sys.stderr, show_pos=True) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        yield show
