@@ -46,6 +46,10 @@ class OutputError(GradcamError):
     """The folder that results go to, or what an earlier run left in it, cannot be used, written to or read back."""
 
 
+class StoreError(GradcamError):
+    """An object store cannot be asked, or does not answer as it should."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     """The known names that look most like `name`, best first: what an error offers in place of an unknown one."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import gradcam
-from gradcam.batch import outputs
+from gradcam.batch import outputs, places
 from gradcam.batch.collisions import check_outputs
 from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.items import Item
 from gradcam.batch.outputs import Saver
+from gradcam.batch.places import Disk
 from gradcam.batch.result_names import name_result
 from gradcam.batch.saving import Saving
 from gradcam.errors import GradcamError, ImageError, OutputError
@@ -54,15 +55,14 @@ class Work:
     folder: Path
     question: Question
     saving: Saving = field(default_factory=Saving)
-    write_views: Any = None
+    draw_views: Any = None
 
     def save(self, path: Path, stem: str = "sub/cat", found: Any = None) -> outputs.Outcome:
         temporary = self.folder / ".partial"
         temporary.mkdir(parents=True, exist_ok=True)
         item = Item(f"{stem}.jpg", File(path))
-        saver = Saver(
-            self.folder, {item.name: stem}, self.saving, self.classifier, self.question, temporary, self.write_views
-        )
+        place = Disk(self.folder, temporary)
+        saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.question, self.draw_views)
         outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if found is None else found)
         assert os.listdir(temporary) == []
         return outcome
@@ -306,14 +306,14 @@ def test_a_disk_that_fails_ends_the_run(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
-    found, write = work.find(photo("chelsea.jpg")), outputs.write_whole
+    found, write = work.find(photo("chelsea.jpg")), places.write_whole
 
     def fail(path: Path, data: bytes, **how: Any) -> None:
         if path.suffix == ".npy":
             raise OSError(number, os.strerror(number), str(path))
         write(path, data, **how)
 
-    monkeypatch.setattr(outputs, "write_whole", fail)
+    monkeypatch.setattr(places, "write_whole", fail)
     with pytest.raises(OutputError) as raised:
         work.save(Path("x"), found=found)
     reason = os.strerror(number)
@@ -340,27 +340,40 @@ def test_a_full_disk_leaves_nothing_half_written(do: Callable[..., Work], photo:
 def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], photo: Photo) -> None:
     path, calls = photo("chelsea.jpg"), []
 
-    def write_views(folder: Path, stem: str, picture: Any, overlays: Any, *, temporary: Path) -> None:
-        assert (folder / f"{stem}-gradcam.npy").exists()  # once the results are there
-        calls.append((folder, stem, picture, overlays, temporary))
+    def draw_views(stem: str, picture: Any, overlays: Any) -> dict[str, bytes]:
+        calls.append((stem, picture, overlays))
+        return {"report/views/a.jpg": b"small"}
 
     work = do(Saving(kinds=("map",), views=True))
-    work.write_views = write_views
+    work.draw_views = draw_views
     work.save(path)
-    ((folder, stem, picture, (overlay,), temporary),) = calls
-    assert (folder, stem, temporary) == (work.folder, "sub/cat", work.folder / ".partial")
+    ((stem, picture, (overlay,)),) = calls
+    assert stem == "sub/cat"
     assert np.array_equal(picture, gradcam.read_image(path))
     assert np.array_equal(overlay, work.find(path).drawings[0].draw())
+    view, result = work.folder / "report/views/a.jpg", work.folder / "sub/cat-gradcam.npy"
+    assert view.read_bytes() == b"small"
+    assert view.stat().st_mtime_ns >= result.stat().st_mtime_ns  # an older one would count as out of date
     work.saving = Saving(kinds=("map",))
     work.save(path)
     assert len(calls) == 1
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_: Any) -> dict[str, bytes]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    work.saving, work.write_views = Saving(views=True), fail
-    with pytest.raises(OutputError, match="no space left on device"):
-        work.save(path)
+    work.saving, work.draw_views = Saving(views=True), fail
+    assert "No space left" in str(work.save(path).record.error)
+
+
+def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work], photo: Photo) -> None:
+    work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
+    (item, found) = Item("sub/cat.jpg", File(path)), work.find(path)
+    saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.question)
+    outcome = saver.save(Fetched(item), found)
+    assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
+    assert not work.folder.exists()
+    work.save(path)
+    assert {name: (work.folder / name).read_bytes() for name in outcome.files} == outcome.files
 
 
 @pytest.mark.parametrize(
@@ -512,7 +525,7 @@ def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None
     temporary.mkdir(parents=True)
     items = [Item(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
     stems = {item.name: item.name.removesuffix(".jpg") for item in items}
-    saver = Saver(work.folder, stems, work.saving, work.classifier, work.question, temporary)
+    saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.question)
     with ThreadPoolExecutor(4) as pool:
         records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), found), items)]
     assert [record.error for record in records] == [None] * 12

@@ -993,11 +993,11 @@ def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
     class Interrupted(SimpleNamespace):
         done, log = (), staticmethod(lambda event, **details: None)
 
-        def append(self, record: Any) -> None:
+        def append(self, record: Any, files: Any) -> None:
             raise KeyboardInterrupt
 
     work = Work(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
-    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None))
+    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None, files={}))
     with pytest.raises(KeyboardInterrupt) as caught:
         list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
     assert pixel_threads() == []

@@ -16,9 +16,10 @@ import pytest
 from gradcam.drawing import overlay
 from gradcam.images import Pixels, read_image, write_image
 from gradcam.records import Explained, Prediction, Record
-from gradcam.report import write_report, write_views
+from gradcam.report import write_report
 from gradcam.report.views import find_stem
 from tests.test_report import HOSTILE, done, result, write_run
+from tests.views import write_views
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,17 +1,19 @@
-"""The engine on this machine: the stages, and an output folder that keeps what comes out of them."""
+"""The engines' common part: what comes out of them is kept, counted and given on. And the engine on this machine."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from gradcam.batch.computing import Tell
 from gradcam.batch.failures import FailureLimit, TooManyFailuresError
 from gradcam.batch.findings import Question
-from gradcam.batch.folder import OutputFolder
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import Saver
+from gradcam.batch.outputs import Outcome, Saver
 from gradcam.batch.pipeline import explain_items
+from gradcam.batch.results import Results
 from gradcam.classifiers import Classifier
 from gradcam.records import Record
 
@@ -20,7 +22,7 @@ from gradcam.records import Record
 class Work:
     """What a run is about: pictures, in the order of the manifest, and how they are explained.
 
-    `audit`: whether records have each input's SHA-256.
+    `workers`: threads that read, draw and write, beside each model. `audit`: whether records have each input's SHA-256.
     """
 
     classifier: Classifier
@@ -31,32 +33,51 @@ class Work:
     audit: bool = False
 
 
-def explain_into(
-    folder: OutputFolder, saver: Saver, work: Work, limit: FailureLimit | None = None
-) -> Generator[Record, None, None]:
-    """Explain whatever the folder has no record of yet; each record is kept there before it is given.
+class Engine(Protocol):
+    """What does the work: an outcome for each picture that is needed, in the order of the items.
 
-    Once it is closed, or has raised, no thread writes to the folder any more.
-    Raises `TooManyFailuresError` beyond the limit, and `OutputError` where the folder cannot be written.
+    Batches are cut at the same places whatever is needed, so that the same items give the same numbers. `tell` hears of
+    what happens, in the caller's thread. Once it is closed, or has raised, nothing is written any more.
     """
-    failures, most = 0, None if limit is None else limit.count(len(work.items))
-    left = sum(item.name not in folder.done for item in work.items)
-    outcomes = explain_items(
+
+    def __call__(
+        self, work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
+    ) -> Generator[Outcome, None, None]: ...
+
+
+def explain_here(
+    work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
+) -> Generator[Outcome, None, None]:
+    """The engine in this process: threads read ahead and write behind, and the model is in the caller's."""
+    return explain_items(
         work.classifier,
         work.question,
         work.items,
         finish=saver.save,
-        is_needed=lambda item: item.name not in folder.done,
+        is_needed=is_needed,
         batch_size=work.batch_size,
         workers=work.workers,
-        tell=folder.log,
+        tell=tell,
         audit=work.audit,
     )
-    with contextlib.closing(outcomes):  # no thread writes any more once this has ended, and the folder may be let go
+
+
+def explain_into(
+    results: Results, saver: Saver, work: Work, limit: FailureLimit | None = None, *, engine: Engine = explain_here
+) -> Generator[Record, None, None]:
+    """Explain whatever there is no record of yet; each record is kept before it is given.
+
+    Once it is closed, or has raised, nothing is written any more.
+    Raises `TooManyFailuresError` beyond the limit, and `OutputError` and `StoreError` where results cannot be written.
+    """
+    failures, most = 0, None if limit is None else limit.count(len(work.items))
+    left = sum(item.name not in results.done for item in work.items)
+    outcomes = engine(work, saver, is_needed=lambda item: item.name not in results.done, tell=results.log)
+    with contextlib.closing(outcomes):  # nobody writes any more once this has ended, and the results may be let go
         for outcome in outcomes:
             record = outcome.record
-            folder.append(record)
-            folder.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
+            results.append(record, outcome.files)
+            results.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
             yield record
             failures += record.error is not None
             left -= 1

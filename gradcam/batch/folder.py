@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
 
@@ -16,6 +16,8 @@ from gradcam.batch.locks import take_lock
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
+from gradcam.batch.places import Disk
+from gradcam.batch.results import Mode
 from gradcam.batch.run_file import Run, encode_run, read_run
 from gradcam.errors import OutputError
 from gradcam.files import UNFINISHED, write_whole
@@ -24,11 +26,9 @@ from gradcam.records import Record
 if TYPE_CHECKING:
     from gradcam.batch.shards import Shard
 
-Mode = Literal["new", "resume", "overwrite"]
-
 
 class OutputFolder:
-    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it.
+    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `Results`.
 
     `path`: the folder. `temporary`: one in it, for files that are not whole yet. `done`: the names of pictures that need
     not be done again. `recorded`: how many records were added since. `manifest`: where they are. `notes`: what a person
@@ -101,7 +101,12 @@ class OutputFolder:
                 return
         write_whole(path, encode_run(fields), beside=self.temporary)
 
-    def append(self, record: Record) -> None:
+    @property
+    def place(self) -> Disk:
+        """Where the files of a picture go."""
+        return Disk(self.path, self.temporary)
+
+    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> None:
         """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
         with blaming_disk(self.path):
             self._manifest.append(record)

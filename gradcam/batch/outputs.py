@@ -5,22 +5,21 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradcam.batch.disk import OF_THE_NAME, blaming_disk, describe, remove
 from gradcam.batch.findings import Drawing, Finding, Question
 from gradcam.batch.items import Item
+from gradcam.batch.places import Place
 from gradcam.batch.result_names import list_endings, name_result, panel_ending
 from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
 from gradcam.classifiers import Classifier, PictureExplanation
 from gradcam.classifiers.comparison import panel
 from gradcam.drawing import overlay
-from gradcam.errors import GradcamError, ImageError, OutputError, describe_failure
-from gradcam.files import write_whole
+from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
 from gradcam.images import Pixels, encode_image
 from gradcam.naming import OutputNames
 from gradcam.records import Explained, Record
@@ -28,52 +27,57 @@ from gradcam.records import Explained, Record
 if TYPE_CHECKING:
     from gradcam.batch.pipeline import Fetched
 
-WriteViews = Callable[..., object]  # (folder, stem, picture, overlays, *, temporary), `report.write_views`
+DrawViews = Callable[..., Mapping[str, bytes]]  # (stem, picture, overlays), `report.draw_views`
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a picture, and how long drawing, encoding and writing it took."""
+    """What became of a picture, and how long drawing, encoding and writing it took.
+
+    `files`: what is recorded, by name, where nobody wrote it yet.
+    """
 
     record: Record
     seconds: float
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Saver:
     """Writes what was found in pictures; several threads may save at once.
 
-    `stems`: what the names of each picture's results begin with, by the picture's name, relative to `folder`, with "/".
-    `temporary`: a folder on the same disk, for files that are not whole yet. `write_views`: `report.write_views`, called
-    where `saving.views` asks for it.
+    `place`: where files go; None where they go along with the outcome. `stems`: what the names of each picture's results
+    begin with, by the picture's name, relative to the place, with "/". `draw_views`: `report.draw_views`, called where
+    `saving.views` asks for it.
     """
 
-    folder: Path
+    place: Place | None
     stems: Mapping[str, str]
     saving: Saving
     classifier: Classifier
     question: Question
-    temporary: Path
-    write_views: WriteViews | None = None
+    draw_views: DrawViews | None = None
 
     def save(self, fetched: Fetched, found: Finding | GradcamError) -> Outcome:
         """Write what was found in one picture. What keeps that from being done is in the record, and nothing is written.
 
-        Raises `OutputError` where the disk is the reason, which other pictures would meet as well.
+        Raises `OutputError` or `StoreError` where the place is the reason, which other pictures would meet as well.
         """
         start, item, model = time.perf_counter(), fetched.item, self.classifier.name
+        files: Mapping[str, bytes] = {}
         if isinstance(found, GradcamError):
             record = Record(item.name, model, error=describe_failure(item.name, found))
         else:
             try:
-                record = self._save(item, found)
-            except OutputError:
+                record, files = self._save(item, found)
+            except (OutputError, StoreError):
                 raise
             except Exception as error:  # one picture does not stop the others
                 record = Record(item.name, model, error=describe_failure(item.name, error))
-        return Outcome(replace(record, sha256=fetched.sha256), time.perf_counter() - start)
+        return Outcome(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
 
-    def _save(self, item: Item, found: Finding) -> Record:
+    def _save(self, item: Item, found: Finding) -> tuple[Record, Mapping[str, bytes]]:
+        """The record, and the files that are still to be written."""
         stem, saving, drawings = self.stems[item.name], self.saving, found.drawings
         overlays = self._draw(drawings)
         files: dict[str, bytes] = {}  # all of them are ready before the first is written
@@ -87,12 +91,13 @@ class Saver:
             files |= dict(contents.values())
             names = {kind: name for kind, (name, _) in contents.items()}
             explained.append(self._to_entry(drawing, names, panel_name))
-        self._write(files)
-        if saving.views and self.write_views is not None:
-            with blaming_disk(self.folder):
-                self.write_views(self.folder, stem, found.picture, overlays, temporary=self.temporary)
+        if self.place is not None:
+            draw = self.draw_views if saving.views else None
+            views = {} if draw is None else draw(stem, found.picture, overlays)
+            self.place.write(files, views)
+            files = {}
         height, width = found.picture.shape[:2]
-        return Record(
+        record = Record(
             image=item.name,
             model=self.classifier.name,
             predictions=tuple(found.predictions),
@@ -101,6 +106,7 @@ class Saver:
             size=(height, width),
             region=found.region,
         )
+        return record, files
 
     def _draw(self, drawings: Sequence[Drawing]) -> list[Pixels | None]:
         """The overlays, where anybody is to see them."""
@@ -115,7 +121,7 @@ class Saver:
         if len(set(map(str.casefold, names))) == len(names):
             return names
         parent = PurePosixPath(stem).parent
-        claimed = OutputNames(self.folder / parent, ()).claim([PurePosixPath(name).name for name in names])
+        claimed = OutputNames(Path(parent), ()).claim([PurePosixPath(name).name for name in names])
         return [(parent / path.name).as_posix() for path in claimed]
 
     def _encode_all(self, name: str, drawing: Drawing, picture: Pixels | None) -> dict[str, tuple[str, bytes]]:
@@ -143,23 +149,6 @@ class Saver:
             map=names.get("map"),
             panel=panel_name if isinstance(drawing.source, PictureExplanation) else None,
         )
-
-    def _write(self, files: Mapping[str, bytes]) -> None:
-        """All of them, or none."""
-        written: list[Path] = []
-        with blaming_disk(self.folder):
-            try:
-                for name, data in files.items():
-                    path = self.folder / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, data, beside=self.temporary)
-                    written.append(path)
-            except OSError as error:
-                for path in written:
-                    remove(path)
-                if error.errno in OF_THE_NAME:
-                    raise ImageError(f"{name}: this result cannot be written ({describe(error)})") from error
-                raise
 
 
 def _draw_heatmap(drawing: Drawing, colormap: str) -> Pixels:

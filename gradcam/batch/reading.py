@@ -13,7 +13,7 @@ from gradcam.batch.items import Item
 from gradcam.batch.uploading import Upload
 from gradcam.classifiers import Classifier, Prepared
 from gradcam.classifiers.readers import Reader, Reading, read_picture
-from gradcam.errors import GradcamError, ImageError, describe_failure
+from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class _File:
 
 
 def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None) -> Read:
-    """Read and preprocess one picture. Whatever goes wrong with it is in what comes back, in a line that names it."""
+    """Read and preprocess one picture. Whatever goes wrong with it is in what comes back, in a line that names it.
+
+    Raises `StoreError` where its store is the reason, which other pictures would meet as well.
+    """
     fetched = Fetched(item)
     try:
         wanted = None if item.wanted is None else classifier.find_class(item.wanted)
@@ -55,6 +58,8 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
         reading = _decode(item.name, content, classifier.reader)
         image = classifier.preprocess(reading.values)
         return Read(fetched, Prepared(reading, image if upload is None else upload(image)), wanted)
+    except StoreError:
+        raise
     except MemoryError:
         return Read(fetched, ImageError(f"{item.name}: does not fit into memory"))
     except (Exception, SystemExit) as error:  # a reader of the user's may raise anything

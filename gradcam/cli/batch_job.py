@@ -15,7 +15,7 @@ from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import ask, say
 from gradcam.cli.progress import Display
 from gradcam.cli.settings import Output, Settings
-from gradcam.errors import OutputError
+from gradcam.errors import OutputError, StoreError
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Work
@@ -151,16 +151,15 @@ def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> 
 
 def _to_saver(folder: OutputFolder, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
     from gradcam.batch.outputs import Saver
-    from gradcam.report import write_views
+    from gradcam.report import draw_views
 
     return Saver(
-        folder=folder.path,
+        place=folder.place,
         stems=stems,
         saving=saving,
         classifier=work.classifier,
         question=work.question,
-        temporary=folder.temporary,
-        write_views=write_views,
+        draw_views=draw_views,
     )
 
 
@@ -183,10 +182,10 @@ class _Run:
             self._go_through(display)
             self.folder.close(names)
             report = self._report()
-        except (OutputError, TooManyFailuresError) as error:
+        except (OutputError, StoreError, TooManyFailuresError) as error:
             display.tell_failures(self.folder.manifest)
             display.tell_stop(str(error), self.folder.recorded)
-            with contextlib.suppress(OutputError):  # of the same disk, about which all is said
+            with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
                 self.folder.close()
             return 1
         except (KeyboardInterrupt, Terminated):

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gradcam.report.pages import write_report
-from gradcam.report.views import write_views
+from gradcam.report.views import draw_views
 
-__all__ = ["write_report", "write_views"]
+__all__ = ["draw_views", "write_report"]

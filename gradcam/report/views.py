@@ -73,20 +73,12 @@ def _is_inside(stem: str) -> bool:
     return parts[0] != "" and parts[-1] not in ("", ".") and ".." not in parts
 
 
-def write_views(
-    folder: Path,
-    stem: str,
-    picture: Pixels | None,
-    overlays: Sequence[Pixels | None],
-    *,
-    temporary: Path | None = None,
-) -> None:
-    """Write what the gallery shows of one picture, as JPEG under `folder/report/views`; several threads may at once.
+def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | None]) -> dict[str, bytes]:
+    """What the gallery shows of one picture, as JPEG files by their names under `report/views`; several threads may at once.
 
-    `stem`: what the names of its results begin with, relative to `folder`, with "/" between folders. `picture`: RGB, uint8
-    (H,W,3); `overlays`: one for each result, in the order of the record; None for what there is none of. To be called
-    once the overlays are written: a view that is older than its overlay counts as out of date.
-    `temporary`: a folder on the same disk for files that are not whole yet. Raises `OSError` where one cannot be written.
+    `stem`: what the names of its results begin with, relative to the output folder, with "/" between folders. `picture`:
+    RGB, uint8 (H,W,3); `overlays`: one for each result, in the order of the record; None for what there is none of. To be
+    written behind the overlays: a view that is older than its overlay counts as out of date.
     """
     names = name_views(stem)
     views: list[tuple[str, Pixels]] = []
@@ -94,8 +86,7 @@ def write_views(
         large = _fit(picture, LARGE)
         views += [(names.large, large), (names.small, _fit(large, SMALL))]
     views += [(names.overlay(k), _fit(overlay, SMALL)) for k, overlay in enumerate(overlays) if overlay is not None]
-    for name, view in views:
-        _write(folder / name, encode_image(view, ".jpg", QUALITY), temporary)
+    return {name: encode_image(view, ".jpg", QUALITY) for name, view in views}
 
 
 def provide_views(folder: Path, record: Record, root: Path | None) -> None:
@@ -111,7 +102,8 @@ def provide_views(folder: Path, record: Record, root: Path | None) -> None:
         None if source is None or _is_current(folder, names.overlay(k), source) else _read(folder / source)
         for k, source in enumerate(sources)
     ]
-    write_views(folder, stem, picture, overlays)
+    for name, data in draw_views(stem, picture, overlays).items():
+        _write(folder / name, data)
 
 
 def has_content(folder: Path, view: str) -> bool:
@@ -152,8 +144,8 @@ def _fit(picture: Pixels, longest: int) -> Pixels:
     return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
 
 
-def _write(path: Path, data: bytes, temporary: Path | None) -> None:
+def _write(path: Path, data: bytes) -> None:
     """Write a whole file. Without waiting for the disk: a view can be made again at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, beside=temporary) as file:
+    with replacing(path) as file:
         file.write(data)

@@ -1,0 +1,91 @@
+"""What goes wrong with stores: what passes is waited for, and what stays is said in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from gradcam.errors import StoreError
+
+T = TypeVar("T")
+
+PATIENCE = 60.0  # seconds that a store may fail at one request before it counts as down
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries
+# Waiting does not mend these.
+LASTING = (
+    FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
+)  # fmt: skip
+LASTING_NUMBERS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
+# The clients of stores have errors of their own, by whose packages they are known: none is installed with this one.
+CLIENTS = ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs")
+CREDENTIALS = (
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
+    "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
+)  # fmt: skip
+MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
+
+
+def patiently(call: Callable[[], T], where: str) -> T:
+    """What the call gives; while the store fails in a way that may pass, it is tried again, with growing waits.
+
+    `where`: what the error is said of. Raises what the store says of the object itself, which are `FileNotFoundError`,
+    `PermissionError` and other `OSError`s of `LASTING`; and `StoreError` for what has nothing to do with the object:
+    credentials, an unknown address, or a store that fails for longer than `PATIENCE`.
+    """
+    wait, start = FIRST_WAIT, time.monotonic()
+    while True:
+        try:
+            with _translated(where):
+                return call()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            left = PATIENCE - (time.monotonic() - start)
+            if left <= 0:
+                raise StoreError(
+                    f"{where}: the store does not answer as it should ({describe(error)}), for {PATIENCE:.0f} s now; go on "
+                    "with --resume when it does"
+                ) from error
+        time.sleep(min(wait, left))
+        wait = min(2 * wait, LONGEST_WAIT)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same may succeed a little later."""
+    if isinstance(error, LASTING):
+        return False
+    if isinstance(error, OSError):
+        return error.errno not in LASTING_NUMBERS
+    return isinstance(error, asyncio.TimeoutError) or _is_of_a_client(error)
+
+
+def describe(error: BaseException) -> str:
+    """The reason alone, in one line, for the middle of a sentence."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    line = " ".join(str(reason).split()).rstrip(".")
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+@contextlib.contextmanager
+def _translated(where: str) -> Iterator[None]:
+    """What a client raises that no waiting mends becomes a `StoreError`."""
+    try:
+        yield
+    except Exception as error:
+        name = type(error).__name__
+        if name in CREDENTIALS:
+            raise StoreError(
+                f"{where}: there are no credentials for it that hold ({describe(error)}); they are taken from the "
+                "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            ) from error
+        if name in MISTAKES:
+            raise StoreError(f"{where}: cannot be asked for ({describe(error)})") from error
+        raise
+
+
+def _is_of_a_client(error: BaseException) -> bool:
+    return any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(error).__mro__)

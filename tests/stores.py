@@ -1,0 +1,89 @@
+"""Stores to test against: a file system that refuses what object stores cannot do, and fails when it is told to."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+
+class ObjectStore(MemoryFileSystem):
+    """`objects://`: as an object store is. Nothing is appended or renamed, and no object is there before it is whole.
+
+    `failures`: what the next requests raise, one after another. `requests`: (what, path) of each.
+    """
+
+    protocol = ("objects",)
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    failures: ClassVar[list[BaseException]] = []
+    requests: ClassVar[list[tuple[str, str]]] = []
+    written: ClassVar[list[str]] = []
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        text = str(path)
+        return "/" + text.removeprefix("objects://").strip("/") if text.strip("/") else ""
+
+    def _request(self, what: str, path: str) -> None:
+        with self._guard:
+            self.requests.append((what, str(path)))
+            error = self.failures.pop(0) if self.failures else None
+        if error is not None:
+            raise error
+
+    def find(self, path: str, *args: Any, **how: Any) -> Any:
+        self._request("list", path)
+        return super().find(path, *args, **how)
+
+    def cat_file(self, path: str, *args: Any, **how: Any) -> bytes:
+        self._request("read", path)
+        return super().cat_file(path, *args, **how)
+
+    def pipe_file(self, path: str, value: bytes, *args: Any, **how: Any) -> None:
+        self._request("write", path)
+        self.written.append(self._strip_protocol(path))
+        super().pipe_file(path, value)
+
+    def info(self, path: str, **how: Any) -> dict[str, Any]:
+        self._request("look", path)
+        return super().info(path, **how)
+
+    def rm_file(self, path: str) -> None:
+        self._request("remove", path)
+        super().rm_file(path)
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **how: Any) -> Any:
+        if "a" in mode or "+" in mode:
+            raise NotImplementedError("nothing can be added to an object")
+        return super()._open(path, mode, *args, **how)
+
+    def mv(self, *args: Any, **how: Any) -> None:
+        raise NotImplementedError("objects cannot be renamed")
+
+    def cp_file(self, *args: Any, **how: Any) -> None:
+        raise NotImplementedError("objects are not copied here")
+
+
+fsspec.register_implementation("objects", ObjectStore, clobber=True)
+
+
+def down() -> OSError:
+    return ConnectionError(errno.ECONNREFUSED, "Connection refused")
+
+
+@contextmanager
+def objects() -> Iterator[type[ObjectStore]]:
+    """An empty store under `objects://`."""
+    for kept in (ObjectStore.store, ObjectStore.failures, ObjectStore.requests, ObjectStore.written):
+        kept.clear()
+    ObjectStore.pseudo_dirs[:] = [""]
+    yield ObjectStore
+    ObjectStore.store.clear()
+    ObjectStore.failures.clear()

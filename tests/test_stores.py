@@ -1,0 +1,158 @@
+"""What lies beyond this machine's disks: a store that refuses, fails and comes back, and a server that speaks S3."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gradcam.errors import StoreError
+from gradcam.stores import Store, failures, is_url, to_path
+from tests.stores import ObjectStore, down, objects
+
+
+@pytest.fixture
+def fs() -> Iterator[type[ObjectStore]]:
+    with objects() as found:
+        yield found
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that would have been waited."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(failures.time, "sleep", sleep)
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now[0])
+    return slept
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://bucket/photos", True), ("gs://b", True), ("az://c/d", True), ("memory://x", True), ("http://h/x", True),
+        ("simplecache::s3://b/x", True), ("photos", False), ("/photos/a.jpg", False), ("C:\\photos", False),
+        ("C:/photos", False), ("a:b.jpg", False), ("file:///photos", False), ("FILE:///photos", False), ("-", False),
+    ],
+)  # fmt: skip
+def test_what_is_a_url(text: str, expected: bool) -> None:
+    assert is_url(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("file:///a/b.jpg", "/a/b.jpg"), ("file://localhost/a/b.jpg", "/a/b.jpg"), ("file://a/b.jpg", "a/b.jpg"),
+        ("local:///a", "/a"), ("file:///a%20b/%C3%BC.jpg", "/a b/ü.jpg"), ("a%20b.jpg", "a%20b.jpg"), ("/a", "/a"),
+    ],
+)  # fmt: skip
+def test_a_file_url_is_a_path(text: str, expected: str) -> None:
+    assert to_path(text) == expected
+
+
+def test_what_is_written_is_found_and_read(fs: Any) -> None:
+    store = Store("objects://bucket/photos/")
+    store.write("b/2.jpg", b"two")
+    store.write("1.jpg", b"one!")
+    store.write("b/2.jpg", b"other")
+    Store("objects://bucket/photos-2").write("x.jpg", b"x")
+    assert store.find() == {"1.jpg": 4, "b/2.jpg": 5}
+    assert list(Store("objects://bucket").find("photos")) == ["photos/1.jpg", "photos/b/2.jpg"]
+    assert (store.read("b/2.jpg"), store.read_range("b/2.jpg", 1, 3), store.size("1.jpg")) == (b"other", b"the", 4)
+    assert (store.read_range("1.jpg", 2, 9), store.read_range("1.jpg", 2, 0)) == (b"e!", b"")
+    with store.open("b/2.jpg") as file:
+        file.seek(2)
+        assert file.read() == b"her"
+    assert (store.is_file("b"), store.is_file("no"), store.size("no")) == (False, False, None)
+    store.remove(["1.jpg", "no"])
+    assert store.find() == {"b/2.jpg": 5}
+    assert store.find("nothing") == {}
+    with pytest.raises(FileNotFoundError):
+        store.read("1.jpg")
+
+
+def test_names_are_relative_and_places_can_be_sent(fs: Any) -> None:
+    store = Store("objects://bucket/photos/")
+    store.write("a.jpg", b"a")
+    assert (str(store), store.name, str(store.parent)) == ("objects://bucket/photos/", "photos", "objects://bucket/")
+    assert store.below("a.jpg").read() == b"a"
+    sent = pickle.loads(pickle.dumps(store))
+    assert sent == store
+    assert sent.read("a.jpg") == b"a"
+    assert Store("objects://").find() == {"bucket/photos/a.jpg": 1}
+
+
+def test_the_state_of_an_object_tells_two_writes_apart(fs: Any) -> None:
+    store = Store("objects://bucket")
+    store.write("a", b"1")
+    before = store.stamp("a")
+    assert store.stamp("a") == before
+    store.write("a", b"2")
+    assert store.stamp("a") != before
+
+
+def test_what_passes_is_waited_for(fs: Any, waits: list[float]) -> None:
+    store = Store("objects://bucket")
+    fs.failures += [down(), TimeoutError(), OSError(errno.EIO, "Internal error")]
+    store.write("a", b"1")
+    assert waits == [0.5, 1.0, 2.0]
+    assert fs.written == ["/bucket/a"]
+    assert store.read("a") == b"1"
+
+
+def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> None:
+    fs.failures += [down() for _ in range(99)]
+    with pytest.raises(StoreError) as caught:
+        Store("objects://bucket").read("a.jpg")
+    assert str(caught.value) == (
+        "objects://bucket/a.jpg: the store does not answer as it should (Connection refused), for 60 s now; go on with "
+        "--resume when it does"
+    )
+    assert sum(waits) == pytest.approx(failures.PATIENCE)
+    assert max(waits) == failures.LONGEST_WAIT
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("gone"), PermissionError("Access Denied"), IsADirectoryError("x")])
+def test_what_waiting_does_not_mend_is_raised_at_once(fs: Any, waits: list[float], error: OSError) -> None:
+    fs.failures.append(error)
+    with pytest.raises(type(error)):
+        Store("objects://bucket").read("a")
+    assert waits == []
+
+
+def test_a_mistake_in_the_code_is_none_of_the_store(fs: Any, waits: list[float]) -> None:
+    fs.failures.append(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        Store("objects://bucket").read("a")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3x://bucket", "s3x://bucket: is no URL that can be followed .*Protocol not known: s3x"),
+        ("gs://bucket", r'gs:// needs another package: pip install "gradcam-torch\[gcs\]"'),
+    ],
+)
+def test_urls_that_cannot_be_followed_say_so(url: str, message: str) -> None:
+    if url.startswith("gs") and __import__("importlib.util").util.find_spec("gcsfs"):
+        pytest.skip("gcsfs is installed")
+    with pytest.raises(StoreError, match=message):
+        Store(url).find()
+
+
+def test_missing_credentials_are_said_in_one_line(fs: Any, waits: list[float]) -> None:
+    kind = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})
+    fs.failures.append(kind("Unable to locate credentials"))
+    with pytest.raises(StoreError, match=r"no credentials for it that hold \(Unable to locate credentials\)"):
+        Store("objects://bucket").find()
+    assert waits == []
+    fs.failures.append(type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})("no"))
+    assert Store("objects://bucket").find() == {}
+    assert waits == [0.5]

@@ -1,0 +1,20 @@
+"""Views of a report, written as a run does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gradcam.batch.disk import remove_empty
+from gradcam.batch.places import Disk
+from gradcam.report import draw_views
+
+
+def write_views(folder: Path, stem: str, picture: Any, overlays: Any, *, temporary: Path | None = None) -> None:
+    views, partial = draw_views(stem, picture, overlays), temporary or folder / ".partial"
+    partial.mkdir(exist_ok=True)
+    try:
+        Disk(folder, partial).write({}, views)
+    finally:
+        if temporary is None:
+            remove_empty(partial)
