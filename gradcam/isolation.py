@@ -114,7 +114,7 @@ def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
         stack.enter_context(evaluation_mode(modules))
         stack.enter_context(unchanged_buffers(modules))
         stack.enter_context(eager_mode(modules))
-        stack.enter_context(_random_state(model))
+        stack.enter_context(_random_state(modules))
         stack.enter_context(straight_through(modules))
         yield modules
 
@@ -242,9 +242,9 @@ def _compiled_among(modules: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _random_state(model: nn.Module) -> Iterator[None]:
-    """The random states that the model can draw from, put back only if they changed: other threads draw from them too."""
-    generators = _generators(model)
+def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """The random states that the modules can draw from, put back only if they changed: other threads draw from them too."""
+    generators = _generators(modules)
     before = [generator.get_state() for generator in generators]
     try:
         yield
@@ -254,8 +254,10 @@ def _random_state(model: nn.Module) -> Iterator[None]:
                 generator.set_state(state)
 
 
-def _generators(model: nn.Module) -> list[torch.Generator]:
+def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
     if not torch.cuda.is_initialized():
         return [torch.default_generator]
-    indices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
+    parameters = (it for module in modules for it in module._parameters.values() if it is not None)
+    indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]

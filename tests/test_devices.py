@@ -63,7 +63,7 @@ class Spread(nn.Module):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("layer", ["first.2", "second.4"])
-@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "scorecam"])
+@pytest.mark.parametrize("method", ["gradcam", "shapleycam", "ablationcam", "reciprocam", "scorecam", "rise"])
 def test_a_model_on_two_devices_is_explained_where_it_lies(layer: str, method: str) -> None:
     plain = gradcam.explain(Spread("cpu", "cpu"), TINY, layer, method=method, target=2)
     found = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2)

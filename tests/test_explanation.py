@@ -835,7 +835,8 @@ def test_many_classes_cost_one_forward_pass_and_nothing_runs_before_the_layer_in
 
 
 @pytest.mark.cuda
-def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) -> None:
+def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which is on by default, and rounds to ten bits
     images = classifier.batch([gradcam.read_image(photo(name)) for name in ("koala.webp", "panda.webp")])
     expected = gradcam.explain(classifier.model, images, "layer4", target=[[105, 388]] * 2)
     on_cuda = gradcam.load_classifier(device="cuda")
@@ -844,6 +845,24 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any) ->
     assert found.heatmaps.is_cuda
     torch.testing.assert_close(found.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
     assert all(tensor.is_cuda for tensor in nested.tensors(found.output))
+
+
+@pytest.mark.cuda
+def test_the_random_state_of_the_gpu_is_left_alone() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_model().eval()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.inner(images + torch.rand_like(images))
+
+    model, before = Noisy().cuda(), torch.cuda.get_rng_state()
+    model(TINY.cuda())
+    assert not torch.equal(torch.cuda.get_rng_state(), before)  # it does draw there
+    before = torch.cuda.get_rng_state()
+    gradcam.explain(model, TINY.cuda(), "inner.3")
+    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 def test_compare_equals_explain_behind_an_in_place_layer() -> None:

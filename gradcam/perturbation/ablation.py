@@ -35,7 +35,7 @@ def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = 
     require_effect(found, site, recorded)
     lost = found.plain - found.values
     weights = torch.where(found.plain == 0, lost, lost / found.plain.abs())  # (C,N,K)
-    return join(site.grid, weights.permute(1, 2, 0).to(site.grid.dtype))
+    return join(site.grid, weights.permute(1, 2, 0).to(site.grid))  # which may be on another device than the scores
 
 
 def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Tensor:

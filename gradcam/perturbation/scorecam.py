@@ -103,7 +103,8 @@ def _weights(
         copies.mul_(masks.flatten(0, 1).to(copies))
 
     found = score_input(recorded, Variants(effort.batch.pictures, rounds * count, see_through), effort)
-    scores = found.values.unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
+    # A model on several devices may give its scores on another one than the layer's.
+    scores = found.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
     shares = scores.masked_fill(~is_there[:, None], -torch.inf).softmax(2).nan_to_num(0)  # NaN: an image without masks
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
     return weights.scatter_(2, channels[:, None].expand_as(shares), shares).to(site.grid.dtype)

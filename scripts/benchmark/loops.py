@@ -50,7 +50,7 @@ class Loop:
         return f"{self.package}, {self.precision}, batch {self.batch}"
 
 
-def load_ours(precision: str) -> Any:
+def load_ours(precision: str, device: str = "cpu") -> Any:
     """Our classifier of the same network, with the peers' weights."""
     import gradcam
 
@@ -58,7 +58,7 @@ def load_ours(precision: str) -> Any:
         weights = Path(folder, "weights.pth")
         torch.save(build_model(NETWORK, "cpu").state_dict(), weights)
         return gradcam.load_classifier(
-            "resnet50", weights=weights, size=(SIZE, SIZE), layer=LAYER, device="cpu", precision=precision
+            "resnet50", weights=weights, size=(SIZE, SIZE), layer=LAYER, device=device, precision=precision
         )
 
 
@@ -68,21 +68,23 @@ def attach_ours(precision: str, batch: int) -> Iterator[Run]:
     yield lambda source, output: run_pipeline(classifier, source, output, batch)
 
 
-def run_pipeline(classifier: Any, source: Path, output: Path, batch: int) -> None:
+def run_pipeline(classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None) -> None:
     """What `gradcam batch` does, without its progress: overlays, and a manifest."""
     from gradcam.batch.cores import count_cores
     from gradcam.batch.manifest import ManifestWriter
     from gradcam.batch.names import plan_stems
     from gradcam.batch.outputs import Saver, Saving
     from gradcam.batch.pipeline import explain_items
+    from gradcam.batch.places import Disk
     from gradcam.batch.sources import list_inputs
 
     items = list_inputs([source], exclude=output).items
     question, saving = ask(classifier), Saving(format="jpg", quality=QUALITY)
     temporary = output / ".temporary"
     temporary.mkdir()
-    saver = Saver(output, plan_stems(items), saving, classifier, question, temporary)
-    outcomes = explain_items(classifier, question, items, finish=saver.save, batch_size=batch, workers=count_cores())
+    saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, question)
+    threads = workers or count_cores()
+    outcomes = explain_items(classifier, question, items, finish=saver.save, batch_size=batch, workers=threads)
     with contextlib.closing(ManifestWriter(output / "manifest.jsonl")) as manifest:
         for outcome in outcomes:
             manifest.append(outcome.record)
