@@ -18,7 +18,8 @@ from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
 from gradcam.batch.parts import Part, find_parts
 from gradcam.batch.places import Disk
 from gradcam.batch.results import Mode
-from gradcam.batch.run_file import Run, encode_run, read_run
+from gradcam.batch.run_file import Run, encode_run, keep_beginning, read_run
+from gradcam.batch.shelves import DiskShelf
 from gradcam.errors import OutputError
 from gradcam.files import UNFINISHED, write_whole
 from gradcam.records import Record
@@ -69,7 +70,7 @@ class OutputFolder:
             release = _lock(path, part)
             stack.callback(release)
             fields = run.to_fields()
-            notes = check_earlier(path, part, fields, mode)
+            notes = check_earlier(DiskShelf(path), part, fields, mode)
             if mode == "overwrite":
                 _clear(path, part, inputs)
             folder = cls(path, part, release, notes)
@@ -92,11 +93,10 @@ class OutputFolder:
         self._log = Logbook(self.path / self._part.log)
 
     def _write_run(self, fields: dict[str, Any]) -> None:
-        """Of a run that goes on, the versions that it began with are kept."""
         path = self.path / self._part.run
         if path.exists():
             earlier = read_run(path)
-            fields = {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}}
+            fields = keep_beginning(fields, earlier)
             if fields == earlier:
                 return
         write_whole(path, encode_run(fields), beside=self.temporary)
@@ -161,7 +161,7 @@ def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: 
         _check_no_file(path)
         if not path.exists():
             return
-        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        check_parts(DiskShelf(path), Part() if shard is None else Part(shard.of, shard.index), mode)
         if report:
             check_page(path)
 
@@ -186,7 +186,7 @@ def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:
     """Remove the earlier run; a whole one removes all shards, of which none may be at work, and the report."""
     with contextlib.ExitStack() as stack:
         kept = list(inputs)
-        earlier = [part] if part.of else find_parts(folder)
+        earlier = [part] if part.of else find_parts(DiskShelf(folder).list_names())
         for other in earlier:
             if other != part:
                 stack.callback(_lock(folder, other))

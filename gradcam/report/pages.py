@@ -17,6 +17,7 @@ from gradcam.batch.cores import count_cores
 from gradcam.batch.earlier import PAGE, REPORT, check_page
 from gradcam.batch.locks import take_lock
 from gradcam.batch.parts import find_parts
+from gradcam.batch.shelves import DiskShelf
 from gradcam.errors import OutputError
 from gradcam.files import write_whole
 from gradcam.records import Record
@@ -41,7 +42,7 @@ def write_report(folder: Path) -> Path:
     folder = Path(folder)
     try:
         with contextlib.ExitStack() as stack:
-            if folder.is_dir() and find_parts(folder):
+            if folder.is_dir() and find_parts(DiskShelf(folder).list_names()):
                 # Shards may end at one time: each would take the other's details away, and the older page could stay.
                 stack.callback(take_lock(folder / LOCK, seconds=-1))
             run = read_run(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.batch.parts import Part, find_parts
+from gradcam.batch.shelves import DiskShelf
 from gradcam.records import Record
 
 
@@ -42,7 +43,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    for part in find_parts(folder):
+    for part in find_parts(DiskShelf(folder).list_names()):
         try:
             facts = json.loads((folder / part.run).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # the page can do without
