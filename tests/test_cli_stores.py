@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,160 @@ def test_the_same_bytes_as_on_a_disk(batch: Command, folder: Path, photos: Path,
     assert list(ours) == sorted(theirs)
     assert ours == theirs
     assert gradcam.read_manifest(f"{s3}/a b/out") == gradcam.read_manifest(folder / "out")
+
+
+def test_going_on_in_a_bucket(batch: Command, folder: Path, photos: Path, s3: str) -> None:
+    url = f"{s3}/out"
+    assert batch("photos", "-o", url).status == 1
+    again = batch("photos", "-o", url)
+    assert (again.status, again.out) == (2, "")
+    assert f"Error: {url}/: holds an earlier run, with 6 records; give --resume to go on with it" in again.err
+    (photos / "b" / "broken.jpg").write_bytes((photos / "c" / "coffee.jpg").read_bytes())
+    Store(url).remove(["b/koala-gradcam.jpg"])
+    outcome = batch("photos", "-o", url, "--resume")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("2 pictures explained, 4 had been before, 1 other file left out")
+    assert [record.image for record in gradcam.read_manifest(url)] == ORDER
+    batch("photos", "-o", "out")
+    ours, theirs = read_all(url), on_disk(folder / "out")
+    (piece,) = [name for name in ours if name.startswith("manifest/")]
+    assert ours.pop(piece) == theirs.pop("manifest/00001.jsonl")
+    assert without_root(ours) == without_root(theirs)
+
+
+def test_overwriting_in_a_bucket(batch: Command, photos: Path, s3: str) -> None:
+    Store(s3).write("out/mine.txt", b"mine")
+    batch("photos", "-o", f"{s3}/out", "--report", "--save", "map")
+    assert Store(f"{s3}/out").is_file("macaw-gradcam.npy")
+    assert batch("photos/b", "-o", f"{s3}/out", "--overwrite").status == 1
+    names = ["koala-gradcam.jpg", "manifest/00001.jsonl", "mine.txt", "panda-gradcam.jpg", "run.json"]
+    assert [name for name in Store(f"{s3}/out").find() if not name.startswith("log")] == names
+
+
+def test_shares_of_a_bucket(batch: Command, photos: Path, s3: str) -> None:
+    for index in (1, 2):
+        batch("photos", "-o", f"{s3}/out", "--shard", f"{index}/2", "--report")
+    found = gradcam.read_manifest(f"{s3}/out")
+    assert sorted(record.image for record in found) == sorted(ORDER)
+    page = Store(f"{s3}/out").read("index.html").decode()
+    assert all(name in page for name in ORDER)
+    assert len({name.split("/")[1] for name in Store(f"{s3}/out").find("report") if "/details-" in name}) == 1
+
+
+def test_a_report_of_a_bucket_is_made_again(
+    batch: Command, gradcam_command: Command, folder: Path, photos: Path, s3: str
+) -> None:
+    url = f"{s3}/out"
+    batch("photos", "-o", url, "--report")
+    before = read_all(url)
+    Store(url).remove([name for name in before if name.startswith(("report/", "index.html"))])
+    outcome = gradcam_command("report", url)
+    assert outcome == Outcome(0, f"  →  {url}/index.html\n", "")
+    after = read_all(url)
+    assert list(after) == list(before)
+    remade = {name for name in before if before[name] != after[name]}
+    # A view of an overlay that was encoded before differs a little from one that was not.
+    assert all(re.fullmatch(r"report/views/.+\.0\.jpg", name) for name in remade)
+    for name in [name for name in before if name.endswith(".large.jpg")]:
+        assert after[name] == before[name]
+
+
+# What is wrong with a bucket is said in one line, before a model is loaded
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **how: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("gradcam.cli.batch_job.ask", refuse)
+
+
+@pytest.mark.usefixtures("no_model", "s3")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://nothing-here/out", r"s3://nothing-here/out/: there is no such bucket, .*\(The specified bucket does not exist\)"),
+        ("s3://", r"s3://: names no bucket, expected such as s3://bucket/explained"),
+        ("s3:///", r"s3://: names no bucket"),
+        ("s3x://b/out", r"s3x://b/out: is no URL that can be followed"),
+        ("s3://Not A Bucket/out", r"s3://Not A Bucket/out: cannot be asked for"),
+    ],
+)  # fmt: skip
+def test_an_output_that_cannot_be(batch: Command, photos: Path, url: str, said: str) -> None:
+    outcome = batch("photos", "-o", url)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert re.match(f"Error: {said}", outcome.err), outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_model")
+def test_missing_credentials(batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(folder / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    outcome = batch("photos", "-o", f"{s3}/out")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert f"Error: {s3}/out: there are no credentials for it that hold (Unable to locate credentials)" in outcome.err
+
+
+def check_keys_after(address: str, requests: str) -> None:
+    """Let the server look at who asks, after so many requests."""
+    text = {"Content-Type": "text/plain"}
+    request = urllib.request.Request(f"{address}/moto-api/reset-auth", requests.encode(), text)
+    urllib.request.urlopen(request).close()
+
+
+@pytest.fixture
+def reader(s3: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket that may be listed and read, and not written to."""
+    import s3fs
+
+    iam = client("iam", s3_address)
+    iam.create_user(UserName=s3[5:])
+    allowed = {"Effect": "Allow", "Action": ["s3:List*", "s3:Get*"], "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    iam.put_user_policy(UserName=s3[5:], PolicyName="reads", PolicyDocument=document)
+    key = iam.create_access_key(UserName=s3[5:])["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    s3fs.S3FileSystem.clear_instance_cache()
+    check_keys_after(s3_address, "0")
+    yield s3
+    check_keys_after(s3_address, "inf")
+
+
+def test_a_bucket_that_may_not_be_written_to(batch: Command, photos: Path, reader: str) -> None:
+    outcome = batch("photos", "-o", f"{reader}/out")
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert f"Error: {reader}/out/: must not be listed, read or written to with these credentials" in outcome.err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_bucket_that_may_not_be_listed(
+    batch: Command, photos: Path, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASOMEBODYELSE0000")
+    s3fs.S3FileSystem.clear_instance_cache()
+    outcome = batch("photos", "-o", f"{reader}/out")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1), outcome.err
+    assert "must not be listed" in outcome.err or "no credentials for it that hold" in outcome.err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_server_that_does_not_answer(
+    batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    monkeypatch.setattr(failures, "PATIENCE", 0.2)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    outcome = batch("photos", "-o", f"{s3}/out")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert f"Error: {s3}/out: the store does not answer as it should (" in outcome.err

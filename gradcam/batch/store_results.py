@@ -18,7 +18,7 @@ from gradcam.batch.shelves import StoreShelf
 from gradcam.batch.store_clearing import check_page, remove_runs
 from gradcam.batch.store_manifest import find_done, sort_pieces
 from gradcam.batch.store_place import Bucket, blaming_store
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Record
 from gradcam.stores import Store
 
@@ -129,6 +129,8 @@ class StoreResults:
 
 def check_store(store: Store, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
     """What can be told of a folder in a store before it is opened. Raises `OutputError` and `StoreError`."""
+    if store.url.endswith("://") and not store.url.startswith("memory"):
+        raise OutputError(f"{store}: names no bucket, expected such as {store}bucket/explained")
     with blaming_store(store):
         check_parts(StoreShelf(store), _to_part(shard), mode)
         if report:

@@ -35,7 +35,8 @@ class Store:
     url: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", self.url if self.url.endswith("://") else self.url.rstrip("/"))
+        url = self.url.rstrip("/")
+        object.__setattr__(self, "url", f"{url}//" if url.endswith(":") else url)
 
     def __str__(self) -> str:
         return f"{self.url}/" if not self.url.endswith("://") else self.url
