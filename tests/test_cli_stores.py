@@ -20,6 +20,7 @@ import pytest
 import gradcam
 from gradcam.batch import store_results
 from gradcam.cli.interruption import Terminated
+from gradcam.errors import StoreError
 from gradcam.stores import Store, failures
 from tests.s3 import client
 from tests.stores import ObjectStore, down, objects
@@ -60,7 +61,9 @@ def without_root(found: dict[str, bytes]) -> dict[str, Any]:
 # Through s3fs, to a server that speaks the protocol
 
 
-@pytest.mark.parametrize("options", ["--save overlay --save map --save heatmap --method gradcam --method layercam --report"])
+@pytest.mark.parametrize(
+    "options", ["--save overlay --save map --save heatmap --method gradcam --method layercam --report"]
+)
 def test_the_same_bytes_as_on_a_disk(batch: Command, folder: Path, photos: Path, s3: str, options: str) -> None:
     there = batch("photos", "-o", f"{s3}/a b/out/", *options.split())
     here = batch("photos", "-o", "out", *options.split())
@@ -148,7 +151,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("s3://nothing-here/out", r"s3://nothing-here/out/: there is no such bucket, .*\(The specified bucket does not exist\)"),
+        ("s3://nothing-here/out", r"s3://nothing-here/out/: there is no such bucket, .*\(The specified bucket .*\)"),
         ("s3://", r"s3://: names no bucket, expected such as s3://bucket/explained"),
         ("s3:///", r"s3://: names no bucket"),
         ("s3x://b/out", r"s3x://b/out: is no URL that can be followed"),
@@ -163,7 +166,9 @@ def test_an_output_that_cannot_be(batch: Command, photos: Path, url: str, said: 
 
 
 @pytest.mark.usefixtures("no_model")
-def test_missing_credentials(batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_missing_credentials(
+    batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -220,9 +225,7 @@ def test_a_bucket_that_may_not_be_listed(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_server_that_does_not_answer(
-    batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
     monkeypatch.setattr(failures, "PATIENCE", 0.2)
@@ -232,3 +235,165 @@ def test_a_server_that_does_not_answer(
     outcome = batch("photos", "-o", f"{s3}/out")
     assert (outcome.status, outcome.err.count("\n")) == (2, 1)
     assert f"Error: {s3}/out: the store does not answer as it should (" in outcome.err
+
+
+# A store that fails, comes back, or stays down; and runs that are stopped
+
+
+@pytest.fixture
+def whole(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
+    """What a run leaves that nothing stops."""
+    batch("photos", "-o", URL)
+    found = read_all(URL)
+    fs.store.clear()
+    return found
+
+
+def test_a_store_that_fails_in_the_middle_and_comes_back(
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    actual, writes = ObjectStore.pipe_file, []
+
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+        writes.append(path)
+        if writes.count(path) < 3:  # each fails twice
+            raise down() if len(writes) % 2 else OSError(errno.EIO, "Please reduce your request rate")
+        actual(self, path, value)
+
+    monkeypatch.setattr(ObjectStore, "pipe_file", write)
+    outcome = batch("photos", "-o", URL)
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1  # of the broken picture
+    assert read_all(URL) == whole
+
+
+def test_a_store_that_stays_down(
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "PATIENCE", 0.05)
+    actual = ObjectStore.pipe_file
+
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+        if "panda" in path or fs.failures:
+            fs.failures += [down() for _ in range(1000)]  # from now on
+            raise down()
+        actual(self, path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "pipe_file", write)
+        outcome = batch("photos", "-o", URL, "--workers", 1)
+    *_, reason, count, line = outcome.err.splitlines()
+    assert (outcome.status, outcome.out) == (1, "")
+    assert reason == (
+        f"{URL}/b/panda-gradcam.jpg: the store does not answer as it should (Connection refused), for 0 s now; go on with "
+        "--resume when it does"
+    )
+    assert count == "0 of 6 pictures are finished. To go on:"
+    fs.failures.clear()
+    assert shlex.split(line)[:3] == ["gradcam", "batch", "--resume"]
+    again = batch(*shlex.split(line)[2:])
+    assert again.status == 1
+    assert read_all(URL) == whole
+
+
+def test_what_is_finished_is_kept_when_it_stops(
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actual = store_results.StoreResults.append
+
+    def append(self: Any, record: Any, given: Any) -> None:
+        if len(self._manifest) == 3:
+            raise error
+        actual(self, record, given)
+
+    for error in (KeyboardInterrupt(), Terminated(), StoreError("gone")):
+        fs.store.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(store_results.StoreResults, "append", append)
+            outcome = batch("photos", "-o", URL)
+        assert outcome.status == {KeyboardInterrupt: 130, Terminated: 143}.get(type(error), 1)
+        assert len(gradcam.read_manifest(URL)) == 3
+        reason = "gone" if isinstance(error, StoreError) else "Stopped."
+        assert f"{reason}\n3 of 6 pictures are finished. To go on:" in outcome.err
+        assert batch("photos", "-o", URL, "--resume").out.startswith("3 pictures explained, ")
+        found = read_all(URL)
+        assert [record.image for record in gradcam.read_manifest(URL)] == ORDER
+        assert {name: data for name, data in found.items() if "manifest" not in name} == {
+            name: data for name, data in whole.items() if "manifest" not in name
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not POSIX, reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] if POSIX else [])
+def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s3: str, number: int) -> None:
+    """Each picture once, whatever ended the first run."""
+    many = folder / "many"
+    many.mkdir()
+    for i in range(60):
+        (many / f"{i:02}.png").hardlink_to(photos / "macaw.png")
+    code = "from gradcam.batch import store_results; store_results.RECORDS = 8; from gradcam.cli import main; main()"
+    arguments = ["batch", "--device", "cpu", "many", "-o", f"{s3}/out", "--batch-size", "4"]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not Store(f"{s3}/out").find("manifest") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    kept = {record.image for record in gradcam.read_manifest(f"{s3}/out")}
+    assert 8 <= len(kept) < 60
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert f"{len(kept)} of 60 pictures are finished." in said
+    outcome = batch("many", "-o", f"{s3}/out", "--batch-size", 4, "--resume")
+    assert outcome.out.startswith(f"{60 - len(kept)} pictures explained, {len(kept)} had been before")
+    assert [record.image for record in gradcam.read_manifest(f"{s3}/out")] == [f"{i:02}.png" for i in range(60)]
+    lines = [
+        line for name in Store(f"{s3}/out").find("manifest") for line in Store(f"{s3}/out").read(name).splitlines()
+    ]
+    assert len(lines) == 60
+
+
+# What a URL is, and what is none
+
+
+def test_a_file_url_is_a_folder(batch: Command, gradcam_command: Command, folder: Path, photos: Path) -> None:
+    url = f"file://{folder}/with%20space"
+    assert batch("photos/macaw.png", "-o", url).status == 0
+    assert (folder / "with space" / "manifest.jsonl").is_file()
+    assert gradcam_command("report", url).out == f"  →  {folder}/with space/index.html\n"
+
+
+def test_the_root_of_the_input_is_told_from_a_store(batch: Command, folder: Path, photos: Path, fs: Any) -> None:
+    batch("photos", "-o", URL)
+    assert json.loads(Store(URL).read("run.json"))["root"] == str(photos)
+    (folder / "other").mkdir()
+    (folder / "other" / "macaw.png").write_bytes((photos / "macaw.png").read_bytes())
+    refused = batch("other", "-o", URL, "--resume")
+    assert refused.status == 2
+    assert f"the earlier run had other settings: input: {photos} → {folder / 'other'}." in refused.err
+
+
+def test_a_list_that_asks_for_other_classes_is_refused_in_a_store(
+    batch: Command, folder: Path, photos: Path, fs: Any
+) -> None:
+    listed = folder / "chosen.csv"
+    listed.write_text("image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\n")
+    assert batch("chosen.csv", "-o", URL).status == 0
+    listed.write_text("image,class\nphotos/b/koala.png,koala\nphotos/macaw.png,\n")
+    outcome = batch("chosen.csv", "-o", URL, "--resume")
+    assert outcome.status == 2
+    assert (
+        f"Error: {URL}/: the earlier run explained 'macaw' in b/koala.png, and now the list asks for 'koala'"
+        in outcome.err
+    )
+
+
+def test_of_many_failures_the_rest_is_in_the_manifest_of_the_store(
+    batch: Command, folder: Path, photos: Path, fs: Any
+) -> None:
+    for i in range(22):
+        (photos / f"{i}.jpg").write_bytes(b"x")
+    outcome = batch("photos", "-o", URL)
+    assert f"... and 3 more, which have the status failed in {URL}/manifest/.\n" in outcome.err
