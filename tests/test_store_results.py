@@ -14,6 +14,7 @@ import pytest
 
 import gradcam
 from gradcam.batch import store_manifest, store_results
+from gradcam.batch.folder import OutputFolder
 from gradcam.batch.parts import Part, find_last, find_parts, list_manifests
 from gradcam.batch.store_place import Bucket
 from gradcam.batch.store_results import StoreResults, check_store
@@ -22,6 +23,7 @@ from gradcam.records import Record
 from gradcam.stores import Store, failures
 from tests.stores import ObjectStore, down, objects
 from tests.test_output_folder import ORDER, RUN, Shard, finish_files
+from tests.test_output_folder import work as work_on_disk
 
 URL = "objects://bucket/out"
 
@@ -92,6 +94,22 @@ def test_the_log_is_of_pieces_too(fs: Any) -> None:
     results.close()
     lines = fs.store["/bucket/out/log/00001.jsonl"].getvalue().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["start", "end"]
+
+
+def test_a_log_that_cannot_be_written_stops_no_run(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = ObjectStore.pipe_file
+
+    def write(self: Any, path: str, *arguments: Any, **how: Any) -> None:
+        if "/log/" in path:
+            raise PermissionError("Access Denied")
+        actual(self, path, *arguments, **how)
+
+    monkeypatch.setattr(ObjectStore, "pipe_file", write)
+    results = StoreResults.open(Store(URL), RUN)
+    results.log("start")
+    add(results, "a.jpg")
+    results.close()
+    assert images() == ["a.jpg"]
 
 
 def test_a_piece_is_written_after_so_many_records(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,8 +378,22 @@ def test_overwriting_removes_nothing_of_a_record_that_leads_away(fs: Any) -> Non
     for name in ("../precious.jpg", "/bucket/precious.jpg", "objects://bucket/precious.jpg"):
         results.append(replace(record, image=name, explained=(replace(record.explained[0], overlay=name),)))
     results.close()
+    fs.requests.clear()
     StoreResults.open(Store(URL), RUN, mode="overwrite")
     assert Store("objects://bucket").read("precious.jpg") == b"p"
+    removed = [path for what, path in fs.requests if what == "remove"]
+    assert removed == ["/bucket/out/run.json", "/bucket/out/manifest/00001.jsonl"]
+
+
+def test_overwriting_a_share_keeps_the_report_and_the_other_shares(fs: Any) -> None:
+    for index, names in ((1, ORDER[:2]), (2, ORDER[2:])):
+        work(names, shard=Shard(index, 2))
+    page = b'<head><meta name="generator" content="gradcam"></head>'
+    Store(URL).write("index.html", page)
+    before = tree(fs)
+    StoreResults.open(Store(URL), RUN, mode="overwrite", shard=Shard(1, 2))
+    gone = {"a-gradcam.jpg", "sub/b-gradcam.jpg", "manifest-1-of-2/00001.jsonl"}
+    assert tree(fs) == {name: data for name, data in before.items() if name not in gone}
 
 
 def test_overwriting_removes_no_input(fs: Any) -> None:
@@ -475,10 +507,7 @@ def test_of_a_picture_that_was_done_twice_the_last_record_counts(fs: Any, monkey
 
 def test_a_manifest_is_read_from_wherever_it_was_copied(fs: Any, tmp_path: Path) -> None:
     work(ORDER)
-    for name, data in tree(fs).items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    copy_out(fs, tmp_path)
     expected = gradcam.read_manifest(URL)
     assert len(expected) == 4
     assert gradcam.read_manifest(tmp_path) == expected
@@ -507,3 +536,47 @@ def test_numbers_of_pieces_are_read_as_numbers() -> None:
     assert find_last(names, "manifest") == 100000
     assert list_manifests(names, Part()) == ["manifest/99999.jsonl", "manifest/100000.jsonl"]
     assert find_parts(names) == [Part(), Part(2, 1)]
+
+
+# Copied from a disk to a store, or back
+
+
+def test_a_run_in_a_store_goes_on_in_a_copy_on_a_disk(fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_results, "RECORDS", 1)
+    work(ORDER[:3], failing="sub/b.jpg")
+    copy_out(fs, tmp_path)
+    with pytest.raises(OutputError, match="holds an earlier run, with 3 records"):
+        OutputFolder.open(tmp_path, RUN)
+    folder = work_on_disk(tmp_path, ORDER, mode="resume")
+    assert folder.recorded == 2
+    assert [record.image for record in gradcam.read_manifest(tmp_path)] == ORDER
+    assert (tmp_path / "manifest.jsonl").read_text().count("\n") == 4
+    assert not (tmp_path / "manifest").exists()
+
+
+def test_a_copy_on_a_disk_is_overwritten(fs: Any, tmp_path: Path) -> None:
+    results = StoreResults.open(Store(URL), RUN)
+    results.log("start")
+    add(results, "a.jpg")
+    results.close()
+    copy_out(fs, tmp_path)
+    OutputFolder.open(tmp_path, RUN, mode="overwrite").close()
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert left == [".gradcam.lock", "log.jsonl", "manifest.jsonl", "run.json"]
+
+
+def test_a_run_on_a_disk_goes_on_in_a_copy_in_a_store(fs: Any, tmp_path: Path) -> None:
+    work_on_disk(tmp_path, ORDER, failing="sub/b.jpg")
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            Store(URL).write(path.relative_to(tmp_path).as_posix(), path.read_bytes())
+    assert work(ORDER, mode="resume").recorded == 1
+    assert images() == ORDER
+    assert [name for name in tree(fs) if "manifest" in name] == ["manifest/00002.jsonl"]
+
+
+def copy_out(fs: Any, folder: Path) -> None:
+    for name, file in fs.store.items():
+        path = folder / name.removeprefix("/bucket/out/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.getvalue())

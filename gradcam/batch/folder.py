@@ -15,7 +15,7 @@ from gradcam.batch.earlier import check_earlier, check_page, check_parts, remove
 from gradcam.batch.locks import take_lock
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
-from gradcam.batch.parts import Part, find_parts
+from gradcam.batch.parts import Part, find_parts, list_manifests, list_pieces
 from gradcam.batch.places import Disk
 from gradcam.batch.results import Mode
 from gradcam.batch.run_file import Run, encode_run, keep_beginning, read_run
@@ -86,6 +86,7 @@ class OutputFolder:
         self._sweep()
         # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
         self._write_run(fields)
+        self._join_pieces(manifest)
         if manifest.exists():
             self.done = frozenset(keep_lines(manifest, self._is_done, self.temporary))
         self._manifest = ManifestWriter(manifest)
@@ -101,16 +102,29 @@ class OutputFolder:
                 return
         write_whole(path, encode_run(fields), beside=self.temporary)
 
+    def _join_pieces(self, manifest: Path) -> None:
+        """Of a folder that was copied from a store: here a manifest is one file."""
+        shelf = DiskShelf(self.path)
+        names = shelf.list_names()
+        pieces = list_pieces(names, self._part.records)
+        if pieces:
+            lines = (line for name in list_manifests(names, self._part) for line in shelf.read_lines(name))
+            write_whole(manifest, lines, beside=self.temporary)
+            for name in pieces:
+                remove(self.path / name)
+            remove_empty(self.path / self._part.records)
+
     @property
     def place(self) -> Disk:
         """Where the files of a picture go."""
         return Disk(self.path, self.temporary)
 
-    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> None:
+    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
         with blaming_disk(self.path):
             self._manifest.append(record)
         self.recorded += 1
+        return record
 
     def log(self, event: str, **details: Any) -> None:
         """Note what happened, with the time; several threads may."""

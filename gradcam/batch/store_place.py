@@ -50,5 +50,4 @@ class Bucket:
                 if error.errno in OF_THE_NAME:
                     raise ImageError(f"{name}: this result cannot be written ({describe(error)})") from error
                 raise
-            for name, data in views.items():
-                self.store.write(name, data)
+            self.store.write_all(views)

@@ -73,7 +73,8 @@ class StoreResults:
     def _start(self, fields: dict[str, Any], shelf: StoreShelf) -> None:
         names, part = shelf.list_names(), self._part
         earlier = decode_run(shelf.read(part.run), shelf.show(part.run)) if part.run in names else None
-        # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest.
+        # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest. And always: where
+        # nothing may be written, that is found out here.
         self._store.write(part.run, encode_run(fields if earlier is None else keep_beginning(fields, earlier)))
         self._pieces = list_manifests(names, part)
         if self._pieces:
@@ -87,7 +88,7 @@ class StoreResults:
         """Where the files of a picture go."""
         return Bucket(self._store)
 
-    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> None:
+    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add the record of a picture whose files are written; it is kept for good with the next piece of the manifest.
 
         Raises `OutputError` and `StoreError` where that cannot be written; its records wait for the next try.
@@ -97,6 +98,7 @@ class StoreResults:
         if len(self._manifest) >= RECORDS or time.monotonic() - self._written >= SECONDS:
             with blaming_store(self._store):
                 self._write()
+        return record
 
     def log(self, event: str, **details: Any) -> None:
         """Note what happened, with the time; several threads may."""
