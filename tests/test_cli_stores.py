@@ -302,10 +302,10 @@ def test_what_is_finished_is_kept_when_it_stops(
 ) -> None:
     actual = store_results.StoreResults.append
 
-    def append(self: Any, record: Any, given: Any) -> None:
+    def append(self: Any, record: Any, given: Any) -> Any:
         if len(self._manifest) == 3:
             raise error
-        actual(self, record, given)
+        return actual(self, record, given)
 
     for error in (KeyboardInterrupt(), Terminated(), StoreError("gone")):
         fs.store.clear()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from gradcam.batch.earlier import REPORT, check_page
+from gradcam.batch.earlier import PAGE, REPORT, check_page
 from gradcam.batch.locks import take_lock
 from gradcam.batch.parts import find_parts
 from gradcam.batch.shelves import to_shelf
@@ -108,6 +108,8 @@ class StoreFiles:
 
     def __init__(self, store: Store) -> None:
         self._store, self._sizes = store, store.find()
+        found = re.search(rb"details-[0-9a-f]{12}", store.read(PAGE)) if self.is_there(PAGE) else None
+        self._earlier = found[0].decode() if found else None
 
     @property
     def place(self) -> Store:
@@ -133,9 +135,12 @@ class StoreFiles:
     write_view = write
 
     def remove_details(self, kept: str) -> None:
-        """As `Files.remove_details`. Those that came meanwhile are another's, whose page may come last."""
+        """As `Files.remove_details`: of the page that was there at the start alone.
+
+        Others may be those of a shard that writes its report at this time, whose page comes last.
+        """
         matches = ((name, DETAILS.fullmatch(name)) for name in self._sizes)
-        self._store.remove([name for name, match in matches if match and match[1] != kept])
+        self._store.remove([name for name, match in matches if match and match[1] == self._earlier != kept])
 
 
 @contextlib.contextmanager
