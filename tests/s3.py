@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gradcam.stores import failures
+
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 _numbers = itertools.count(1)
 
@@ -50,4 +52,5 @@ def bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     client("s3", address).create_bucket(Bucket=name)
     s3fs.S3FileSystem.clear_instance_cache()
     yield f"s3://{name}"
+    failures._given_up.clear()
     s3fs.S3FileSystem.clear_instance_cache()
