@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gradcam.stores import failures
+
 
 class ObjectStore(MemoryFileSystem):
     """`objects://`: as an object store is. Nothing is appended or renamed, and no object is there before it is whole.
@@ -87,3 +89,4 @@ def objects() -> Iterator[type[ObjectStore]]:
     yield ObjectStore
     ObjectStore.store.clear()
     ObjectStore.failures.clear()
+    failures._given_up.clear()

@@ -48,10 +48,18 @@ class Shard:
 
 def finish(folder: OutputFolder, name: str) -> Record:
     """Write a result, as whoever draws does, and give its record."""
+    record, files = finish_files(name)
+    for result, data in files.items():
+        (folder.path / result).parent.mkdir(exist_ok=True)
+        write_whole(folder.path / result, data, beside=folder.temporary)
+    return record
+
+
+def finish_files(name: str) -> tuple[Record, dict[str, bytes]]:
+    """The record of a picture, and its result."""
     result = f"{name.removesuffix('.jpg')}-gradcam.jpg"
-    (folder.path / result).parent.mkdir(exist_ok=True)
-    write_whole(folder.path / result, f"of {name}".encode(), beside=folder.temporary)
-    return Record(name, "net", explained=(Explained(1, "cat", 2.0, "layer4", "gradcam", result, False),))
+    record = Record(name, "net", explained=(Explained(1, "cat", 2.0, "layer4", "gradcam", result, False),))
+    return record, {result: f"of {name}".encode()}
 
 
 def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **how: Any) -> OutputFolder:

@@ -24,6 +24,7 @@ from gradcam.batch.places import Disk
 from gradcam.batch.result_names import name_result
 from gradcam.batch.saving import Saving
 from gradcam.errors import GradcamError, ImageError, OutputError
+from gradcam.stores import Store
 from gradcam.targets import ClassTarget
 from tests.test_output_folder import mounted
 
@@ -491,6 +492,28 @@ def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work]
         tmp_path / "sub" / name,
     ):
         check(work, ["sub/cat", "sub/other"], {"sub/other": path})
+
+
+@dataclass(frozen=True)
+class Stored:
+    url: str
+    path: None = None
+
+    def read(self) -> bytes:
+        raise NotImplementedError
+
+
+def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable[..., Work]) -> None:
+    work, store = do(), Store("s3://bucket/out")
+    how: dict[str, Any] = {"saving": work.saving, "question": work.question, "labels": work.classifier.labels}
+    for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
+        item = Item("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
+        with pytest.raises(
+            OutputError, match=rf"^s3://bucket/out/{name}: a result in s3://bucket/out/ would replace this picture"
+        ):
+            check_outputs(store, [item], {item.name: item.name.removesuffix(".jpg")}, **how)
+    for url in ("s3://bucket/a/cat-gradcam.jpg", "s3://other/out/a/cat-gradcam.jpg", "s3://bucket/out/a/cat.jpg"):
+        check_outputs(store, [Item("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **how)
 
 
 def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[..., Work], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,87 @@ def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> N
     )
     assert sum(waits) == pytest.approx(failures.PATIENCE)
     assert max(waits) == failures.LONGEST_WAIT
+
+
+def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, waits: list[float]) -> None:
+    store = Store("objects://bucket/out")
+    fs.failures += [down() for _ in range(99)]
+    with pytest.raises(StoreError):
+        store.read("a.jpg")
+    before = len(waits)
+    for other in (store, Store("objects://bucket")):
+        with pytest.raises(StoreError):
+            other.write("b", b"1")
+    assert len(waits) == before
+    with pytest.raises(StoreError):
+        Store("objects://other").read("a.jpg")  # of which nothing is known yet
+    assert sum(waits[before:]) == pytest.approx(failures.PATIENCE)
+    fs.failures.clear()
+    store.write("b", b"1")  # it is back
+    fs.failures.append(down())
+    assert store.read("b") == b"1"
+
+
+def test_what_is_directly_in_a_folder(fs: Any) -> None:
+    store = Store("objects://bucket/out")
+    for name in ("run.json", "manifest/00001.jsonl", "manifest/deep/x", "b/c/d.jpg", "a.jpg"):
+        store.write(name, b"1")
+    Store("objects://bucket/outer").write("x", b"1")
+    assert store.list_names() == ["a.jpg", "b/", "manifest/", "run.json"]
+    assert store.list_names("manifest") == ["manifest/00001.jsonl", "manifest/deep/"]
+    assert (store.list_names("none"), store.list_names("a.jpg")) == ([], [])
+    assert Store("objects://bucket").list_names() == ["out/", "outer/"]
+    assert Store("objects://").list_names() == ["bucket/"]
+
+
+def test_many_are_removed_and_written_at_once(fs: Any) -> None:
+    store = Store("objects://bucket")
+    store.write_all({f"{i}": b"x" * i for i in range(40)})
+    assert store.find() == {f"{i}": i for i in range(40)}
+    store.remove([*map(str, range(1, 40)), "none"])
+    assert store.find() == {"0": 0}
+    store.write_all({})
+
+
+def test_slashes_at_the_end_of_a_url_say_nothing() -> None:
+    assert [Store(url).url for url in ("s3://b/x/", "s3://b//", "s3://", "s3:///")] == [
+        "s3://b/x",
+        "s3://b",
+        "s3://",
+        "s3://",
+    ]
+
+
+def test_a_server_that_speaks_the_protocol(s3: str, tmp_path: Path) -> None:
+    store = Store(f"{s3}/a folder")
+    for name, data in (("b/ü #1.jpg", b"one"), ("[a]*?.jpg", b"two!"), ("b.jpg", b"3")):
+        store.write(name, data)
+    store.write_all({"c/1": b"c", "c/2": b""})
+    Store(s3).write("a folder-2/x", b"x")
+    Store(s3).write("a folder/", b"")  # what consoles make of an empty folder
+    assert store.find() == {"[a]*?.jpg": 4, "b.jpg": 1, "b/ü #1.jpg": 3, "c/1": 1, "c/2": 0}
+    assert store.list_names() == ["[a]*?.jpg", "b.jpg", "b/", "c/"]
+    assert (store.read("[a]*?.jpg"), store.read_range("b/ü #1.jpg", 1, 9)) == (b"two!", b"ne")
+    before = store.stamp("b.jpg")
+    store.write("b.jpg", b"4")
+    assert store.stamp("b.jpg") != before
+    (tmp_path / "file").write_bytes(b"from a file")
+    store.upload("d.tar", str(tmp_path / "file"))
+    with store.open("d.tar") as file:
+        file.seek(5)
+        assert file.read() == b"a file"
+    assert pickle.loads(pickle.dumps(store)).read("b.jpg") == b"4"
+    store.remove(["[a]*?.jpg", "none", "c/1"])
+    assert list(store.find()) == ["b.jpg", "b/ü #1.jpg", "c/2", "d.tar"]
+    for call in (store.read, store.stamp):
+        with pytest.raises(FileNotFoundError):
+            call("none")
+    assert (store.size("none"), store.is_file("b"), Store(f"{s3}/none").find(), Store(f"{s3}/none").list_names()) == (
+        None, False, {}, [],
+    )  # fmt: skip
+    for call in (Store("s3://nothing-here/x").find, Store("s3://nothing-here/x").list_names):
+        with pytest.raises(FileNotFoundError):
+            call()
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("gone"), PermissionError("Access Denied"), IsADirectoryError("x")])

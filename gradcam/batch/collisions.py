@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from gradcam.batch.disk import show
 from gradcam.batch.findings import Question
-from gradcam.batch.items import Item
+from gradcam.batch.items import Item, find_url
 from gradcam.batch.result_names import COMPARISON, has_layer, name_evidence
 from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
+from gradcam.batch.shelves import to_shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.naming import to_plain
+from gradcam.stores import Store
 
 INDEX, LABEL = "<index>", "<label>"  # in place of a class's, which nobody knows yet; no name has these characters
 
@@ -51,7 +52,7 @@ class Endings:
 
 
 def check_outputs(
-    folder: Path,
+    folder: Path | Store,
     items: Sequence[Item],
     stems: Mapping[str, str],
     *,
@@ -76,13 +77,14 @@ def check_outputs(
                 )
     places: dict[str, list[str]] = {}  # where results go, whatever links lead there
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
-        places.setdefault(os.path.realpath(folder / parent).casefold(), []).append(parent.casefold())
-    for path, above, file in _list_places(item.content.path for item in items):
+        places.setdefault(_locate(folder, parent).casefold(), []).append(parent.casefold())
+    inputs = _list_places(item.content.path for item in items) if isinstance(folder, Path) else _list_objects(items)
+    for path, above, file in inputs:
         for parent in places.get(above, ()):
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
             if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
                 raise OutputError(
-                    f"{path}: a result in {show(folder)} would replace this picture; choose another --output"
+                    f"{path}: a result in {to_shelf(folder).show()} would replace this picture; choose another --output"
                 )
 
 
@@ -96,7 +98,18 @@ def _check_panel(saving: Saving, question: Question) -> None:
         )
 
 
-def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path, str, str]]:
+def _locate(folder: Path | Store, parent: str) -> str:
+    return folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
+
+
+def _list_objects(items: Iterable[Item]) -> Iterator[tuple[Path | str, str, str]]:
+    """Each object in a store with the folder that it is in, and its name."""
+    for url in filter(None, map(find_url, items)):
+        above, _, name = url.rpartition("/")
+        yield url, above.casefold(), name.casefold()
+
+
+def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path | str, str, str]]:
     """Each file with the folder and the name that it really has; a link's own as well as its target's."""
     folders: dict[Path, str] = {}
     for path in filter(None, paths):

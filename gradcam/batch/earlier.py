@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.disk import find_inside, is_inside, remove, remove_empty, show
-from gradcam.batch.parts import Part, find_parts
-from gradcam.batch.run_file import list_differences, list_notes, read_run
+from gradcam.batch.disk import find_inside, is_inside, remove, remove_empty
+from gradcam.batch.parts import Part, find_parts, list_manifests, list_pieces
+from gradcam.batch.run_file import decode_run, list_differences, list_notes
+from gradcam.batch.shelves import DiskShelf, Shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Record
 
@@ -24,59 +26,68 @@ GENERATOR = b'<meta name="generator" content="gradcam">'  # in the head of each 
 HEAD = 2**16  # bytes
 
 
-def check_earlier(folder: Path, part: Part, now: Mapping[str, Any], mode: str) -> list[str]:
-    """Notes for a person who may go on. Raises `OutputError` where what the folder holds is in the way, and `OSError`."""
-    parts = find_parts(folder)
+def check_earlier(shelf: Shelf, part: Part, now: Mapping[str, Any], mode: str) -> list[str]:
+    """Notes for a person who may go on. Raises as `check_parts`, and `OutputError` for other settings."""
+    names = shelf.list_names()
+    parts = find_parts(names)
     if mode == "overwrite" and not part.of:
         return []  # all of it is to go
-    check_parts(folder, part, mode)
+    _check_names(shelf, names, part, mode)
     others = [other for other in parts if other != part]
     for other in others[:1]:  # those that are there are alike
-        _check_alike(folder, other, now)
-    return _check_alike(folder, part, now) if part in parts and mode == "resume" else []
+        _check_alike(shelf, names, other, now)
+    return _check_alike(shelf, names, part, now) if part in parts and mode == "resume" else []
 
 
-def check_parts(folder: Path, part: Part, mode: str) -> None:
-    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are, and `OSError`."""
-    parts = find_parts(folder)
+def check_parts(shelf: Shelf, part: Part, mode: str) -> None:
+    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are, and what a `Shelf` does."""
+    _check_names(shelf, shelf.list_names(), part, mode)
+
+
+def _check_names(shelf: Shelf, names: Collection[str], part: Part, mode: str) -> None:
+    parts = find_parts(names)
     strangers = [other for other in parts if other.of != part.of]
     if strangers and not (mode == "overwrite" and not part.of):
         raise OutputError(
-            f"{show(folder)}: holds {strangers[0]}, with {_count(folder, strangers)}, and this is {part}; choose another "
-            "--output"
+            f"{shelf.show()}: holds {strangers[0]}, with {_count(shelf, names, strangers)}, and this is {part}; choose "
+            "another --output"
         )
     if part in parts and mode == "new":
         raise OutputError(
-            f"{show(folder)}: holds an earlier run, with {_count(folder, [part])}; give --resume to go on with it, "
+            f"{shelf.show()}: holds an earlier run, with {_count(shelf, names, [part])}; give --resume to go on with it, "
             "--overwrite to start anew, or another --output"
         )
 
 
-def _check_alike(folder: Path, part: Part, now: Mapping[str, Any]) -> list[str]:
+def _check_alike(shelf: Shelf, names: Collection[str], part: Part, now: Mapping[str, Any]) -> list[str]:
     """Raises `OutputError` unless that part was made with the same settings."""
-    if not (folder / part.run).exists():
+    if part.run not in names:
         raise OutputError(
-            f"{show(folder)}: holds {part.manifest}, but no {part.run} that says how it was made; start anew with "
-            "--overwrite"
+            f"{shelf.show()}: holds {list_manifests(names, part)[0]}, but no {part.run} that says how it was made; start "
+            "anew with --overwrite"
         )
-    earlier = read_run(folder / part.run)
+    earlier = decode_run(shelf.read(part.run), shelf.show(part.run))
     differences = list_differences(earlier, now)
     if differences:
         where = f" (of {part})" if part.of else ""
         raise OutputError(
-            f"{show(folder)}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
+            f"{shelf.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
             "start anew with --overwrite, or choose another --output"
         )
     return list_notes(earlier, now)
 
 
-def _count(folder: Path, parts: Iterable[Part]) -> str:
-    lines = 0
-    for part in parts:
-        if (folder / part.manifest).is_file():
-            with open(folder / part.manifest, "rb") as file:
-                lines += sum(1 for _ in file)
+def _count(shelf: Shelf, names: Collection[str], parts: Iterable[Part]) -> str:
+    lines = sum(1 for part in parts for name in list_manifests(names, part) for _ in shelf.read_lines(name))
     return "1 record" if lines == 1 else f"{lines} records"
+
+
+def list_recorded(shelf: Shelf, names: Collection[str], part: Part) -> Iterator[str]:
+    """The files that were written and recorded, by name; lines that are no records say nothing."""
+    for name in list_manifests(names, part):
+        for line in shelf.read_lines(name):
+            with contextlib.suppress(GradcamError):
+                yield from list(Record.from_json(line).files)
 
 
 def remove_part(folder: Path, part: Part, inputs: Iterable[Path] = ()) -> None:
@@ -85,11 +96,14 @@ def remove_part(folder: Path, part: Part, inputs: Iterable[Path] = ()) -> None:
     The manifest goes last: whatever stops this, it can be done again. Raises `OSError`, and `OutputError`, before anything
     is removed, where one of the `inputs` would be.
     """
-    _check_inputs(folder, part, _keep_inside(folder, inputs))
-    for path in _list_outputs(folder, part):
+    names = DiskShelf(folder).list_names()
+    _check_inputs(_list_outputs(folder, names, part), _keep_inside(folder, inputs))
+    for path in _list_outputs(folder, names, part):
         remove(path)
-    for name in (part.log, part.run, part.manifest):
+    for name in (part.log, *list_pieces(names, part.events), part.run, *list_manifests(names, part)):
         remove(folder / name)
+    for name in (part.events, part.records):
+        remove_empty(folder / name)
 
 
 def remove_report(folder: Path) -> None:
@@ -123,17 +137,12 @@ def check_page(folder: Path) -> None:
         )
 
 
-def _list_outputs(folder: Path, part: Part) -> Iterator[Path]:
-    """What was written and recorded, where it lies in the folder; lines that are no records say nothing."""
-    if not (folder / part.manifest).is_file():
-        return
-    with open(folder / part.manifest, "rb") as file:
-        for line in file:
-            try:
-                names = list(Record.from_json(line).files)
-            except GradcamError:
-                continue
-            yield from (path for name in names if (path := find_inside(folder, name)) and is_inside(folder, path))
+def _list_outputs(folder: Path, names: Collection[str], part: Part) -> Iterator[Path]:
+    """What was written and recorded, where it lies in the folder."""
+    for name in list_recorded(DiskShelf(folder), names, part):
+        path = find_inside(folder, name)
+        if path is not None and is_inside(folder, path):
+            yield path
 
 
 def _keep_inside(folder: Path, inputs: Iterable[Path]) -> set[str]:
@@ -143,8 +152,8 @@ def _keep_inside(folder: Path, inputs: Iterable[Path]) -> set[str]:
     return {path for path in forms if path.startswith(roots)}
 
 
-def _check_inputs(folder: Path, part: Part, inputs: Collection[str]) -> None:
-    for path in _list_outputs(folder, part) if inputs else ():
+def _check_inputs(outputs: Iterable[Path], inputs: Collection[str]) -> None:
+    for path in outputs if inputs else ():
         if os.path.abspath(path) in inputs or os.path.realpath(path) in inputs:
             raise OutputError(
                 f"{path}: is both a picture to explain and a result of the earlier run, which --overwrite would remove; "

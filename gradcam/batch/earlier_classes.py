@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gradcam.batch.disk import show
 from gradcam.batch.items import Item
 from gradcam.batch.manifest import read_manifest
-from gradcam.batch.parts import find_parts
+from gradcam.batch.parts import find_parts, list_manifests
+from gradcam.batch.shelves import to_shelf
 from gradcam.classifiers import Classifier
 from gradcam.errors import OutputError
 from gradcam.records import Record
+from gradcam.stores import Store
 
 
-def check_classes(folder: Path, items: Iterable[Item], classifier: Classifier) -> None:
+def check_classes(folder: Path | Store, items: Iterable[Item], classifier: Classifier) -> None:
     """Raises `OutputError` where a record in the folder is of another class than the list asks for that picture."""
     wanted = {item.name: item.wanted for item in items}
-    has_records = folder.is_dir() and any((folder / part.manifest).is_file() for part in find_parts(folder))
-    if not has_records or not any(wanted.values()):
+    if not any(wanted.values()):
         return  # of no class at all, run.json says enough
+    shelf = to_shelf(folder)
+    names = shelf.list_names() if isinstance(folder, Store) or folder.is_dir() else []
+    if not any(list_manifests(names, part) for part in find_parts(names)):
+        return
     for record in read_manifest(folder):
         if record.model != classifier.name:
             return  # which is refused as well, and says more
         if record.explained and record.image in wanted and not _fits(record, wanted[record.image], classifier):
             entry = record.explained[0]
             raise OutputError(
-                f"{show(folder)}: the earlier run explained '{entry.label or entry.index}' in {record.image}, and now the "
+                f"{shelf.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, and now the "
                 f"list asks for '{wanted[record.image] or 'the top class'}'. Give the same list, start anew with "
                 "--overwrite, or choose another --output"
             )

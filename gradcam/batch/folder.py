@@ -15,10 +15,11 @@ from gradcam.batch.earlier import check_earlier, check_page, check_parts, remove
 from gradcam.batch.locks import take_lock
 from gradcam.batch.logbook import Logbook
 from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
-from gradcam.batch.parts import Part, find_parts
+from gradcam.batch.parts import Part, find_parts, list_manifests, list_pieces
 from gradcam.batch.places import Disk
 from gradcam.batch.results import Mode
-from gradcam.batch.run_file import Run, encode_run, read_run
+from gradcam.batch.run_file import Run, encode_run, keep_beginning, read_run
+from gradcam.batch.shelves import DiskShelf
 from gradcam.errors import OutputError
 from gradcam.files import UNFINISHED, write_whole
 from gradcam.records import Record
@@ -69,7 +70,7 @@ class OutputFolder:
             release = _lock(path, part)
             stack.callback(release)
             fields = run.to_fields()
-            notes = check_earlier(path, part, fields, mode)
+            notes = check_earlier(DiskShelf(path), part, fields, mode)
             if mode == "overwrite":
                 _clear(path, part, inputs)
             folder = cls(path, part, release, notes)
@@ -85,6 +86,7 @@ class OutputFolder:
         self._sweep()
         # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
         self._write_run(fields)
+        self._join_pieces(manifest)
         if manifest.exists():
             self.done = frozenset(keep_lines(manifest, self._is_done, self.temporary))
         self._manifest = ManifestWriter(manifest)
@@ -92,25 +94,37 @@ class OutputFolder:
         self._log = Logbook(self.path / self._part.log)
 
     def _write_run(self, fields: dict[str, Any]) -> None:
-        """Of a run that goes on, the versions that it began with are kept."""
         path = self.path / self._part.run
         if path.exists():
             earlier = read_run(path)
-            fields = {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}}
+            fields = keep_beginning(fields, earlier)
             if fields == earlier:
                 return
         write_whole(path, encode_run(fields), beside=self.temporary)
+
+    def _join_pieces(self, manifest: Path) -> None:
+        """Of a folder that was copied from a store: here a manifest is one file."""
+        shelf = DiskShelf(self.path)
+        names = shelf.list_names()
+        pieces = list_pieces(names, self._part.records)
+        if pieces:
+            lines = (line for name in list_manifests(names, self._part) for line in shelf.read_lines(name))
+            write_whole(manifest, lines, beside=self.temporary)
+            for name in pieces:
+                remove(self.path / name)
+            remove_empty(self.path / self._part.records)
 
     @property
     def place(self) -> Disk:
         """Where the files of a picture go."""
         return Disk(self.path, self.temporary)
 
-    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> None:
+    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
         with blaming_disk(self.path):
             self._manifest.append(record)
         self.recorded += 1
+        return record
 
     def log(self, event: str, **details: Any) -> None:
         """Note what happened, with the time; several threads may."""
@@ -161,7 +175,7 @@ def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: 
         _check_no_file(path)
         if not path.exists():
             return
-        check_parts(path, Part() if shard is None else Part(shard.of, shard.index), mode)
+        check_parts(DiskShelf(path), Part() if shard is None else Part(shard.of, shard.index), mode)
         if report:
             check_page(path)
 
@@ -186,7 +200,7 @@ def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:
     """Remove the earlier run; a whole one removes all shards, of which none may be at work, and the report."""
     with contextlib.ExitStack() as stack:
         kept = list(inputs)
-        earlier = [part] if part.of else find_parts(folder)
+        earlier = [part] if part.of else find_parts(DiskShelf(folder).list_names())
         for other in earlier:
             if other != part:
                 stack.callback(_lock(folder, other))

@@ -29,3 +29,8 @@ class Item:
     name: str
     content: Content
     wanted: str | None = None
+
+
+def find_url(item: Item) -> str | None:
+    """Where a picture lies in a store, if it is an object of its own there."""
+    return getattr(item.content, "url", None)

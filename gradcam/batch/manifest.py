@@ -5,50 +5,74 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gradcam.batch.disk import BLOCK, LineFile
-from gradcam.batch.parts import find_parts
+from gradcam.batch.parts import find_parts, list_manifests
+from gradcam.batch.shelves import Shelf, StoreShelf, to_shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.files import write_whole
 from gradcam.records import Record
+from gradcam.stores import Store, to_place
 
 SECONDS = 1.0  # between two waits for the disk
 
 
-def read_manifest(path: str | os.PathLike[str]) -> list[Record]:
+def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
     """The records of `gradcam batch`, in their order: of its output folder with all shards' parts, or of one file.
 
-    It may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not known here are
-    left out, too. Raises `OutputError`, naming file and line, for a line that is no record or of another schema, and
-    where there is no manifest.
+    `path`: on a disk, or the URL of a folder in a store, where a manifest is of pieces; of those each picture has one
+    record, the last. It may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not
+    known here are left out, too. Raises `OutputError`, naming file and line, for a line that is no record or of another
+    schema, and where there is no manifest; and `StoreError`.
     """
-    place = Path(path)
+    place = path if isinstance(path, Store) else to_place(os.fspath(path))
     try:
-        parts = _find_manifests(place) if place.is_dir() else [place]
-        if not parts:
-            raise OutputError(f"{place}: holds no manifest.jsonl, expected the output folder of `gradcam batch`")
-        return [record for part in parts for _, record in read_lines(part)]
+        if isinstance(place, Path) and not place.is_dir():
+            return [record for _, record in read_lines(place)]
+        if isinstance(place, Store) and place.url.endswith(".jsonl"):
+            return list(parse_lines(StoreShelf(place.parent).read_lines(place.name), place.url))
+        return _read_folder(to_shelf(place))
     except OSError as error:
-        raise OutputError(f"{place}: cannot be read ({error.strerror or error})") from error
+        where = place.url if isinstance(place, Store) else place
+        raise OutputError(f"{where}: cannot be read ({error.strerror or error})") from error
 
 
-def _find_manifests(folder: Path) -> list[Path]:
-    """The manifest in a folder, or its shards' parts in their order."""
-    return [path for part in find_parts(folder) if (path := folder / part.manifest).is_file()]
+def _read_folder(shelf: Shelf) -> list[Record]:
+    names = shelf.list_names()
+    manifests = [list_manifests(names, part) for part in find_parts(names)]
+    if not any(manifests):
+        raise OutputError(
+            f"{shelf.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
+        )
+    found: list[Record] = []
+    for pieces in manifests:
+        records = [record for name in pieces for record in parse_lines(shelf.read_lines(name), shelf.show(name))]
+        # A picture that was done again has its record in a later piece; the earlier one could not be taken away at once.
+        found += {record.image: record for record in records}.values() if len(pieces) > 1 else records
+    return found
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
     """Each line and the record in it; a last one that is not whole is left out. Raises `OSError` and `OutputError`."""
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield line, Record.from_json(line)
-            except GradcamError as error:  # noqa: PERF203  (it is of this line)
-                if not line.endswith(b"\n"):
-                    return
-                raise OutputError(f"{path}, line {number}: {error}; mend the line, or remove it") from error
+        yield from _pair_lines(file, str(path))
+
+
+def parse_lines(lines: Iterable[bytes], where: str) -> Iterator[Record]:
+    """The record in each line; a last one that is not whole is left out. Raises `OutputError`."""
+    return (record for _, record in _pair_lines(lines, where))
+
+
+def _pair_lines(lines: Iterable[bytes], where: str) -> Iterator[tuple[bytes, Record]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line, Record.from_json(line)
+        except GradcamError as error:  # noqa: PERF203  (it is of this line)
+            if not line.endswith(b"\n"):
+                return
+            raise OutputError(f"{where}, line {number}: {error}; mend the line, or remove it") from error
 
 
 def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:

@@ -27,8 +27,8 @@ class Results(Protocol):
     @property
     def place(self) -> Place | None: ...
 
-    def append(self, record: Record, files: Mapping[str, bytes]) -> None:
-        """Add the record of a picture whose files are written, or are these.
+    def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
+        """Add the record of a picture whose files are written, or are these; gives the record as it is kept.
 
         Raises `OutputError` and `StoreError`; no part of it is there then.
         """

@@ -12,6 +12,7 @@ from typing import Any
 
 from gradcam import __version__
 from gradcam.errors import OutputError, shorten
+from gradcam.stores import Store
 
 SCHEMA = 1
 
@@ -58,19 +59,29 @@ def encode_run(fields: Mapping[str, Any]) -> bytes:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """What is in a run.json. Raises `OutputError` for what is none, or is of another schema, and `OSError`."""
+    """What is in a run.json. Raises as `decode_run`, and `OSError`."""
+    return decode_run(path.read_bytes(), str(path))
+
+
+def decode_run(data: bytes, where: str) -> dict[str, Any]:
+    """What is in these contents of a run.json. Raises `OutputError` for what is none, or is of another schema."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(data)
     except ValueError:
         found = None
     if not isinstance(found, dict) or "schema" not in found:
-        raise OutputError(f"{path}: is not what a run says of itself: start anew with --overwrite")
+        raise OutputError(f"{where}: is not what a run says of itself: start anew with --overwrite")
     if found["schema"] != SCHEMA:
         raise OutputError(
-            f"{path}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
+            f"{where}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
             "one that wrote it, or start anew with --overwrite"
         )
     return found
+
+
+def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of a run that goes on: the versions that it began with are kept."""
+    return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}}
 
 
 def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -128,10 +139,18 @@ def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def describe_root(root: Path | None, folder: Path) -> str | None:
-    """Where the input's names start from, as seen from the output folder: it holds when both are moved together."""
+def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:
+    """Where the input's names start from, as seen from the output folder: it holds when both are moved together.
+
+    Of a store it is the URL. From a store, a folder of this machine can be told by its absolute path alone; reports leave
+    that out.
+    """
     if root is None:
         return None
+    if isinstance(root, Store):
+        return root.url
+    if isinstance(folder, Store):
+        return Path(os.path.realpath(root)).as_posix()
     try:
         return Path(os.path.relpath(os.path.realpath(root), os.path.realpath(folder))).as_posix()
     except ValueError:  # on another drive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from gradcam.choices import FORMATS, SAVED
 from gradcam.cli import options
 from gradcam.cli.batch_job import BatchChoice, Typed, explain_all
-from gradcam.cli.parameters import Limit, Share
+from gradcam.cli.parameters import Folder, Limit, Share
 from gradcam.cli.settings import Output, to_settings
 
 
@@ -23,8 +22,8 @@ from gradcam.cli.settings import Output, to_settings
     "folder",
     required=True,
     metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="The folder for overlays, manifest.jsonl and run.json.",
+    type=Folder(),
+    help="The folder for overlays, manifest.jsonl and run.json; or the URL of one in a store, such as s3://bucket/explained.",
 )
 @options.choices(methods=("gradcam",))
 @options.appearance

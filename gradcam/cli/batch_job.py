@@ -20,19 +20,20 @@ from gradcam.errors import OutputError, StoreError
 if TYPE_CHECKING:
     from gradcam.batch.engine import Work
     from gradcam.batch.failures import FailureLimit
-    from gradcam.batch.folder import OutputFolder
     from gradcam.batch.outputs import Saver
+    from gradcam.batch.results import Results
     from gradcam.batch.saving import Saving
     from gradcam.batch.shards import Shard
     from gradcam.batch.sources import Listing
     from gradcam.classifiers import Classifier
+    from gradcam.stores import Store
 
 
 @dataclass(frozen=True)
 class BatchChoice:
     """What was chosen beside the questions that `gradcam run` has too, as typed."""
 
-    folder: Path
+    folder: Path | Store
     saved: tuple[str, ...]
     format: str
     quality: int
@@ -68,14 +69,14 @@ def explain_all(typed: Typed) -> int:
     """
     from gradcam.batch.collisions import check_outputs
     from gradcam.batch.earlier_classes import check_classes
-    from gradcam.batch.folder import check_folder
     from gradcam.batch.names import plan_stems
+    from gradcam.batch.opening import check_output
     from gradcam.batch.sources import list_inputs
 
     choice = typed.choice
     # Before torch is imported, and a model loaded.
-    check_folder(choice.folder, choice.mode, choice.shard, report=choice.report)
-    listing = list_inputs(typed.inputs, exclude=choice.folder)
+    check_output(choice.folder, choice.mode, choice.shard, report=choice.report)
+    listing = list_inputs(typed.inputs, exclude=choice.folder if isinstance(choice.folder, Path) else None)
     work = _find_work(typed, listing)
     if choice.resume:
         check_classes(choice.folder, work.items, work.classifier)
@@ -88,9 +89,9 @@ def explain_all(typed: Typed) -> int:
         question=work.question,
         labels=work.classifier.labels,
     )
-    with _open_folder(typed, listing, work, saving) as folder:
-        say(folder.notes, typed.output)
-        return _Run(folder, _to_saver(folder, stems, saving, work), work, typed).explain(listing.left_out)
+    with contextlib.closing(_open_results(typed, listing, work, saving)) as results:
+        say(results.notes, typed.output)
+        return _Run(results, _to_saver(results, stems, saving, work), work, typed).explain(listing.left_out)
 
 
 def _find_work(typed: Typed, listing: Listing) -> Work:
@@ -129,8 +130,8 @@ def _to_saving(typed: Typed) -> Saving:
     return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
 
 
-def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> OutputFolder:
-    from gradcam.batch.folder import OutputFolder
+def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving) -> Results:
+    from gradcam.batch.opening import open_results
     from gradcam.batch.run_file import Run, describe_root
     from gradcam.batch.weights import describe_weights
 
@@ -145,16 +146,15 @@ def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> 
         pictures=len(work.items),
         left_out=listing.left_out,
     )
-    paths = filter(None, (item.content.path for item in listing.items))
-    return OutputFolder.open(choice.folder, run, mode=choice.mode, shard=choice.shard, inputs=paths)
+    return open_results(choice.folder, run, listing.items, mode=choice.mode, shard=choice.shard)
 
 
-def _to_saver(folder: OutputFolder, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
+def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
     from gradcam.batch.outputs import Saver
     from gradcam.report import draw_views
 
     return Saver(
-        place=folder.place,
+        place=results.place,
         stems=stems,
         saving=saving,
         classifier=work.classifier,
@@ -165,9 +165,9 @@ def _to_saver(folder: OutputFolder, stems: dict[str, str], saving: Saving, work:
 
 @dataclass(frozen=True)
 class _Run:
-    """Pictures on their way through an open folder."""
+    """Pictures on their way to open results."""
 
-    folder: OutputFolder
+    results: Results
     saver: Saver
     work: Work
     typed: Typed
@@ -177,28 +177,33 @@ class _Run:
         from gradcam.batch.failures import TooManyFailuresError
 
         names = [item.name for item in self.work.items]
-        display = Display(self.typed.output, len(names), sum(name in self.folder.done for name in names))
+        display = Display(self.typed.output, len(names), sum(name in self.results.done for name in names))
         try:
             self._go_through(display)
-            self.folder.close(names)
+            self.results.close(names)
             report = self._report()
         except (OutputError, StoreError, TooManyFailuresError) as error:
-            display.tell_failures(self.folder.manifest)
-            display.tell_stop(str(error), self.folder.recorded)
-            with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
-                self.folder.close()
+            display.tell_failures(self.results.manifest)
+            self._stop(display, str(error))
             return 1
         except (KeyboardInterrupt, Terminated):
-            display.tell_stop("Stopped.", self.folder.recorded)
+            self._stop(display, "Stopped.")
             raise
-        display.tell_failures(self.folder.manifest)
-        display.tell_end(str(self.folder.path), left_out=left_out, report=report)
+        display.tell_failures(self.results.manifest)
+        display.tell_end(str(self.typed.choice.folder), left_out=left_out, report=report)
         return int(display.has_failures)
+
+    def _stop(self, display: Display, reason: str) -> None:
+        """What is finished is kept before it is counted; first of all the reason, as a store may need a while."""
+        display.tell_reason(reason)
+        with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
+            self.results.close()
+        display.tell_stop(self.results.recorded)
 
     def _go_through(self, display: Display) -> None:
         from gradcam.batch.engine import explain_into
 
-        records = explain_into(self.folder, self.saver, self.work, self.typed.choice.limit)
+        records = explain_into(self.results, self.saver, self.work, self.typed.choice.limit)
         # Closed here: the error that ends it would keep its threads at work after the folder is another's.
         with contextlib.closing(records), display.shown():
             for record in records:
@@ -207,4 +212,4 @@ class _Run:
     def _report(self) -> str | None:
         from gradcam.report import write_report
 
-        return str(write_report(self.folder.path)) if self.typed.choice.report else None
+        return str(write_report(self.typed.choice.folder)) if self.typed.choice.report else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from gradcam.batch.failures import FailureLimit, parse_limit
 from gradcam.batch.shards import Shard, parse_shard
 from gradcam.choices import LAYOUTS
 from gradcam.errors import GradcamError, join_names
+from gradcam.stores import Store, to_place
 
 
 class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -85,3 +87,12 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as abov
             return value if isinstance(value, Shard) else parse_shard(value)
         except GradcamError as error:
             self.fail(str(error), parameter, context)
+
+
+class Folder(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """A folder on a disk, or in a store by its URL."""
+
+    name = "folder"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path | Store:
+        return value if isinstance(value, (Path, Store)) else to_place(value)

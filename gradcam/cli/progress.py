@@ -94,10 +94,13 @@ class Display:
         if report is not None:
             click.echo(f"  →  {click.style(printable(report), fg='green')}")
 
-    def tell_stop(self, reason: str, recorded: int) -> None:
-        """Why it stopped, how far it came, and the line to go on with, on standard error."""
-        finished = self._done_before + recorded
+    def tell_reason(self, reason: str) -> None:
+        """Why it stopped, on standard error."""
         click.echo(printable(reason), err=True)
+
+    def tell_stop(self, recorded: int) -> None:
+        """How far it came, and the line to go on with, on standard error."""
+        finished = self._done_before + recorded
         click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. To go on:", err=True)
         click.echo(f"  {resume_line(sys.argv[1:])}", err=True)
 

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import click
 
+from gradcam.cli.parameters import Folder
+from gradcam.stores import Store
+
 
 @click.command("report", short_help="Make the gallery of a batch again.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=Folder())
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-def report_command(folder: Path, quiet: bool) -> int:
-    """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR."""
+def report_command(folder: Path | Store, quiet: bool) -> int:
+    """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR, or in a store by its URL."""
     from gradcam.report import write_report
 
     page = write_report(folder)

@@ -11,8 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 from gradcam.records import Explained, Record
+from gradcam.report.files import Files
 from gradcam.report.runs import Run
-from gradcam.report.views import find_stem, has_content, name_views
+from gradcam.report.views import find_stem, name_views
+from gradcam.stores import Store, is_url
 
 PICTURE, OVERLAY, BLANK = 1, 2, 4  # what there is of a picture: bits of the column "has"
 PLAIN = re.compile(r"[\w.\-/]+", re.ASCII)  # names that need no quoting in a URL
@@ -23,9 +25,8 @@ class Privacy:
 
     def __init__(self, run: Run) -> None:
         shown = {str(Path.home()) + os.sep: f"~{os.sep}"}
-        for place in (run.folder, run.root or run.folder):
-            for form in (os.path.abspath(place), os.path.realpath(place)):
-                shown |= {f"{form}{os.sep}": "", form: os.path.basename(form)}
+        for place in (run.files.place, run.root or run.files.place):
+            shown |= {f"{place.url}/": "", place.url: place.name} if isinstance(place, Store) else _shorten(place)
         self._shown = dict(sorted(shown.items(), key=lambda pair: -len(pair[0])))  # what lies deeper comes first
 
     def clean(self, text: str) -> str:
@@ -36,14 +37,21 @@ class Privacy:
         return to_text(text)
 
     def clean_value(self, value: Any) -> Any:
-        """A setting: of an absolute path the last part alone, and lists and dictionaries through and through."""
+        """A setting: of an absolute path, or a URL, the last part alone, and lists and dictionaries through and through."""
         if isinstance(value, dict):
             return {self.clean_value(str(key)): self.clean_value(entry) for key, entry in value.items()}
         if isinstance(value, list):
             return [self.clean_value(entry) for entry in value]
         if not isinstance(value, str):
             return value
-        return to_text(PurePath(value).name) if PurePath(value).is_absolute() else self.clean(value)
+        is_whole = PurePath(value).is_absolute() or is_url(value)
+        return to_text(PurePath(value).name) if is_whole else self.clean(value)
+
+
+def _shorten(place: Path) -> dict[str, str]:
+    """What is shown in place of a folder's path, and of what leads to something in it."""
+    forms = {os.path.abspath(place), os.path.realpath(place)}
+    return {f"{form}{os.sep}": "" for form in forms} | {form: os.path.basename(form) for form in forms}
 
 
 def to_text(name: str) -> str:
@@ -74,7 +82,7 @@ def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
         "classes": [[index, _label(index, label)] for index, label in counts],
         "top": [places[top.index, top.label] if top else -1 for top in tops],
         "confidence": [round(top.probability, 4) if top else 0 for top in tops],
-        "has": [_find(run.folder, record) for record in run.records],
+        "has": [_find(run.files, record) for record in run.records],
         "stems": [_stem(record, name) for record, name in zip(run.records, names)],
         "errors": {i: privacy.clean(record.error) for i, record in enumerate(run.records) if record.error is not None},
     }
@@ -87,16 +95,16 @@ def to_details(run: Run, record: Record, privacy: Privacy) -> dict[str, Any]:
         "predictions": [
             [each.index, _label(each.index, each.label), round(each.probability, 6)] for each in record.predictions
         ],
-        "explained": [_to_entry(run.folder, entry, stem, k) for k, entry in enumerate(record.explained)],
+        "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
         "note": privacy.clean(record.note) if record.note else None,
         "size": record.size,
         "region": record.region,
     }
 
 
-def _to_entry(folder: Path, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
+def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
     small = name_views(stem).overlay(k) if stem else None
-    files = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
+    results = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
     return {
         "index": entry.index,
         "label": _label(entry.index, entry.label),
@@ -105,8 +113,8 @@ def _to_entry(folder: Path, entry: Explained, stem: str | None, k: int) -> dict[
         "method": entry.method,
         "evidence": entry.evidence,
         "blank": entry.blank,
-        "small": to_url(small) if small and has_content(folder, small) else None,
-        "files": {kind: to_url(path) for kind, path in files.items() if to_url(path)},
+        "small": to_url(small) if small and files.is_there(small) else None,
+        "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},
     }
 
 
@@ -114,15 +122,15 @@ def _label(index: int, label: str | None) -> str:
     return f"class {index}" if label is None else to_text(label)
 
 
-def _find(folder: Path, record: Record) -> int:
+def _find(files: Files, record: Record) -> int:
     """What there is of a picture, as bits."""
     blank = BLANK if record.explained and all(entry.blank for entry in record.explained) else 0
     stem = find_stem(record)
     if stem is None:
         return blank
     names = name_views(stem)
-    picture = PICTURE if has_content(folder, names.large) and has_content(folder, names.small) else 0
-    return blank | picture | (OVERLAY if has_content(folder, names.overlay(0)) else 0)
+    picture = PICTURE if files.is_there(names.large) and files.is_there(names.small) else 0
+    return blank | picture | (OVERLAY if files.is_there(names.overlay(0)) else 0)
 
 
 def _stem(record: Record, name: str) -> str | int:

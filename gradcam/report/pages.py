@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import re
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -14,64 +11,52 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.batch.cores import count_cores
-from gradcam.batch.earlier import PAGE, REPORT, check_page
-from gradcam.batch.locks import take_lock
-from gradcam.batch.parts import find_parts
-from gradcam.errors import OutputError
-from gradcam.files import write_whole
+from gradcam.batch.earlier import PAGE, REPORT
 from gradcam.records import Record
 from gradcam.report.contents import Privacy, cut, to_columns, to_details
+from gradcam.report.files import opening
 from gradcam.report.runs import Run, read_run
 from gradcam.report.views import provide_views
+from gradcam.stores import Store
 
 CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
 STATIC = ("style.css", "theme.js", "records.js", "grid.js", "detail.js", "gallery.js")
-LOCK = ".gradcam-report.lock"  # of the output folder; it stays there, as those of its parts do
+STORE_THREADS = 16  # each waits for the store most of the time
 
 
-def write_report(folder: Path) -> Path:
-    """Write `index.html` and `report/` into the output folder of a run, and give the path of `index.html`.
+def write_report(place: Path | Store) -> Path | str:
+    """Write `index.html` and `report/` into the output folder of a run, and give the path, or the URL, of `index.html`.
 
     The page is of one static folder: it opens from disk, without a server and without the network, and no path of this
     machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are still
     to be found; without them the page shows the overlays alone. The same run gives the same bytes.
 
-    Raises `OutputError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to.
+    Raises `OutputError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to;
+    and `StoreError` of a store.
     """
-    folder = Path(folder)
-    try:
-        with contextlib.ExitStack() as stack:
-            if folder.is_dir() and find_parts(folder):
-                # Shards may end at one time: each would take the other's details away, and the older page could stay.
-                stack.callback(take_lock(folder / LOCK, seconds=-1))
-            run = read_run(folder)
-            check_page(folder)
-            with ThreadPoolExecutor(count_cores()) as pool:  # decoding leaves Python's lock alone
-                for _ in pool.map(lambda record: provide_views(folder, record, run.root), run.records):
-                    pass
-            return _write_page(run)
-    except OSError as error:
-        raise OutputError(f"{folder}: the report cannot be written ({error.strerror or error})") from error
+    with opening(place) as files:
+        run = read_run(files)
+        files.check_page()
+        with ThreadPoolExecutor(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
+            # Decoding leaves Python's lock alone.
+            for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):
+                pass
+        _write_page(run)
+    return place / PAGE if isinstance(place, Path) else place.below(PAGE).url
 
 
-def _write_page(run: Run) -> Path:
-    report, privacy = run.folder / REPORT, Privacy(run)
-    report.mkdir(exist_ok=True)
+def _write_page(run: Run) -> None:
+    files, privacy = run.files, Privacy(run)
     pieces = [_encode([to_details(run, record, privacy) for record in piece]) for piece in cut(run.records, CHUNK)]
     # Another name for other details: a page that is open, or was not written to its end, never mixes them up.
     details = "details-" + hashlib.sha256("".join(pieces).encode()).hexdigest()[:12]
-    (report / details).mkdir(exist_ok=True)
     for i, piece in enumerate(pieces):
-        write_whole(report / details / f"{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
+        files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
     for name in STATIC:
-        write_whole(report / name, (resources.files("gradcam.report") / "static" / name).read_bytes())
+        files.write(f"{REPORT}/{name}", (resources.files("gradcam.report") / "static" / name).read_bytes())
     data = {"details": f"{REPORT}/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
-    page = run.folder / PAGE
-    write_whole(page, _render(run, data, privacy).encode())
-    for old in report.glob("details-*"):
-        if old.name != details and re.fullmatch("details-[0-9a-f]{12}", old.name):
-            shutil.rmtree(old, ignore_errors=True)
-    return page
+    files.write(PAGE, _render(run, data, privacy).encode())
+    files.remove_details(details)
 
 
 def _encode(value: Any) -> str:
@@ -91,13 +76,17 @@ def _render(run: Run, data: dict[str, Any], privacy: Privacy) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     summary = {key: [privacy.clean_value(name) for name in names] for key, names in _summarise(run.records).items()}
     return environment.get_template("index.html.j2").render(
-        title=privacy.clean(run.folder.resolve().name),
+        title=privacy.clean(_name(run.files.place)),
         summary=summary,
         total=len(run.records),
         failures=sum(record.error is not None for record in run.records),
         facts=_list_facts(run.facts, privacy),
         data=data,
     )
+
+
+def _name(place: Path | Store) -> str:
+    return place.resolve().name if isinstance(place, Path) else place.name
 
 
 def _summarise(records: Sequence[Record]) -> dict[str, list[str]]:

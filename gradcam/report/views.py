@@ -12,10 +12,11 @@ import numpy as np
 
 from gradcam.batch.earlier import REPORT
 from gradcam.errors import GradcamError
-from gradcam.files import replacing
 from gradcam.images import Pixels, encode_image
 from gradcam.naming import LONGEST_NAME
 from gradcam.records import Record
+from gradcam.report.files import Files, read_pixels
+from gradcam.stores import Store
 
 FOLDER = f"{REPORT}/views"
 SMALL, LARGE = 256, 900  # pixels of the longest side
@@ -89,47 +90,21 @@ def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | No
     return {name: encode_image(view, ".jpg", QUALITY) for name, view in views}
 
 
-def provide_views(folder: Path, record: Record, root: Path | None) -> None:
+def provide_views(files: Files, record: Record, root: Path | Store | None) -> None:
     """Make the views of a record that are missing or out of date, from its overlays and its picture, if they are there."""
     stem = find_stem(record)
     if stem is None:
         return
     names = name_views(stem)
     sources = [entry.overlay for entry in record.explained]
-    fresh = all(_is_current(folder, name, sources[0]) for name in (names.large, names.small))
-    picture = None if fresh or root is None else _read(root / record.image)
+    fresh = all(files.is_current(name, sources[0]) for name in (names.large, names.small))
+    picture = None if fresh or root is None else read_pixels(root, record.image)
     overlays = [
-        None if source is None or _is_current(folder, names.overlay(k), source) else _read(folder / source)
+        None if source is None or files.is_current(names.overlay(k), source) else read_pixels(files.place, source)
         for k, source in enumerate(sources)
     ]
     for name, data in draw_views(stem, picture, overlays).items():
-        _write(folder / name, data)
-
-
-def has_content(folder: Path, view: str) -> bool:
-    """Whether there is such a view; what a power cut left empty is none."""
-    try:
-        return os.stat(f"{folder}/{view}").st_size > 0
-    except OSError:
-        return False
-
-
-def _is_current(folder: Path, view: str, source: str | None) -> bool:
-    if not has_content(folder, view):
-        return False
-    try:
-        return source is None or os.stat(f"{folder}/{view}").st_mtime_ns >= os.stat(f"{folder}/{source}").st_mtime_ns
-    except OSError:  # the source is gone: what there is, is the best that there will be
-        return True
-
-
-def _read(path: Path) -> Pixels | None:
-    from gradcam.classifiers.readers import read_picture
-
-    try:
-        return read_picture(path).picture
-    except GradcamError:  # gone, or never a file of its own: the page does without
-        return None
+        files.write_view(name, data)
 
 
 def _fit(picture: Pixels, longest: int) -> Pixels:
@@ -142,10 +117,3 @@ def _fit(picture: Pixels, longest: int) -> Pixels:
         return picture
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a whole file. Without waiting for the disk: a view can be made again at any time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(data)

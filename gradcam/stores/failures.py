@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -26,6 +27,9 @@ CREDENTIALS = (
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
     "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
 )  # fmt: skip
+_given_up: dict[
+    str, float
+] = {}  # when that was, by the bucket's URL: threads and `close` do not wait one after another
 MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
 
 
@@ -34,18 +38,24 @@ def patiently(call: Callable[[], T], where: str) -> T:
 
     `where`: what the error is said of. Raises what the store says of the object itself, which are `FileNotFoundError`,
     `PermissionError` and other `OSError`s of `LASTING`; and `StoreError` for what has nothing to do with the object:
-    credentials, an unknown address, or a store that fails for longer than `PATIENCE`.
+    credentials, an unknown address, or a store that fails for longer than `PATIENCE`; what is asked of it right after that
+    is tried once.
     """
     wait, start = FIRST_WAIT, time.monotonic()
+    bucket = "/".join(where.split("/")[:3])
+    patience = 0.0 if start - _given_up.get(bucket, -math.inf) < PATIENCE else PATIENCE
     while True:
         try:
             with _translated(where):
-                return call()
+                found = call()
+            _given_up.pop(bucket, None)
+            return found
         except Exception as error:
             if not is_passing(error):
                 raise
-            left = PATIENCE - (time.monotonic() - start)
+            left = patience - (time.monotonic() - start)
             if left <= 0:
+                _given_up[bucket] = time.monotonic()
                 raise StoreError(
                     f"{where}: the store does not answer as it should ({describe(error)}), for {PATIENCE:.0f} s now; go on "
                     "with --resume when it does"

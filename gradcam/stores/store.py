@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gradcam.errors import StoreError
+from gradcam.stores.addresses import is_url, to_path
 from gradcam.stores.failures import describe, patiently
 
+REMOVERS = 16  # requests at once: each takes a while, and costs next to nothing here
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 # What stores call the state of an object; the best that one has comes first.
 MARKS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
@@ -31,7 +35,8 @@ class Store:
     url: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", self.url if self.url.endswith("://") else self.url.rstrip("/"))
+        url = self.url.rstrip("/")
+        object.__setattr__(self, "url", f"{url}//" if url.endswith(":") else url)
 
     def __str__(self) -> str:
         return f"{self.url}/" if not self.url.endswith("://") else self.url
@@ -53,7 +58,7 @@ class Store:
         return self.url.rpartition("/")[2]
 
     def below(self, name: str) -> Store:
-        """A folder, or an object, in it."""
+        """A folder, or an object, in it; itself where there is no name."""
         return Store(self._show(name))
 
     def find(self, prefix: str = "") -> dict[str, int]:
@@ -70,6 +75,20 @@ class Store:
             if entry.get("type") == "file"
         }
         return {name: sizes[name] for name in sorted(sizes) if name and not name.endswith("/")}
+
+    def list_names(self, folder: str = "") -> list[str]:
+        """What is directly in a folder, in the order of code points: objects, and folders, whose names end with "/".
+
+        Names are relative to the store. Empty where there is nothing; a bucket that does not exist is an error.
+        """
+        path = self._to_path(folder)
+        found = self._ask(lambda: self._look_into(path), folder)
+        names = []
+        for entry in found:
+            name = str(entry["name"]).removeprefix(self._root).strip("/")
+            if str(entry["name"]).strip("/") != path.strip("/"):  # that marks the folder, or stands in its place
+                names.append(name if entry.get("type") == "file" else f"{name}/")
+        return sorted(names)
 
     def size(self, name: str = "") -> int | None:
         """The size of an object in bytes; None where there is no such object."""
@@ -106,15 +125,28 @@ class Store:
         """Make an object of that name, in place of one that there is: whole, or not at all."""
         self._ask(lambda: self._put(self._to_path(name), data), name)
 
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Make all these objects, each as `write` does, several at once where the store's client can."""
+        paths = {self._to_path(name): data for name, data in files.items()}
+        if paths and not self._needs_folders:
+            self._ask(lambda: self._fs.pipe(paths), next(iter(files)))
+        else:
+            for name, data in files.items():
+                self.write(name, data)
+
     def upload(self, name: str, file: str) -> None:
         """Make an object of a file of this machine's, as `write` does."""
         self._ask(lambda: self._fs.put_file(file, self._to_path(name)), name)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove these objects; those that are not there do no harm."""
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                self._ask(partial(self._fs.rm_file, self._to_path(name)), name)
+        with ThreadPoolExecutor(REMOVERS) as pool:
+            for _ in pool.map(self._remove, names):
+                pass
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(partial(self._fs.rm_file, self._to_path(name)), name)
 
     def _put(self, path: str, data: bytes) -> None:
         parent = posixpath.dirname(path)
@@ -128,6 +160,18 @@ class Store:
             return dict(self._fs.find(path, detail=True))
         except NotADirectoryError:
             return {}
+        finally:
+            self._fs.invalidate_cache()  # of a million objects it is a gigabyte
+
+    def _look_into(self, path: str) -> list[dict[str, Any]]:
+        self._fs.invalidate_cache()
+        try:
+            return list(self._fs.ls(path, detail=True))
+        except NotADirectoryError:
+            return []
+        except FileNotFoundError:
+            self._list(path)  # raises the same where it is the bucket that is not there
+            return []
 
     def _info(self, name: str) -> dict[str, Any]:
         self._fs.invalidate_cache()
@@ -178,3 +222,8 @@ class Store:
                 "knows can be"
             ) from error
         return fs, str(path).rstrip("/")
+
+
+def to_place(text: str) -> Path | Store:
+    """What somebody means by that: a URL is a store, and anything else, `file://` too, a path."""
+    return Store(text) if is_url(text) else Path(to_path(text))

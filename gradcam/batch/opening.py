@@ -1,0 +1,30 @@
+"""Where results go, whatever kind of place it is: what can be told of it early, and how it is opened for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradcam.batch.folder import OutputFolder, check_folder
+from gradcam.batch.items import Item, find_url
+from gradcam.batch.results import Mode, Results
+from gradcam.batch.run_file import Run
+from gradcam.batch.shards import Shard
+from gradcam.batch.store_results import StoreResults, check_store
+from gradcam.stores import Store
+
+
+def check_output(place: Path | Store, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
+    """What can be told before a model is loaded. Raises `OutputError`, and `StoreError` of a store."""
+    if isinstance(place, Store):
+        check_store(place, mode, shard, report=report)
+    else:
+        check_folder(place, mode, shard, report=report)
+
+
+def open_results(place: Path | Store, run: Run, items: Sequence[Item], *, mode: Mode, shard: Shard | None) -> Results:
+    """Results there, open for this run. `items`: the pictures, of which none is removed. Raises as `check_output`."""
+    if isinstance(place, Store):
+        return StoreResults.open(place, run, mode=mode, shard=shard, inputs=filter(None, map(find_url, items)))
+    paths = filter(None, (item.content.path for item in items))
+    return OutputFolder.open(place, run, mode=mode, shard=shard, inputs=paths)
