@@ -12,6 +12,7 @@ from typing import Any
 
 from gradcam import __version__
 from gradcam.errors import OutputError, shorten
+from gradcam.stores import Store
 
 SCHEMA = 1
 
@@ -128,10 +129,13 @@ def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def describe_root(root: Path | None, folder: Path) -> str | None:
-    """Where the input's names start from, as seen from the output folder: it holds when both are moved together."""
-    if root is None:
-        return None
+def describe_root(root: Path | Store | None, folder: Path) -> str | None:
+    """Where the input's names start from, as seen from the output folder: it holds when both are moved together.
+
+    Of a store it is the URL.
+    """
+    if root is None or isinstance(root, Store):
+        return None if root is None else root.url
     try:
         return Path(os.path.relpath(os.path.realpath(root), os.path.realpath(folder))).as_posix()
     except ValueError:  # on another drive
