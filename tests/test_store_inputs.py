@@ -454,6 +454,8 @@ def test_urls_that_cannot_be_followed(fs: Any) -> None:
         InputError, match=r"objects://\*/a.jpg: a glob is of objects in one bucket: name the bucket itself"
     ):
         list_inputs(["objects://*/a.jpg"])
+    with pytest.raises(InputError, match=r"^s3:///x: names no bucket, expected something like s3://BUCKET/FOLDER/"):
+        list_inputs(["s3:///x"])
 
 
 # Through the whole

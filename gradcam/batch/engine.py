@@ -75,8 +75,7 @@ def explain_into(
     outcomes = engine(work, saver, is_needed=lambda item: item.name not in results.done, tell=results.log)
     with contextlib.closing(outcomes):  # nobody writes any more once this has ended, and the results may be let go
         for outcome in outcomes:
-            record = outcome.record
-            results.append(record, outcome.files)
+            record = results.append(outcome.record, outcome.files)
             results.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
             yield record
             failures += record.error is not None

@@ -106,11 +106,12 @@ class OutputFolder:
         """Where the files of a picture go."""
         return Disk(self.path, self.temporary)
 
-    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> None:
+    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
         with blaming_disk(self.path):
             self._manifest.append(record)
         self.recorded += 1
+        return record
 
     def log(self, event: str, **details: Any) -> None:
         """Note what happened, with the time; several threads may."""

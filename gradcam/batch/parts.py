@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,15 @@ class Part:
     def temporary(self) -> str:
         """The folder of files that are not whole yet."""
         return f".gradcam-partial{self._ending}"
+
+    def tar(self, number: int) -> str:
+        """One of the tars of the results, counted from 1."""
+        return f"results{self._ending}-{number:06}.tar"
+
+    def find_tars(self, names: Iterable[str]) -> list[int]:
+        """The numbers of those that are among these names, in order."""
+        tar = re.compile(rf"results{self._ending}-(\d{{6,}})\.tar")
+        return sorted(int(match[1]) for name in names if (match := tar.fullmatch(name)))
 
     @property
     def _ending(self) -> str:

@@ -20,15 +20,17 @@ class Results(Protocol):
     """
 
     done: frozenset[str]
-    recorded: int
     manifest: str
     notes: Sequence[str]
 
     @property
+    def recorded(self) -> int: ...
+
+    @property
     def place(self) -> Place | None: ...
 
-    def append(self, record: Record, files: Mapping[str, bytes]) -> None:
-        """Add the record of a picture whose files are written, or are these.
+    def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
+        """Add the record of a picture whose files are written, or are these; gives the record as it is kept.
 
         Raises `OutputError` and `StoreError`; no part of it is there then.
         """

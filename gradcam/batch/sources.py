@@ -26,12 +26,13 @@ class Listing:
     """The pictures to be explained, and how many files were left out because their suffix is not one of a picture.
 
     `root`: the folder that the pictures' names are relative to; None where they are those in an archive, and where the
-    pictures lie in several stores, or on a disk as well.
+    pictures lie in several stores, or on a disk as well. `archives`: paths and URLs of those that pictures lie in.
     """
 
     items: Sequence[Item]
     left_out: int
     root: Path | Store | None
+    archives: Sequence[str] = ()
 
     @property
     def has_classes(self) -> bool:
@@ -68,7 +69,8 @@ def list_inputs(
         raise InputError(_describe_nothing(texts, sources, collection.left_out, excluded))
     is_archive = roots.root is not None and any(source.archive == roots.root for source in sources)
     place = None if is_archive else to_place(roots.root)
-    return Listing(list(collection.items.values()), collection.left_out, place)
+    archives = [source.archive for source in sources if source.archive is not None]
+    return Listing(list(collection.items.values()), collection.left_out, place, archives)
 
 
 def _to_texts(inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[str]:

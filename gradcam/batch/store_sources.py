@@ -14,6 +14,7 @@ from gradcam.batch.source import Source
 from gradcam.batch.store_contents import blaming_store
 from gradcam.errors import InputError
 from gradcam.stores import Store
+from gradcam.stores.store import EXTRAS
 
 NAMED = LIST_SUFFIXES + ARCHIVE_SUFFIXES
 
@@ -25,6 +26,11 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     Raises `InputError` where there is nothing, and for a bucket that does not exist or may not be read; `StoreError` as
     `Store` does.
     """
+    bucket = find_bucket(url)
+    if is_pattern(bucket):
+        raise InputError(f"{url}: a glob is of objects in one bucket: name the bucket itself")
+    if bucket.endswith("://") and bucket.partition(":")[0] in EXTRAS:
+        raise InputError(f"{url}: names no bucket, expected something like {bucket}BUCKET/FOLDER/")
     with blaming_store(url):
         store = Store(url)
         if not is_pattern(url) or store.is_file():  # a key may have brackets
@@ -116,8 +122,6 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
 def _divide(pattern: str) -> tuple[Store, list[str]]:
     """The folder that all matches are in, and the parts of the pattern below it."""
     bucket = find_bucket(pattern)
-    if is_pattern(bucket):
-        raise InputError(f"{pattern}: a glob is of objects in one bucket: name the bucket itself")
     parts = pattern[len(bucket) :].lstrip("/").split("/")
     fixed = next(place for place, part in enumerate(parts) if is_pattern(part))
     return Store("/".join([bucket, *parts[:fixed]])), parts[fixed:]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gradcam.cli.batch_settings import describe_settings
+from gradcam.cli.batch_tars import check_tars, fill_tars
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import ask, say
 from gradcam.cli.progress import Display
@@ -20,8 +21,8 @@ from gradcam.errors import OutputError, StoreError
 if TYPE_CHECKING:
     from gradcam.batch.engine import Work
     from gradcam.batch.failures import FailureLimit
-    from gradcam.batch.folder import OutputFolder
     from gradcam.batch.outputs import Saver
+    from gradcam.batch.results import Results
     from gradcam.batch.saving import Saving
     from gradcam.batch.shards import Shard
     from gradcam.batch.sources import Listing
@@ -36,6 +37,7 @@ class BatchChoice:
     saved: tuple[str, ...]
     format: str
     quality: int
+    output_format: str
     batch_size: int | None
     workers: int | None
     resume: bool
@@ -49,6 +51,11 @@ class BatchChoice:
     def mode(self) -> Literal["new", "resume", "overwrite"]:
         """What is done about an earlier run."""
         return "resume" if self.resume else "overwrite" if self.overwrite else "new"
+
+    @property
+    def in_tars(self) -> bool:
+        """Whether results are a WebDataset."""
+        return self.output_format == "webdataset"
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def explain_all(typed: Typed) -> int:
 
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
-    from gradcam.batch.collisions import check_outputs
+    from gradcam.batch.collisions import check_outputs, check_panel
     from gradcam.batch.earlier_classes import check_classes
     from gradcam.batch.folder import check_folder
     from gradcam.batch.names import plan_stems
@@ -75,22 +82,27 @@ def explain_all(typed: Typed) -> int:
     choice = typed.choice
     # Before torch is imported, and a model loaded.
     check_folder(choice.folder, choice.mode, choice.shard, report=choice.report)
+    if choice.in_tars:
+        check_tars(choice.folder, choice.mode, choice.shard)
     listing = list_inputs(typed.inputs, exclude=choice.folder)
     work = _find_work(typed, listing)
     if choice.resume:
         check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
-    check_outputs(
-        choice.folder,
-        listing.items,
-        stems,
-        saving=saving,
-        question=work.question,
-        labels=work.classifier.labels,
-    )
-    with _open_folder(typed, listing, work, saving) as folder:
-        say(folder.notes, typed.output)
-        return _Run(folder, _to_saver(folder, stems, saving, work), work, typed).explain(listing.left_out)
+    if choice.in_tars:  # where no name can be another's, or an input's
+        check_panel(saving, work.question)
+    else:
+        check_outputs(
+            choice.folder,
+            listing.items,
+            stems,
+            saving=saving,
+            question=work.question,
+            labels=work.classifier.labels,
+        )
+    with contextlib.closing(_open_results(typed, listing, work, saving, stems)) as results:
+        say(results.notes, typed.output)
+        return _Run(results, _to_saver(results, stems, saving, work), work, typed).explain(listing.left_out)
 
 
 def _find_work(typed: Typed, listing: Listing) -> Work:
@@ -129,32 +141,34 @@ def _to_saving(typed: Typed) -> Saving:
     return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
 
 
-def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> OutputFolder:
+def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
     from gradcam.batch.folder import OutputFolder
     from gradcam.batch.run_file import Run, describe_root
     from gradcam.batch.weights import describe_weights
 
     settings, choice = typed.settings, typed.choice
+    ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format}
     run = Run(
         device=str(work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving) | {"listed_classes": listing.has_classes},
+        settings=describe_settings(settings, work, saving) | ours,
         inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),
         left_out=listing.left_out,
     )
-    paths = filter(None, (item.content.path for item in listing.items))
-    return OutputFolder.open(choice.folder, run, mode=choice.mode, shard=choice.shard, inputs=paths)
+    paths = [*filter(None, (item.content.path for item in listing.items)), *map(Path, listing.archives)]
+    folder = OutputFolder.open(choice.folder, run, mode=choice.mode, shard=choice.shard, inputs=paths)
+    return fill_tars(folder, choice.folder, choice.mode, choice.shard, stems) if choice.in_tars else folder
 
 
-def _to_saver(folder: OutputFolder, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
+def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
     from gradcam.batch.outputs import Saver
     from gradcam.report import draw_views
 
     return Saver(
-        place=folder.place,
+        place=results.place,
         stems=stems,
         saving=saving,
         classifier=work.classifier,
@@ -165,9 +179,9 @@ def _to_saver(folder: OutputFolder, stems: dict[str, str], saving: Saving, work:
 
 @dataclass(frozen=True)
 class _Run:
-    """Pictures on their way through an open folder."""
+    """Pictures on their way into results that are open."""
 
-    folder: OutputFolder
+    results: Results
     saver: Saver
     work: Work
     typed: Typed
@@ -177,28 +191,33 @@ class _Run:
         from gradcam.batch.failures import TooManyFailuresError
 
         names = [item.name for item in self.work.items]
-        display = Display(self.typed.output, len(names), sum(name in self.folder.done for name in names))
+        display = Display(self.typed.output, len(names), sum(name in self.results.done for name in names))
         try:
             self._go_through(display)
-            self.folder.close(names)
+            self.results.close(names)
             report = self._report()
         except (OutputError, StoreError, TooManyFailuresError) as error:
-            display.tell_failures(self.folder.manifest)
-            display.tell_stop(str(error), self.folder.recorded)
-            with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
-                self.folder.close()
+            self._keep_what_is_finished()
+            display.tell_failures(self.results.manifest)
+            display.tell_stop(str(error), self.results.recorded)
             return 1
         except (KeyboardInterrupt, Terminated):
-            display.tell_stop("Stopped.", self.folder.recorded)
+            self._keep_what_is_finished()
+            display.tell_stop("Stopped.", self.results.recorded)
             raise
-        display.tell_failures(self.folder.manifest)
-        display.tell_end(str(self.folder.path), left_out=left_out, report=report)
+        display.tell_failures(self.results.manifest)
+        display.tell_end(str(self.typed.choice.folder), left_out=left_out, report=report)
         return int(display.has_failures)
+
+    def _keep_what_is_finished(self) -> None:
+        """Where it was stopped already."""
+        with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
+            self.results.close()
 
     def _go_through(self, display: Display) -> None:
         from gradcam.batch.engine import explain_into
 
-        records = explain_into(self.folder, self.saver, self.work, self.typed.choice.limit)
+        records = explain_into(self.results, self.saver, self.work, self.typed.choice.limit)
         # Closed here: the error that ends it would keep its threads at work after the folder is another's.
         with contextlib.closing(records), display.shown():
             for record in records:
@@ -207,4 +226,4 @@ class _Run:
     def _report(self) -> str | None:
         from gradcam.report import write_report
 
-        return str(write_report(self.folder.path)) if self.typed.choice.report else None
+        return str(write_report(self.typed.choice.folder)) if self.typed.choice.report else None

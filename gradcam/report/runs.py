@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.batch.parts import Part, find_parts
+from gradcam.errors import OutputError
 from gradcam.records import Record
 
 
@@ -31,11 +32,17 @@ def read_run(folder: Path) -> Run:
     """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
 
     Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or none that
-    can be read.
+    can be read, and for results in tars.
     """
     from gradcam.batch.manifest import read_manifest
 
     records = {record.image: record for record in read_manifest(folder)}
+    tar = next((record.tar for record in records.values() if record.tar is not None), None)
+    if tar is not None:
+        raise OutputError(
+            f"{folder}: its results lie in tars such as {tar}, which a report cannot show; explain the pictures into "
+            "another folder without --output-format webdataset"
+        )
     is_whole = (folder / Part().manifest).is_file()
     found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
     return Run(folder, found, _read_facts(folder))
