@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,13 +22,14 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.batch import tar_results
+from gradcam.batch import archives, tar_results
 from gradcam.batch.parts import Part
 from gradcam.batch.results import Mode
+from gradcam.batch.sources import list_inputs
 from gradcam.batch.tar_names import name_field, plan_keys
 from gradcam.batch.tar_places import DiskTars, StoreTars
 from gradcam.batch.tar_results import TarResults
-from gradcam.errors import OutputError
+from gradcam.errors import GradcamError, InputError, OutputError
 from gradcam.records import Explained, Record
 from gradcam.stores import Store
 from tests.stores import objects
@@ -521,3 +523,105 @@ def test_no_report_is_made_of_tars(batch: Command, gradcam_command: Command, pho
     outcome = gradcam_command("report", "out")
     assert outcome.status == 2
     assert "results lie in tars such as results-000001.tar, which a report cannot show" in outcome.err
+
+
+# Input
+
+
+def make_shard(samples: Mapping[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name, content in samples.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+SHARDS = {
+    f"shard-{number:06}.tar": {
+        f"x/{number}a.jpg": b"one", f"x/{number}a.cls": b"3", f"x/{number}a.json": b"{}",
+        f"{number}b.left.png": b"two", f"{number}b.right.png": b"three", f"{number}b.txt": b"a caption",
+    }
+    for number in range(8, 12)
+}  # fmt: skip
+
+
+@pytest.fixture(params=["disk", "store"])
+def shards(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with objects():
+        for name, samples in SHARDS.items():
+            (tmp_path / name).write_bytes(make_shard(samples))
+            Store("objects://bucket/data").write(name, make_shard(samples))
+        yield str(tmp_path) if request.param == "disk" else "objects://bucket/data"
+
+
+def test_shards_by_braces(shards: str) -> None:
+    listing = list_inputs(f"{shards}/shard-{{000008..000011}}.tar")
+    assert {item.name: item.content.read() for item in listing.items} == {
+        f"{shard}/{name}": data
+        for shard, samples in SHARDS.items()
+        for name, data in samples.items()
+        if name.endswith(("jpg", "png"))
+    }
+    assert [item.name for item in listing.items] == [
+        f"{shard}/{name}" for shard, samples in SHARDS.items() for name in samples if name.endswith(("jpg", "png"))
+    ]
+    assert listing.left_out == 0, "fields of samples are not files that were left out"
+    names = [item.name for item in list_inputs(f"{shards}/shard-{{000010,000008}}.tar").items]
+    assert [name.partition("/")[0] for name in names[::3]] == ["shard-000010.tar", "shard-000008.tar"]
+    assert len(list_inputs(f"{shards}/*-{{000010,000008}}.tar").items) == 6
+    with pytest.raises(InputError, match=r"shard-000012\.tar: does not exist"):
+        list_inputs(f"{shards}/shard-{{000010..000012}}.tar")
+
+
+def test_fields_without_a_picture_are_left_out(tmp_path: Path) -> None:
+    samples = {"a.jpg": b"x", "a.json": b"x", "b.json": b"x", "x/a.txt": b"x", "README": b"x"}
+    (tmp_path / "a.tar").write_bytes(make_shard(samples))
+    listing = list_inputs(tmp_path / "a.tar")
+    assert ([item.name for item in listing.items], listing.left_out) == (["a.jpg"], 3)
+
+
+def test_braces_of_what_is_no_shard_are_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    (tmp_path / "{a,b}.jpg").write_bytes(b"x")
+    (tmp_path / "{1..2}.tar").write_bytes(make_shard({"a.jpg": b"x"}))
+    (tmp_path / "a{1}.tar").write_bytes(make_shard({"b.jpg": b"x"}))
+    for name, inside in (("{a,b}.jpg", "{a,b}.jpg"), ("{1..2}.tar", "a.jpg"), ("a{1}.tar", "b.jpg")):
+        assert [item.name for item in list_inputs(tmp_path / name).items] == [inside]
+    with pytest.raises(GradcamError, match=r'pip install "gradcam-torch\[webdataset\]"'):
+        list_inputs(tmp_path / "{3..4}.tar")
+
+
+def test_many_shards_in_a_store_are_looked_into_at_once_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    list_archive = archives.list_archive
+
+    def look(where: str) -> Any:
+        looked.append((where, threading.current_thread().name))
+        time.sleep(0.01 if where.endswith("8.tar") else 0)
+        return list_archive(where)
+
+    monkeypatch.setattr(archives, "list_archive", look)
+    with objects():
+        for name, samples in SHARDS.items():
+            Store("objects://bucket").write(name, make_shard(samples))
+        given = "objects://bucket/shard-{000008..000011}.tar"
+        names = [item.name for item in list_inputs([given, given]).items]
+        assert [name.partition("/")[0] for name in names[::3]] == list(SHARDS)
+        assert len(looked) == 4
+        assert threading.main_thread().name not in {thread for _, thread in looked}
+        Store("objects://bucket").write("shard-000009.tar", b"nonsense" * 100)
+        with pytest.raises(InputError, match=r"shard-000009\.tar: this archive is damaged"):
+            list_inputs(given)
+
+
+def test_what_was_written_can_be_read_again(batch: Command, photos: Path) -> None:
+    assert batch(photos, "-o", "out", "--output-format", "webdataset").status == 1
+    listing = list_inputs("out/results-{000001..000001}.tar")
+    assert [item.name for item in listing.items] == [
+        "chelsea.gradcam.jpg", "z.gradcam.jpg", "b/koala.gradcam.jpg", "b/macaw_v2.gradcam.jpg",
+    ]  # fmt: skip
+    assert listing.left_out == 0
+    assert batch("out/results-{000001..000001}.tar", "-o", "again", "--output-format", "webdataset").status == 0
+    assert read_samples(Path("again/results-000001.tar"))[0]["__key__"] == "chelsea_gradcam"

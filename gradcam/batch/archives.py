@@ -9,7 +9,8 @@ import stat
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO
@@ -25,6 +26,7 @@ from gradcam.stores import is_url
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
+AT_ONCE = 8  # archives in stores that are looked into
 LEADS_OUT = "leads out of the archive"
 
 
@@ -61,6 +63,21 @@ def list_archive(where: str) -> Members:
     for key in set() if is_zip or not others else {_find_key(name) for name, _ in pictures}:
         del others[key]
     return Members(_tell_apart(pictures), sum(others.values()))
+
+
+@contextlib.contextmanager
+def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
+    """`list_archive`, but those in stores, which are far away, are looked into before that, several at once."""
+    stored = [where for where in dict.fromkeys(archives) if is_url(where)]
+    if len(stored) < 2:
+        yield list_archive
+        return
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        ahead = {where: pool.submit(list_archive, where) for where in stored}
+        yield lambda where: ahead.pop(where).result() if where in ahead else list_archive(where)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gradcam.batch.archives import list_archive
+from gradcam.batch.archives import Members, list_archive
 from gradcam.batch.contents import FileContent
 from gradcam.batch.folders import is_picture, walk_folder
 from gradcam.batch.items import Content, Item
@@ -24,6 +24,7 @@ class Collection:
 
     roots: Roots
     seen: set[str]  # folders that are not to be walked through any more, on disks and in stores
+    look_into: Callable[[str], Members] = list_archive
     items: dict[object, Item] = field(default_factory=dict)
     left_out: int = 0
     _sources: list[Source] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Collection:
         if self._resolve(path) in self._archives:
             return
         self._archives.add(self._resolve(path))
-        prefix, members = self.roots.name(path, "/"), list_archive(path)
+        prefix, members = self.roots.name(path, "/"), self.look_into(path)
         self.left_out += members.left_out
         for name, content in members.pictures:
             self._add(content, prefix + name, content)

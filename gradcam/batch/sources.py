@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradcam.batch.archives import ARCHIVE_SUFFIXES
+from gradcam.batch.archives import ARCHIVE_SUFFIXES, listing_ahead
 from gradcam.batch.collection import Collection
 from gradcam.batch.folders import expand_pattern, is_pattern, is_picture, to_absolute
 from gradcam.batch.items import Item
@@ -15,6 +15,7 @@ from gradcam.batch.lists import LIST_SUFFIXES, STANDARD_INPUT, Entry, read_list,
 from gradcam.batch.roots import Roots, to_place
 from gradcam.batch.source import Source
 from gradcam.batch.store_sources import find_stored
+from gradcam.batch.webdatasets import expand_shards
 from gradcam.errors import InputError, join_names, shorten
 from gradcam.stores import Store, is_url, to_path
 
@@ -45,11 +46,12 @@ def list_inputs(
 ) -> Listing:
     """All the pictures in files, folders, globs, lists (`.txt`, `.csv`, `.tsv`, "-" for standard input) and archives.
 
-    Each may be a path, or a URL such as `s3://bucket/photos/`; a list may have both. They come in the order of the inputs;
-    within a folder, and of a glob, sorted by name; of a list or an archive, as it has them. In folders, archives and
-    globs, files without a picture's suffix are left out and counted, hidden ones without a word. A file that is named,
-    here or in a list, is taken for a picture whatever it is called, and one that cannot be read is found out when it is.
-    A file that is reached twice is explained once; two links to it are two.
+    Each may be a path, or a URL such as `s3://bucket/photos/`; a list may have both. Braces in the name of a tar mean the
+    shards of a WebDataset. They come in the order of the inputs; within a folder, and of a glob, sorted by name; of a list
+    or an archive, as it has them. In folders, archives and globs, files without a picture's suffix are left out and
+    counted, hidden ones without a word. A file that is named, here or in a list, is taken for a picture whatever it is
+    called, and one that cannot be read is found out when it is. A file that is reached twice is explained once; two links
+    to it are two.
     An item's name is relative to the input's root: the folder, or the inside of the archive, and of several inputs
     their deepest common folder, in which an archive is a folder. Of inputs in several buckets, or on a disk as well, there
     is no root: names in a store then begin with the bucket, those on the disk with the deepest common folder's name.
@@ -60,11 +62,12 @@ def list_inputs(
     """
     texts = _to_texts(inputs)
     excluded = exclude if exclude is None or isinstance(exclude, Store) else os.path.realpath(exclude)
-    sources = [source for text in texts for source in _find_sources(text, excluded)]
+    sources = [source for text in texts for one in expand_shards(text) for source in _find_sources(one, excluded)]
     roots = Roots(source for source in sources if not _is_output(source, excluded))
-    collection = Collection(roots, {excluded} if isinstance(excluded, str) else set())
-    for source in sources:
-        collection.add(source)
+    with listing_ahead(source.archive for source in sources if source.archive is not None) as look_into:
+        collection = Collection(roots, {excluded} if isinstance(excluded, str) else set(), look_into)
+        for source in sources:
+            collection.add(source)
     if not collection.items:
         raise InputError(_describe_nothing(texts, sources, collection.left_out, excluded))
     is_archive = roots.root is not None and any(source.archive == roots.root for source in sources)

@@ -19,17 +19,6 @@ from gradcam.records import Record
 PICTURES, BYTES = 1000, 256 * 2**20  # in a tar, which is finished when it has as many of either
 
 
-def check_webdataset() -> None:
-    """Raises `GradcamError` where the library cannot be imported, with the line that installs it."""
-    try:
-        import webdataset  # noqa: F401
-    except ImportError as error:
-        raise GradcamError(
-            f"WebDatasets are read and written by the webdataset library, which cannot be imported ({error}): "
-            'pip install "gradcam-torch[webdataset]"'
-        ) from error
-
-
 class TarResults:
     """Results whose files are samples in tars, `Results` around others that keep the records.
 

@@ -17,7 +17,8 @@ def check_tars(folder: Path, mode: Mode, shard: Shard | None) -> None:
     """What can be told of a WebDataset before a model is loaded. Raises `GradcamError`."""
     from gradcam.batch.parts import Part
     from gradcam.batch.tar_places import DiskTars
-    from gradcam.batch.tar_results import check_webdataset, refuse_tars
+    from gradcam.batch.tar_results import refuse_tars
+    from gradcam.batch.webdatasets import check_webdataset
 
     check_webdataset()
     if mode == "new":
