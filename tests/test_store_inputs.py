@@ -540,3 +540,84 @@ def test_readers_of_the_users_get_a_file(photos: list[str], monkeypatch: pytest.
     (item,) = list_inputs([f"{HERE}/in/{photos[0]}"]).items
     read_item(classifier, item, audit=True)
     assert seen == [(".jpg", Store(f"{HERE}/in").read(photos[0]))]
+
+
+def test_features_of_pictures_in_a_store(
+    photos: list[str], gradcam_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("inspect", "features", f"{HERE}/in/{photos[0]}", "-o", tmp_path / "f.npz", "--device", "cpu")
+    assert gradcam_command(*arguments).status == 0
+    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    (tmp_path / "f.npz").unlink()
+
+    def fail(self: Any, path: str, *args: Any, **how: Any) -> bytes:
+        raise down()
+
+    monkeypatch.setattr(ObjectStore, "cat_file", fail)
+    outcome = gradcam_command(*arguments)
+    assert outcome.status == 1
+    assert "the store does not answer as it should" in outcome.err
+    assert "Nothing was written." in outcome.err
+
+
+def test_explain_files_takes_urls(photos: list[str]) -> None:
+    results = {result.name: result for result in gradcam.explain_files(f"{HERE}/in/", workers=1)}
+    assert set(results) == {*photos, "sub/broken.jpg"}
+    assert results[photos[0]].error is None
+    assert results[photos[0]].path is None
+    assert "sub/broken.jpg: is not a picture in a format that can be read" in str(results["sub/broken.jpg"].error)
+
+
+def test_one_look_at_an_archive_for_all_that_is_sent(fs: Any, tmp_path: Path) -> None:
+    items = list_inputs([put_data("a.tar", make_archive(tmp_path / "a.tar", DATA).read_bytes())]).items
+    sent = [pickle.loads(pickle.dumps(item)) for item in items]
+    fs.requests.clear()
+    assert {item.name: item.content.read() for item in sent} == DATA
+    assert [what for what, _ in fs.requests].count("look") == 1
+
+
+def test_an_archive_that_has_another_number_on_another_machine(tmp_path: Path) -> None:
+    path = make_archive(tmp_path / "a.tar", DATA)
+    (item, *_) = list_inputs([path]).items
+    sent = pickle.loads(pickle.dumps(item))
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.rename(tmp_path / "b.tar")
+    path.write_bytes((tmp_path / "b.tar").read_bytes())
+    os.utime(path, ns=times)
+    assert sent.content.read() == DATA[item.name]
+    assert find_reason(item) == "lies in an archive that changed after it was listed"
+    os.utime(path, ns=(1, 1))
+    assert find_reason(sent) == "lies in an archive that changed after it was listed"
+
+
+def test_a_store_that_fails_while_an_archive_is_listed(
+    fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    url = put_data("a.tar", make_archive(tmp_path / "a.tar", DATA).read_bytes())
+    fs.failures[:] = [down(), down()]
+    assert read_all(list_inputs([url])) == DATA
+    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    looked = ObjectStore.info(ObjectStore(), "bucket/a.tar")
+    monkeypatch.setattr(ObjectStore, "info", lambda *_, **__: looked)
+    fs.failures[:] = [down()] * 3
+    with pytest.raises(StoreError, match=f"^{url}: the store does not answer as it should"):
+        list_inputs([url])
+
+
+def test_listing_a_store_costs_little(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+    import tracemalloc
+
+    count = 3000
+    found = {f"class_{number % 50:04}/picture_{number:08}.JPEG": 1 for number in range(count)}
+    monkeypatch.setattr(Store, "find", lambda *_: found)
+    for given in (HERE, f"{HERE}/**/*.JPEG"):
+        start = time.perf_counter()
+        tracemalloc.start()
+        items = list_inputs([given]).items
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(items) == count
+        assert held / count < 500
+        assert (time.perf_counter() - start) / count < 5e-4

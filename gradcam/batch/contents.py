@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from gradcam.errors import ImageError, StoreError
 
@@ -76,11 +76,16 @@ class ArchiveFile:
     """An archive, as it was when it was listed.
 
     Each reader opens it anew: threads share no position, and a thousand archives need no thousand descriptors.
+    It can be sent to other processes, also on machines that give the same file another number.
     """
 
     def __init__(self, where: str, listed: BinaryIO) -> None:
         self.name = where
         self._stamp = _stamp(listed)
+        self._compared = slice(0, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compared": slice(1, None)}
 
     @property
     def where(self) -> tuple[str, object]:
@@ -95,7 +100,7 @@ class ArchiveFile:
         except OSError as error:
             raise ImageError(f"lies in an archive that cannot be opened ({error.strerror})") from None
         with file:
-            if _stamp(file) != self._stamp:
+            if _stamp(file)[self._compared] != self._stamp[self._compared]:
                 raise ImageError("lies in an archive that changed after it was listed")
             file.seek(start)
             yield file

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
 
 from gradcam.errors import ImageError, InputError
 from gradcam.stores import Store
@@ -40,19 +42,14 @@ class StoreContent:
 class StoreArchive:
     """An archive in a store, as it was when it was listed. It can be sent to other processes."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, stamp: tuple[int, str] | None = None) -> None:
         self.name = url
-        self._stamp = Store(url).stamp()
-        self._looked_at = time.monotonic()
+        self._stamp = Store(url).stamp() if stamp is None else stamp
+        self._looked_at = time.monotonic() if stamp is None else -math.inf
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> tuple[str, tuple[int, str]]:
-        return self.name, self._stamp
-
-    def __setstate__(self, state: tuple[str, tuple[int, str]]) -> None:
-        self.name, self._stamp = state
-        self._looked_at = -TRUSTED
-        self._lock = threading.Lock()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_received, (self.name, self._stamp)
 
     @property
     def where(self) -> tuple[str, object]:
@@ -80,6 +77,12 @@ class StoreArchive:
             if Store(self.name).stamp() != self._stamp:
                 raise ImageError("lies in an archive that changed after it was listed")
             self._looked_at = time.monotonic()
+
+
+@lru_cache(maxsize=64)
+def _find_received(url: str, stamp: tuple[int, str]) -> StoreArchive:
+    """One for each archive in this process, whatever pictures of it are sent."""
+    return StoreArchive(url, stamp)
 
 
 class RangeFile(io.RawIOBase):

@@ -74,6 +74,8 @@ from gradcam.cli.settings import Output, to_settings
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Explain many pictures: files, folders, globs, lists (.txt, .csv, or - for standard input), .zip and .tar archives.
 
+    Each may be a URL as well, such as s3://bucket/photos/, and "shards-{000000..000146}.tar" are those of a WebDataset.
+
     Overlays get the pictures' own relative names; manifest.jsonl has a record of each, as `gradcam run --json` prints it.
     A broken picture never stops the others. However a run ended, --resume does what is missing.
     """
