@@ -34,3 +34,4 @@ SAVED = {
     "panel": "methods, layers and classes side by side",
 }
 FORMATS = ("jpg", "png", "webp")
+OUTPUT_FORMATS = ("files", "webdataset")  # of what is written: a file each, or samples in tars

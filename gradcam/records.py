@@ -13,7 +13,7 @@ SCHEMA = 1
 
 Entry = TypeVar("Entry", "Prediction", "Explained")
 
-OPTIONAL = ("heatmap", "map", "panel", "sha256")  # keys that are left out where they have no value
+OPTIONAL = ("heatmap", "map", "panel", "sha256", "tar")  # keys that are left out where they have no value
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Record:
 
     `note`: what a person should know of how the picture is shown. `size`: its (height, width). `region`: the pixels that
     the network saw, (top, left, height, width), which maps lie on. `sha256`: of what was read, where that is asked for.
+    `tar`: the one that all its files lie in, whose names then are `tar/member`.
     """
 
     image: str
@@ -62,6 +63,7 @@ class Record:
     size: tuple[int, int] | None = None
     region: tuple[int, int, int, int] | None = None
     sha256: str | None = None
+    tar: str | None = None
 
     @property
     def status(self) -> str:
@@ -70,7 +72,10 @@ class Record:
 
     @property
     def files(self) -> Iterator[str]:
-        """All files that were written of it, each once, as they are recorded."""
+        """All files that were written of it, each once, as they are recorded; of what lies in a tar, the tar alone."""
+        if self.tar is not None:
+            yield self.tar
+            return
         kinds = ((each.overlay, each.heatmap, each.map, each.panel) for each in self.explained)
         yield from dict.fromkeys(path for paths in kinds for path in paths if path is not None)
 
@@ -115,6 +120,7 @@ def _to_record(found: Mapping[str, Any]) -> Record:
         size=_to_numbers(found.get("size")),
         region=_to_numbers(found.get("region")),
         sha256=_check(found.get("sha256"), str, type(None)),
+        tar=_check(found.get("tar"), str, type(None)),
     )
 
 

@@ -507,7 +507,7 @@ def test_an_archive_without_pictures(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: str) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     path = make(tmp_path / "a.zip", DATA)

@@ -238,3 +238,15 @@ def test_missing_credentials_are_said_in_one_line(fs: Any, waits: list[float]) -
     fs.failures.append(type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})("no"))
     assert Store("objects://bucket").find() == {}
     assert waits == [0.5]
+
+
+def test_two_colons_alone_make_no_url() -> None:
+    assert not is_url("weird::name.jpg")
+    assert is_url("zip::simplecache::s3://b/x")
+
+
+def test_a_url_is_checked_without_a_request(fs: Any) -> None:
+    Store("objects://bucket").check()
+    assert fs.requests == []
+    with pytest.raises(StoreError, match="is no URL that can be followed"):
+        Store("nonsense://bucket").check()

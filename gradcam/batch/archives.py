@@ -2,68 +2,104 @@
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
-import lzma
 import posixpath
 import re
-import shutil
 import stat
 import tarfile
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from gradcam.batch.contents import ArchiveFile, Refused, TarContent, UnpackedArchive, ZipContent
+from gradcam.batch.contents import Archive, ArchiveFile, Refused, TarContent, ZipContent
 from gradcam.batch.folders import is_picture
 from gradcam.batch.items import Content
-from gradcam.errors import InputError
+from gradcam.batch.store_contents import StoreArchive, blaming_store
+from gradcam.batch.unpacking import UnpackedArchive, find_opener, unpack
+from gradcam.errors import InputError, StoreError
+from gradcam.stores import is_url
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
+AT_ONCE = 8  # archives in stores that are looked into
 LEADS_OUT = "leads out of the archive"
-OPENERS: dict[bytes, Callable[[Any], Any]] = {  # by what a compressed file begins with
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\0": lzma.open,
-}
 
 
 @dataclass(frozen=True)
 class Members:
-    """The pictures in an archive, by unique names without a way out of it; and how many other files were left out."""
+    """The pictures in an archive, by unique names without a way out of it; and how many other files were left out.
+
+    In a tar, a file that is called like a picture up to its first dot belongs to it, as in a WebDataset: it is not left out.
+    """
 
     pictures: list[tuple[str, Content]]
     left_out: int
 
 
-def list_archive(path: str) -> Members:
+def list_archive(where: str) -> Members:
     """The pictures in a `.zip` or a `.tar`, compressed or not, in the archive's order; hidden files are left out.
 
-    Nothing is written under a name from the archive. Members that lead out of it, links, devices, encrypted and far too
-    large ones are pictures that say so when they are read. Raises `InputError` for an archive that is not whole.
+    `where`: a path or a URL. Nothing is written under a name from the archive. Members that lead out of it, links, devices,
+    encrypted and far too large ones are pictures that say so when they are read. Raises `InputError` for an archive that
+    is not whole, and `StoreError`.
     """
-    pictures, left_out = [], 0
-    with _blaming(path):
-        for given, content in (_list_zip if path.lower().endswith(".zip") else _list_tar)(path):
+    pictures: list[tuple[str, Content]] = []
+    others: Counter[str] = Counter()  # by what they would have in common with a picture
+    is_zip = where.lower().endswith(".zip")
+    with _blaming(where), _open(where) as (file, archive):
+        for given, content in (_list_zip if is_zip else _list_tar)(where, file, archive):
             name, leads_out = _make_harmless(given)
             if _is_hidden(name):
                 continue
             if is_picture(name):
                 pictures.append((name, Refused(LEADS_OUT) if leads_out else content))
             else:
-                left_out += 1
-    return Members(_tell_apart(pictures), left_out)
+                others[name if is_zip else _find_key(name)] += 1
+    for key in set() if is_zip or not others else {_find_key(name) for name, _ in pictures}:
+        del others[key]
+    return Members(_tell_apart(pictures), sum(others.values()))
 
 
-def _list_zip(path: str) -> Iterator[tuple[str, Content]]:
-    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-        kept = ArchiveFile(path, file)
+@contextlib.contextmanager
+def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
+    """`list_archive`, but those in stores, which are far away, are looked into before that, several at once."""
+    stored = [where for where in dict.fromkeys(archives) if is_url(where)]
+    if len(stored) < 2:
+        yield list_archive
+        return
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        ahead = {where: pool.submit(list_archive, where) for where in stored}
+        yield lambda where: ahead.pop(where).result() if where in ahead else list_archive(where)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _open(where: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
+    """Its bytes, and what reads pictures from it later."""
+    if is_url(where):
+        with blaming_store(where):
+            stored = StoreArchive(where)
+            yield stored.read_on(), stored
+    else:
+        with open(where, "rb") as file:
+            yield file, ArchiveFile(where, file)
+
+
+def _find_key(name: str) -> str:
+    """What the files of a WebDataset's sample have in common."""
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0]
+
+
+def _list_zip(_: str, file: BinaryIO, kept: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+    with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
             if not info.is_dir() and kind != stat.S_IFDIR:
@@ -86,44 +122,20 @@ def _judge_size(size: int) -> Refused | None:
     return None if size else Refused("is empty")
 
 
-def _to_content(info: zipfile.ZipInfo, kept: ArchiveFile) -> ZipContent:
+def _to_content(info: zipfile.ZipInfo, kept: Archive) -> ZipContent:
     return ZipContent(kept, info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type)
 
 
-def _list_tar(path: str) -> Iterator[tuple[str, Content]]:
-    with open(path, "rb") as file:
-        start = file.read(8)
-        opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), None)
-        if opener is None:
-            yield from _list_members(file, ArchiveFile(path, file))
-        else:
-            file.seek(0)
-            unpacked = _unpack(path, opener(file))
-            yield from _list_members(unpacked, UnpackedArchive(unpacked))
+def _list_tar(where: str, file: BinaryIO, kept: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+    opener = find_opener(file)
+    if opener is None:
+        yield from _list_members(file, kept)
+    else:
+        unpacked = unpack(where, opener(file))
+        yield from _list_members(unpacked, UnpackedArchive(kept, unpacked))
 
 
-def _unpack(path: str, packed: BinaryIO) -> BinaryIO:
-    """What a compressed tar unpacks to, in an anonymous temporary file.
-
-    A compressed stream can only be read from its start: to find the members at random, which several threads do, and
-    again when a run is resumed, it is unpacked once.
-    """
-    file = tempfile.TemporaryFile()  # noqa: SIM115  whoever reads the members closes it
-    try:
-        with packed:
-            shutil.copyfileobj(packed, file, 2**20)
-        file.flush()
-    except BaseException as error:
-        file.close()
-        if isinstance(error, OSError) and error.errno is not None:
-            raise InputError(
-                f"{path}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to a folder with room"
-            ) from error
-        raise
-    return file
-
-
-def _list_members(file: BinaryIO, kept: ArchiveFile | UnpackedArchive) -> Iterator[tuple[str, Content]]:
+def _list_members(file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Content]]:
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
         if archive.firstmember is None:  # type: ignore[attr-defined]  # of nothing, Python 3.10 seeks before the start
@@ -186,7 +198,7 @@ def _blaming(path: str) -> Iterator[None]:
     """Whatever goes wrong while an archive is listed becomes one `InputError` of one line that names it."""
     try:
         yield
-    except InputError:
+    except (InputError, StoreError):
         raise
     except OSError as error:
         if error.errno is not None:

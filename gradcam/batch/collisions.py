@@ -65,7 +65,7 @@ def check_outputs(
     `stems`: what the names of each picture's results begin with, by the picture's name, as `plan_stems` gives them.
     Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
     """
-    _check_panel(saving, question)
+    check_panel(saving, question)
     endings = list_forms(saving, question, labels)
     names = {stems[item.name].casefold(): item.name for item in items}
     for stem, name in names.items():
@@ -88,7 +88,8 @@ def check_outputs(
                 )
 
 
-def _check_panel(saving: Saving, question: Question) -> None:
+def check_panel(saving: Saving, question: Question) -> None:
+    """Raises `GradcamError` where a panel is asked for, and there are no maps to put on it."""
     unfit = [name for name in question.methods if not has_layer(name)]
     if not question.methods:
         unfit = list(question.attributions)

@@ -6,18 +6,18 @@ import contextlib
 import os
 import stat
 import struct
-import threading
-import weakref
 import zipfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
-from gradcam.errors import ImageError
+from gradcam.errors import ImageError, StoreError
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
+HEADERS = LOCAL_HEADER.size + 400  # bytes before a member's data, as far as names are not longer than usual
 
 Stamp = tuple[int, int, int]  # which file it is, its size and its time
 
@@ -62,49 +62,55 @@ class Refused:
         raise ImageError(self.reason)
 
 
+class Archive(Protocol):
+    """What the bytes of an archive's members are read from. It can be sent to other processes."""
+
+    def open(self, start: int, size: int) -> AbstractContextManager[BinaryIO]:
+        """Its bytes from there on, of which about so many will be read.
+
+        Raises `ImageError` where they are not to be had, or no longer those that were listed.
+        """
+
+
 class ArchiveFile:
     """An archive, as it was when it was listed.
 
     Each reader opens it anew: threads share no position, and a thousand archives need no thousand descriptors.
+    It can be sent to other processes, also on machines that give the same file another number.
     """
 
     def __init__(self, where: str, listed: BinaryIO) -> None:
-        self._where = where
+        self.name = where
         self._stamp = _stamp(listed)
+        self._compared = slice(0, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compared": slice(1, None)}
+
+    @property
+    def where(self) -> tuple[str, object]:
+        """What it is told from all others by, and from itself in another state."""
+        return self.name, self._stamp
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        """Its bytes. Raises `ImageError` where they are no longer those that were listed."""
+    def open(self, start: int, size: int) -> Iterator[BinaryIO]:
+        """Its bytes from there on. Raises `ImageError` where they are no longer those that were listed."""
         try:
-            file = open(self._where, "rb")  # noqa: SIM115  closed below; its own errors are not those of its readers
+            file = open(self.name, "rb")  # noqa: SIM115  closed below; its own errors are not those of its readers
         except OSError as error:
             raise ImageError(f"lies in an archive that cannot be opened ({error.strerror})") from None
         with file:
-            if _stamp(file) != self._stamp:
+            if _stamp(file)[self._compared] != self._stamp[self._compared]:
                 raise ImageError("lies in an archive that changed after it was listed")
+            file.seek(start)
             yield file
-
-
-class UnpackedArchive:
-    """What a compressed archive unpacks to, in a file without a name, which goes with this object."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._lock = threading.Lock()
-        weakref.finalize(self, file.close)
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        """Its bytes, for one thread at a time."""
-        with self._lock:
-            yield self._file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarContent:
     """A picture in a tar archive: so many bytes from there on."""
 
-    archive: ArchiveFile | UnpackedArchive
+    archive: Archive
     start: int
     size: int
 
@@ -114,8 +120,7 @@ class TarContent:
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had."""
-        with _wording_errors(), self.archive.open() as file:
-            file.seek(self.start)
+        with _wording_errors(), self.archive.open(self.start, self.size) as file:
             data = file.read(self.size)
         if len(data) != self.size:
             raise ImageError("is damaged or cut off (the archive ends before it)")
@@ -127,7 +132,7 @@ class ZipContent:
     """A picture in a zip archive: where its header begins, and what the archive's directory says of it."""
 
     # Not the ZipInfo itself, which takes five times the memory.
-    archive: ArchiveFile
+    archive: Archive
     header: int
     packed_size: int
     size: int
@@ -140,8 +145,7 @@ class ZipContent:
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had, or is not what was packed."""
-        with _wording_errors(), self.archive.open() as file:
-            file.seek(self.header)
+        with _wording_errors(), self.archive.open(self.header, HEADERS + self.packed_size) as file:
             signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
             if signature != b"PK\3\4":
                 raise ImageError("is damaged or cut off (it does not begin where the archive says)")
@@ -174,7 +178,7 @@ def _wording_errors() -> Iterator[None]:
     """Whatever goes wrong with a picture's bytes becomes one `ImageError` of one line, without its name."""
     try:
         yield
-    except ImageError:
+    except (ImageError, StoreError):
         raise
     except (FileNotFoundError, NotADirectoryError):
         raise ImageError("does not exist") from None

@@ -73,6 +73,11 @@ def is_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in READ_SUFFIXES
 
 
+def is_hidden(name: str) -> bool:
+    """Whether it, or a folder that it is in, begins with a dot."""
+    return name.startswith(".") or "/." in name
+
+
 def to_absolute(path: str) -> str:
     """The path from the root. Links are kept as they are called, except those that ".." may lead out of."""
     if os.pardir in Path(path).parts:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 
 class Content(Protocol):
-    """Where a picture's bytes are. Several threads may read at once."""
+    """Where a picture's bytes are. Several threads may read at once, and it can be sent to other processes."""
 
     @property
     def path(self) -> Path | None:
-        """The file, where it is one of its own on this machine; None for what lies in an archive."""
+        """The file, where it is one of its own on this machine; None for what lies in an archive or a store."""
 
     def read(self) -> bytes:
         """All of it. Raises `ImageError`, without the picture's name, where that cannot be had, or changes meanwhile."""

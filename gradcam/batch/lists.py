@@ -9,9 +9,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from posixpath import normpath
 
 from gradcam.batch.folders import to_absolute
 from gradcam.errors import InputError
+from gradcam.stores import Store, is_url, to_path
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv")
 STANDARD_INPUT = "standard input"
@@ -23,7 +25,7 @@ Row = tuple[int, str, str]  # the line, the path and the class, as they are writ
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A picture that was named: its absolute path, the class that is asked for it, and the line of the list."""
+    """A picture that was named: its absolute path or its URL, the class that is asked for it, and the line of the list."""
 
     path: str
     wanted: str | None = None
@@ -34,7 +36,8 @@ def read_list(path: str) -> list[Entry]:
     """The entries of a list: a `.csv` or `.tsv` file, or else text with a path a line, and perhaps a TAB and a class.
 
     A table has a header that names its columns (image, path, file or filename; class, label or target), or else its paths
-    come first and its classes second. A relative path is looked up beside the list, then in the current folder.
+    come first and its classes second. A relative path is looked up beside the list, then in the current folder; a URL is
+    kept as it is.
     Raises `InputError`, with the line, for what cannot be read.
     """
     try:
@@ -42,9 +45,16 @@ def read_list(path: str) -> list[Entry]:
             text = decode_text(file.read(), path)
     except OSError as error:
         raise InputError(f"{path}: this list cannot be opened ({error.strerror})") from error
-    suffix = os.path.splitext(path)[1].lower()
-    rows = _read_lines(text) if suffix == ".txt" else _read_table(text, "\t" if suffix == ".tsv" else ",", path)
-    return list(_to_entries(rows, os.path.dirname(path), path))
+    return list(_to_entries(_read_rows(text, path), os.path.dirname(path), path))
+
+
+def read_stored_list(store: Store) -> list[Entry]:
+    """The entries of a list in a store, as `read_list` gives them; what is relative is beside the list.
+
+    Raises `InputError` as `read_list` does, and what `Store` does where the list cannot be had.
+    """
+    text = decode_text(store.read(), store.url)
+    return list(_to_entries(_read_rows(text, store.url), store.parent.url, store.url))
 
 
 def read_standard_input() -> list[Entry]:
@@ -70,6 +80,11 @@ def decode_text(data: bytes, source: str) -> str:
         return data.decode("utf-16")
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: begins as UTF-16, but is none ({error.reason}); save it as UTF-8") from error
+
+
+def _read_rows(text: str, source: str) -> Iterator[Row]:
+    suffix = os.path.splitext(source)[1].lower()
+    return _read_lines(text) if suffix == ".txt" else _read_table(text, "\t" if suffix == ".tsv" else ",", source)
 
 
 def _read_lines(text: str) -> Iterator[Row]:
@@ -128,9 +143,15 @@ def _to_entries(rows: Iterator[Row], beside: str, source: str) -> Iterator[Entry
         yield Entry(_look_up(path, beside), sys.intern(wanted) or None, line)
 
 
-def _look_up(path: str, beside: str) -> str:
-    """The absolute path. What is nowhere is taken to be beside the list, and found to be missing when it is read."""
+def _look_up(given: str, beside: str) -> str:
+    """The absolute path or the URL. What is nowhere is taken to be beside the list, and found missing when it is read."""
+    if is_url(given):
+        return given
+    path = to_path(given)
     if os.path.isabs(path):
         return to_absolute(path)
+    if is_url(beside):
+        protocol, mark, folder = beside.rpartition("://")
+        return f"{protocol}{mark}{normpath(f'{folder}/{path}'.replace(os.sep, '/'))}"
     there = os.path.join(beside, path)
     return to_absolute(path if not os.path.lexists(there) and os.path.lexists(path) else there)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from gradcam.batch.folder import OutputFolder, check_folder
-from gradcam.batch.items import Item, find_url
+from gradcam.batch.items import find_url
 from gradcam.batch.results import Mode, Results
 from gradcam.batch.run_file import Run
 from gradcam.batch.shards import Shard
+from gradcam.batch.sources import Listing
 from gradcam.batch.store_results import StoreResults, check_store
-from gradcam.stores import Store
+from gradcam.stores import Store, is_url
 
 
 def check_output(place: Path | Store, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
@@ -22,9 +22,10 @@ def check_output(place: Path | Store, mode: Mode, shard: Shard | None = None, *,
         check_folder(place, mode, shard, report=report)
 
 
-def open_results(place: Path | Store, run: Run, items: Sequence[Item], *, mode: Mode, shard: Shard | None) -> Results:
-    """Results there, open for this run. `items`: the pictures, of which none is removed. Raises as `check_output`."""
+def open_results(place: Path | Store, run: Run, listing: Listing, *, mode: Mode, shard: Shard | None) -> Results:
+    """Results there, open for this run. `listing`: the pictures, of which none is removed. Raises as `check_output`."""
     if isinstance(place, Store):
-        return StoreResults.open(place, run, mode=mode, shard=shard, inputs=filter(None, map(find_url, items)))
-    paths = filter(None, (item.content.path for item in items))
-    return OutputFolder.open(place, run, mode=mode, shard=shard, inputs=paths)
+        urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
+        return StoreResults.open(place, run, mode=mode, shard=shard, inputs=urls)
+    files = [item.content.path for item in listing.items] + [Path(it) for it in listing.archives if not is_url(it)]
+    return OutputFolder.open(place, run, mode=mode, shard=shard, inputs=filter(None, files))

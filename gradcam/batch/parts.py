@@ -54,6 +54,15 @@ class Part:
         """The folder of files that are not whole yet."""
         return f".gradcam-partial{self._ending}"
 
+    def tar(self, number: int) -> str:
+        """One of the tars of the results, counted from 1."""
+        return f"results{self._ending}-{number:06}.tar"
+
+    def find_tars(self, names: Iterable[str]) -> list[int]:
+        """The numbers of those that are among these names, in order."""
+        tar = re.compile(rf"results{self._ending}-(\d{{6,}})\.tar")
+        return sorted(int(match[1]) for name in names if (match := tar.fullmatch(name)))
+
     @property
     def _ending(self) -> str:
         return f"-{self.index}-of-{self.of}" if self.of else ""

@@ -20,9 +20,11 @@ class Results(Protocol):
     """
 
     done: frozenset[str]
-    recorded: int
     manifest: str
     notes: Sequence[str]
+
+    @property
+    def recorded(self) -> int: ...
 
     @property
     def place(self) -> Place | None: ...

@@ -116,6 +116,7 @@ def _to_compare(fields: Mapping[str, Any]) -> dict[str, str]:
         "model": model.get("name"),
         "weights": _dict(model.get("weights")).get("sha256"),
         "device": str(fields.get("device")).partition(":")[0],  # one of several alike gives the same
+        "output_format": "files",  # of runs from before there was another one
         **dict(_flatten(_dict(fields.get("settings")))),
         # Where the pictures are counts, not how that was said; what has no root has nothing else to tell it by.
         "input": fields.get("root") or fields.get("inputs"),

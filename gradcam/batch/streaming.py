@@ -33,9 +33,9 @@ Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class FileResult:
     """What became of one picture: it failed, and `error` says why, or there are explanations of it alone (N is 1).
 
-    `name`: relative to the input's root, with "/" between folders. `path`: None for what lies in an archive.
-    `explanations`: by (layer, method). `predictions`: the most probable classes. `note`: what a person should know of how
-    the picture is shown.
+    `name`: relative to the input's root, with "/" between folders. `path`: None for what lies in an archive or in a
+    store. `explanations`: by (layer, method). `predictions`: the most probable classes. `note`: what a person should
+    know of how the picture is shown.
     """
 
     name: str
@@ -63,17 +63,18 @@ def explain_files(
 ) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
-    `inputs`: files, folders, globs, lists and archives, one or several. `classifier`: None for the one that comes with the
-    package. `layers`: dotted names, None for the classifier's own. `methods`: keys of `gradcam.METHODS` and of
-    `gradcam.attributions.ATTRIBUTIONS`. `target`: of every picture that no list asks a class for: a class by index or label,
-    or several of them, or a `ClassTarget` with one row of classes at most; None for each picture's top class. The rest as in
-    `gradcam.explain`.
+    `inputs`: files, folders, globs, lists and archives, one or several, by their paths or URLs (`s3://bucket/photos/`).
+    `classifier`: None for the one that comes with the package. `layers`: dotted names, None for the classifier's own.
+    `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`. `target`: of every picture that no
+    list asks a class for: a class by index or label, or several of them, or a `ClassTarget` with one row of classes at
+    most; None for each picture's top class. The rest as in `gradcam.explain`.
     `batch_size`: pictures to explain at once; halved on a device that they do not fit into. `workers`: threads that read,
     None for one on each core.
 
     A picture that cannot be explained has its result too, with the error in it, and stops nothing. Only a few batches are in
     memory at once. The model runs in the thread that asks for results; close the generator to stop.
-    Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit.
+    Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit; `StoreError` also
+    later, where a store does not answer any more.
     """
     classifier = _to_classifier(classifier)
     question = Question(

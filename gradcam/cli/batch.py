@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gradcam.choices import FORMATS, SAVED
+from gradcam.choices import FORMATS, OUTPUT_FORMATS, SAVED
 from gradcam.cli import options
 from gradcam.cli.batch_job import BatchChoice, Typed, explain_all
 from gradcam.cli.parameters import Folder, Limit, Share
@@ -40,6 +40,13 @@ from gradcam.cli.settings import Output, to_settings
     "--quality", type=click.IntRange(1, 100), default=90, show_default=True, metavar="Q", help="Of jpg and webp."
 )
 @click.option(
+    "--output-format",
+    type=click.Choice(list(OUTPUT_FORMATS)),
+    default="files",
+    show_default=True,
+    help="A file for each result, or samples in the .tar shards of a WebDataset.",
+)
+@click.option(
     "--batch-size",
     type=click.IntRange(min=1),
     metavar="N",
@@ -66,6 +73,8 @@ from gradcam.cli.settings import Output, to_settings
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Explain many pictures: files, folders, globs, lists (.txt, .csv, or - for standard input), .zip and .tar archives.
 
+    Each may be a URL as well, such as s3://bucket/photos/, and "shards-{000000..000146}.tar" are those of a WebDataset.
+
     Overlays get the pictures' own relative names; manifest.jsonl has a record of each, as `gradcam run --json` prints it.
     A broken picture never stops the others. However a run ended, --resume does what is missing.
     """
@@ -74,4 +83,8 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     settings = to_settings({name: value for name, value in chosen.items() if name not in names} | {"output": ""})
     if choice.resume and choice.overwrite:
         raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
+    if choice.report and choice.output_format != "files":
+        raise click.UsageError(
+            f"--report shows files, and --output-format {choice.output_format} writes none: leave one of them out."
+        )
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gradcam.cli.batch_settings import describe_settings
+from gradcam.cli.batch_tars import check_tars, fill_tars
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import ask, say
 from gradcam.cli.progress import Display
@@ -37,6 +38,7 @@ class BatchChoice:
     saved: tuple[str, ...]
     format: str
     quality: int
+    output_format: str
     batch_size: int | None
     workers: int | None
     resume: bool
@@ -50,6 +52,11 @@ class BatchChoice:
     def mode(self) -> Literal["new", "resume", "overwrite"]:
         """What is done about an earlier run."""
         return "resume" if self.resume else "overwrite" if self.overwrite else "new"
+
+    @property
+    def in_tars(self) -> bool:
+        """Whether results are a WebDataset."""
+        return self.output_format == "webdataset"
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ def explain_all(typed: Typed) -> int:
 
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
-    from gradcam.batch.collisions import check_outputs
+    from gradcam.batch.collisions import check_outputs, check_panel
     from gradcam.batch.earlier_classes import check_classes
     from gradcam.batch.names import plan_stems
     from gradcam.batch.opening import check_output
@@ -76,20 +83,25 @@ def explain_all(typed: Typed) -> int:
     choice = typed.choice
     # Before torch is imported, and a model loaded.
     check_output(choice.folder, choice.mode, choice.shard, report=choice.report)
-    listing = list_inputs(typed.inputs, exclude=choice.folder if isinstance(choice.folder, Path) else None)
+    if choice.in_tars:
+        check_tars(choice.folder, choice.mode, choice.shard)
+    listing = list_inputs(typed.inputs, exclude=choice.folder)
     work = _find_work(typed, listing)
     if choice.resume:
         check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
-    check_outputs(
-        choice.folder,
-        listing.items,
-        stems,
-        saving=saving,
-        question=work.question,
-        labels=work.classifier.labels,
-    )
-    with contextlib.closing(_open_results(typed, listing, work, saving)) as results:
+    if choice.in_tars:  # where no name can be another's, or an input's
+        check_panel(saving, work.question)
+    else:
+        check_outputs(
+            choice.folder,
+            listing.items,
+            stems,
+            saving=saving,
+            question=work.question,
+            labels=work.classifier.labels,
+        )
+    with contextlib.closing(_open_results(typed, listing, work, saving, stems)) as results:
         say(results.notes, typed.output)
         return _Run(results, _to_saver(results, stems, saving, work), work, typed).explain(listing.left_out)
 
@@ -130,23 +142,25 @@ def _to_saving(typed: Typed) -> Saving:
     return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
 
 
-def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving) -> Results:
+def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
     from gradcam.batch.opening import open_results
     from gradcam.batch.run_file import Run, describe_root
     from gradcam.batch.weights import describe_weights
 
     settings, choice = typed.settings, typed.choice
+    ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format}
     run = Run(
         device=str(work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving) | {"listed_classes": listing.has_classes},
+        settings=describe_settings(settings, work, saving) | ours,
         inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),
         left_out=listing.left_out,
     )
-    return open_results(choice.folder, run, listing.items, mode=choice.mode, shard=choice.shard)
+    results = open_results(choice.folder, run, listing, mode=choice.mode, shard=choice.shard)
+    return fill_tars(results, choice.folder, choice.mode, choice.shard, stems) if choice.in_tars else results
 
 
 def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:

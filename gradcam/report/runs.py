@@ -10,6 +10,7 @@ from typing import Any
 
 from gradcam.batch.parts import Part, find_parts, list_manifests
 from gradcam.batch.shelves import Shelf, to_shelf
+from gradcam.errors import OutputError
 from gradcam.records import Record
 from gradcam.report.files import Files
 from gradcam.stores import Store, is_url
@@ -38,12 +39,18 @@ def read_run(files: Files) -> Run:
     """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
 
     Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or none that
-    can be read.
+    can be read, and for results in tars.
     """
     from gradcam.batch.manifest import read_manifest
 
     records = {record.image: record for record in read_manifest(files.place)}
     shelf = to_shelf(files.place)
+    tar = next((record.tar for record in records.values() if record.tar is not None), None)
+    if tar is not None:
+        raise OutputError(
+            f"{shelf.show()}: its results lie in tars such as {tar}, which a report cannot show; explain the pictures into "
+            "another folder without --output-format webdataset"
+        )
     names = shelf.list_names()
     is_whole = bool(list_manifests(names, Part()))
     found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)

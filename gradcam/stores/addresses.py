@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-# Two letters at least: one is a drive. "simplecache::s3://" is a chain of fsspec's.
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::|://)")
+# Two letters at least: one is a drive. "simplecache::s3://" is a chain of fsspec's; a file may be called "a::b.jpg".
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
 LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 

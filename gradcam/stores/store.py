@@ -61,6 +61,10 @@ class Store:
         """A folder, or an object, in it; itself where there is no name."""
         return Store(self._show(name))
 
+    def check(self) -> None:
+        """Raises `StoreError` for a URL that cannot be followed; the store itself is not asked."""
+        _ = self._place
+
     def find(self, prefix: str = "") -> dict[str, int]:
         """The names of all objects in it, in the order of their code points, and their sizes in bytes.
 

@@ -18,7 +18,7 @@ from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import count, resume_line
 from gradcam.cli.settings import ModelChoice, Output
 from gradcam.cli.terminal import printable
-from gradcam.errors import OutputError
+from gradcam.errors import OutputError, StoreError
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Plan, make_plan
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, ou
         say([] if journal is None else journal.notes, output)
         try:
             return _finish(study, study.conclude(_run(study, journal, output)), place, output)
-        except OutputError as error:  # what is judged is kept, as far as the disk took it
+        except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
             click.echo(printable(str(error)), err=True)
             return 1
 
@@ -127,7 +127,7 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
                 entries.append(entry)
                 if output.as_json:
                     click.echo(entry.to_json(), file=out)
-    except (KeyboardInterrupt, Terminated, OutputError) as error:
+    except (KeyboardInterrupt, Terminated, OutputError, StoreError) as error:
         _tell_stop(error, entries, study, journal)
         raise
     return entries

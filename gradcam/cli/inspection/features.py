@@ -17,7 +17,7 @@ from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import SHAPE
 from gradcam.cli.settings import ModelChoice, Output, is_same, to_model_choice
 from gradcam.cli.terminal import printable
-from gradcam.errors import GradcamError, LayerError, OutputError
+from gradcam.errors import GradcamError, LayerError, OutputError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -125,7 +125,7 @@ def _write_features(wish: _Wish) -> int:
             failed = _gather(wish, listing, extractor, file)
             if file.names:
                 file.write(_describe(classifier, wish))
-        except (LayerError, OutputError) as error:  # of what every other picture would meet as well
+        except (LayerError, OutputError, StoreError) as error:  # of what every other picture would meet as well
             click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
             return 1
     outcome = Outcome(
