@@ -456,7 +456,7 @@ def test_records_wait_for_the_next_try(fs: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError("Access Denied"), r"must not be listed, read or written to with these .* \(Access Denied\)"),
+        (PermissionError("Access Denied"), r"may not be listed, read or written to with these .* \(Access Denied\)"),
         (FileNotFoundError("The specified bucket does not exist"), "there is no such bucket"),
         (OSError(errno.EROFS, "Read-only"), r"cannot be written to \(Read-only\); choose another --output"),
     ],
