@@ -158,5 +158,5 @@ def test_what_keeps_a_report_from_being_written_is_said(fs: Any, monkeypatch: py
         patch.setattr(
             ObjectStore, "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("Access Denied"))
         )
-        with pytest.raises(OutputError, match="must not be listed, read or written to"):
+        with pytest.raises(OutputError, match="may not be listed, read or written to"):
             write_report(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -456,7 +457,7 @@ def test_records_wait_for_the_next_try(fs: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError("Access Denied"), r"must not be listed, read or written to with these .* \(Access Denied\)"),
+        (PermissionError("Access Denied"), r"may not be listed, read or written to with these .* \(Access Denied\)"),
         (FileNotFoundError("The specified bucket does not exist"), "there is no such bucket"),
         (OSError(errno.EROFS, "Read-only"), r"cannot be written to \(Read-only\); choose another --output"),
     ],
@@ -491,6 +492,12 @@ def test_a_picture_s_files_are_all_there_or_none(fs: Any, monkeypatch: pytest.Mo
     with pytest.raises(ImageError, match=r"long\.npy: this result cannot be written \(File name too long\)"):
         Bucket(Store(URL)).write({"a.jpg": b"a", "long.npy": b"b"}, {"view.jpg": b"v"})
     assert tree(fs) == {}
+
+
+def test_the_place_can_be_sent_to_other_processes(fs: Any) -> None:
+    sent = pickle.loads(pickle.dumps(StoreResults.open(Store(URL), RUN).place))
+    sent.write({"a.jpg": b"a"}, {"report/views/a.large.jpg": b"v", "report/views/a.small.jpg": b"w"})
+    assert list(tree(fs)) == ["a.jpg", "report/views/a.large.jpg", "report/views/a.small.jpg", "run.json"]
 
 
 # Reading back

@@ -19,7 +19,7 @@ def blaming_store(store: Store) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise OutputError(
-            f"{store}: must not be listed, read or written to with these credentials ({describe(error)}); take others, or "
+            f"{store}: may not be listed, read or written to with these credentials ({describe(error)}); take others, or "
             "choose another --output"
         ) from error
     except FileNotFoundError as error:
@@ -27,7 +27,7 @@ def blaming_store(store: Store) -> Iterator[None]:
             f"{store}: there is no such bucket, or something went away there ({describe(error)}); look after it, or choose "
             "another --output"
         ) from error
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:
         raise OutputError(f"{store}: cannot be written to ({describe(error)}); choose another --output") from error
 
 

@@ -134,6 +134,8 @@ def check_store(store: Store, mode: Mode, shard: Shard | None = None, *, report:
     if store.url.endswith("://") and not store.url.startswith("memory"):
         raise OutputError(f"{store}: names no bucket, expected such as {store}bucket/explained")
     with blaming_store(store):
+        if store.is_file():
+            raise OutputError(f"{store.url}: is an object, expected a folder for the results; choose another --output")
         check_parts(StoreShelf(store), _to_part(shard), mode)
         if report:
             check_page(store, store.list_names())

@@ -14,6 +14,7 @@ from gradcam.batch.shards import Shard, parse_shard
 from gradcam.choices import LAYOUTS
 from gradcam.errors import GradcamError, join_names
 from gradcam.stores import Store, to_place
+from gradcam.stores.store import EXTRAS
 
 
 class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -95,4 +96,9 @@ class Folder(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as abo
     name = "folder"
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path | Store:
-        return value if isinstance(value, (Path, Store)) else to_place(value)
+        if isinstance(value, (Path, Store)):
+            return value
+        scheme, colon, rest = str(value).partition(":/")
+        if colon and scheme in EXTRAS and not rest.startswith("/"):
+            self.fail(f"{value!r} is no URL: {scheme}:// has two slashes.", parameter, context)
+        return to_place(value)
