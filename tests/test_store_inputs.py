@@ -456,6 +456,10 @@ def test_urls_that_cannot_be_followed(fs: Any) -> None:
         list_inputs(["objects://*/a.jpg"])
     with pytest.raises(InputError, match=r"^s3:///x: names no bucket, expected something like s3://BUCKET/FOLDER/"):
         list_inputs(["s3:///x"])
+    with pytest.raises(
+        InputError, match=r"^objects:/bucket/a: does not exist; give a URL as a string, as a Path takes a"
+    ):
+        list_inputs([Path("objects://bucket/a")])
 
 
 # Through the whole

@@ -430,6 +430,24 @@ def test_a_tar_that_was_kept_before_its_records_were_is_recorded_when_it_goes_on
             start(place, mode)  # type: ignore[arg-type]
 
 
+def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where records are kept in a store, a part of many at a time."""
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    results, _ = start(place)
+    for number in range(7):
+        results.append(*record(number))
+    results.close()
+    opened = []
+    read = tar_results._read_records
+    monkeypatch.setattr(tar_results, "_read_records", lambda tars, name: opened.append(name) or read(tars, name))
+    results, later = start(place, "resume", frozenset({"0.jpg", "1.jpg", "2.jpg"}))
+    assert [one.image for one in later.records] == ["3.jpg", "4.jpg", "5.jpg", "6.jpg"]
+    assert [one.tar for one in later.records] == [f"results-00000{number}.tar" for number in (2, 3, 3, 4)]
+    assert len(opened) == 4, "up to one that is recorded, in which the others end"
+    results, later = start(place, "resume", results.done)
+    assert (later.records, opened[4:]) == ([], ["results-000004.tar"])
+
+
 def test_a_tar_of_others_is_not_gone_on_behind(tmp_path: Path) -> None:
     place = DiskTars(tmp_path, tmp_path)
     for data in (b"", b"nonsense" * 200):

@@ -110,6 +110,8 @@ def _find_source(text: str) -> Source:
         os.stat(text)
     except (FileNotFoundError, NotADirectoryError) as error:
         reason = "is a link that leads nowhere" if os.path.islink(text) else "does not exist"
+        if is_url(text.replace(":/", "://", 1)):
+            reason += "; give a URL as a string, as a Path takes a slash away"
         raise InputError(f"{text}: {reason}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{text}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error

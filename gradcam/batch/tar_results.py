@@ -42,7 +42,7 @@ class TarResults:
         numbers = part.find_tars(place.list_names())
         self._number = numbers[-1] if numbers else 0  # of the last one that is there
         if numbers and mode == "resume":
-            self._recover(part.tar(numbers[-1]))
+            self._recover(numbers)
         elif numbers:
             refuse_tars(place, part)
 
@@ -111,14 +111,18 @@ class TarResults:
         for record in waiting:
             self._inner.append(record, {})
 
-    def _recover(self, name: str) -> None:
-        """Record what is in the last tar, as far as a run that was stopped right behind it did not."""
-        found = set()
-        for record in _read_records(self._tars, name):
-            if record.image not in self.done and record.tar == name:
-                self._inner.append(record, {})
-                found.add(record.image)
-        self.done = self.done | found
+    def _recover(self, numbers: Sequence[int]) -> None:
+        """Record what is in the last tars, as far as a run that was killed did not come to that."""
+        lost: list[Record] = []
+        for name in map(self._part.tar, reversed(numbers)):
+            records = [record for record in _read_records(self._tars, name) if record.tar == name]
+            missing = [record for record in records if record.image not in self.done]
+            if not missing:
+                break  # what was before it was recorded before it
+            lost = missing + lost
+        for record in lost:
+            self._inner.append(record, {})
+        self.done = self.done | {record.image for record in lost}
 
 
 def refuse_tars(place: TarPlace, part: Part) -> None:
