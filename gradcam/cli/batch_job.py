@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from gradcam.cli.batch_engines import Means
 from gradcam.cli.batch_settings import describe_settings
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import ask, say
 from gradcam.cli.progress import Display
 from gradcam.cli.settings import Output, Settings
-from gradcam.errors import OutputError, StoreError
+from gradcam.errors import ClusterError, OutputError, StoreError
 
 if TYPE_CHECKING:
-    from gradcam.batch.engine import Work
+    from gradcam.batch.engine import Engine, Work
     from gradcam.batch.failures import FailureLimit
     from gradcam.batch.folder import OutputFolder
     from gradcam.batch.outputs import Saver
@@ -44,6 +45,8 @@ class BatchChoice:
     limit: FailureLimit | None
     shard: Shard | None
     audit: bool
+    engine: str
+    address: str | None
 
     @property
     def mode(self) -> Literal["new", "resume", "overwrite"]:
@@ -66,6 +69,11 @@ def explain_all(typed: Typed) -> int:
 
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
+    with contextlib.closing(Means(typed)) as means:
+        return _explain_all(typed, means)
+
+
+def _explain_all(typed: Typed, means: Means) -> int:
     from gradcam.batch.collisions import check_outputs
     from gradcam.batch.earlier_classes import check_classes
     from gradcam.batch.folder import check_folder
@@ -76,7 +84,7 @@ def explain_all(typed: Typed) -> int:
     # Before torch is imported, and a model loaded.
     check_folder(choice.folder, choice.mode, choice.shard, report=choice.report)
     listing = list_inputs(typed.inputs, exclude=choice.folder)
-    work = _find_work(typed, listing)
+    work = _find_work(typed, listing, means)
     if choice.resume:
         check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
@@ -90,24 +98,26 @@ def explain_all(typed: Typed) -> int:
     )
     with _open_folder(typed, listing, work, saving) as folder:
         say(folder.notes, typed.output)
-        return _Run(folder, _to_saver(folder, stems, saving, work), work, typed).explain(listing.left_out)
+        return _Run(folder, _to_saver(folder, stems, saving, work), work, typed, means.engine).explain(listing.left_out)
 
 
-def _find_work(typed: Typed, listing: Listing) -> Work:
+def _find_work(typed: Typed, listing: Listing, means: Means) -> Work:
     """The model, and the pictures of this share."""
     from gradcam.batch.batches import choose_batch_size
     from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
 
     choice = typed.choice
-    classifier, question = ask(typed.settings, typed.output)
+    means.start()
+    classifier, question = ask(means.to_settings(), typed.output)
     _check_listed_classes(classifier, listing, typed.settings)
     return Work(
         classifier=classifier,
         question=question,
         items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
-        batch_size=choice.batch_size or choose_batch_size(classifier),
+        batch_size=choice.batch_size or choose_batch_size(classifier, means.device),
         workers=choice.workers or count_cores(),
+        device=means.device,
         audit=choice.audit,
     )
 
@@ -136,7 +146,7 @@ def _open_folder(typed: Typed, listing: Listing, work: Work, saving: Saving) -> 
 
     settings, choice = typed.settings, typed.choice
     run = Run(
-        device=str(work.classifier.device),
+        device=str(work.device or work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
         settings=describe_settings(settings, work, saving) | {"listed_classes": listing.has_classes},
@@ -171,6 +181,7 @@ class _Run:
     saver: Saver
     work: Work
     typed: Typed
+    engine: Engine
 
     def explain(self, left_out: int) -> int:
         """Explain the pictures, say what became of them, and give the exit status."""
@@ -182,7 +193,7 @@ class _Run:
             self._go_through(display)
             self.folder.close(names)
             report = self._report()
-        except (OutputError, StoreError, TooManyFailuresError) as error:
+        except (OutputError, StoreError, ClusterError, TooManyFailuresError) as error:
             display.tell_failures(self.folder.manifest)
             display.tell_stop(str(error), self.folder.recorded)
             with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
@@ -198,7 +209,8 @@ class _Run:
     def _go_through(self, display: Display) -> None:
         from gradcam.batch.engine import explain_into
 
-        records = explain_into(self.folder, self.saver, self.work, self.typed.choice.limit)
+        limit = self.typed.choice.limit
+        records = explain_into(self.folder, self.saver, self.work, limit, engine=self.engine)
         # Closed here: the error that ends it would keep its threads at work after the folder is another's.
         with contextlib.closing(records), display.shown():
             for record in records:
