@@ -11,6 +11,8 @@ from collections.abc import Iterator
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it warns of what it will do otherwise
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what other processes of Ray's have to say
+    "RAY_SCHEDULER_EVENTS": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # of what is not Python, which writes to standard error itself
 }
 SILENT = logging.CRITICAL + 1
@@ -23,7 +25,7 @@ def is_loud() -> bool:
 
 def set_environment() -> None:
     """To be called before Ray is imported. What the user has set stays."""
-    for name, value in ENVIRONMENT.items():
+    for name, value in () if is_loud() else ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
