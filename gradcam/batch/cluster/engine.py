@@ -20,7 +20,7 @@ from gradcam.batch.computing import Tell
 from gradcam.batch.engine import Work
 from gradcam.batch.items import Item
 from gradcam.batch.outputs import Outcome, Saver
-from gradcam.errors import ClusterError, GradcamError
+from gradcam.errors import ClusterError, GradcamError, shorten
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever
 AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
@@ -62,8 +62,8 @@ class RayEngine:
             with quiet(), contextlib.closing(self._run(blocks, self.ray.cloudpickle.dumps(job))) as answers:
                 for answer in answers:
                     yield pickle.loads(answer)
-        except (self.ray.exceptions.RayError, RuntimeError) as error:
-            raise ClusterError(_explain(error)) from error
+        except Exception as error:  # Ray's own; what actors have to say are answers
+            raise ClusterError(_word(self.ray, error)) from error
         finally:
             end_everywhere(self.ray, job.run)
 
@@ -107,6 +107,13 @@ def _to_error(failure: Failure) -> GradcamError:
     return kind(failure.text)
 
 
-def _explain(error: BaseException) -> str:
+def _word(ray: Any, error: BaseException) -> str:
     """What Ray says of itself, in one line."""
-    return "Ray: " + " ".join(str(error).split())
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kinds = ray.exceptions
+    if isinstance(error, (kinds.RayActorError, kinds.ActorUnavailableError, kinds.OutOfMemoryError, kinds.NodeDiedError)):
+        return (
+            f"An actor ended {TRIES + 1} times over the same pictures: too little memory, or one of them ends its process "
+            f"(Ray: {shorten(lines[0] if lines else error)})."
+        )
+    return f"Ray stopped the work: {lines[-1] if lines else type(error).__name__}"
