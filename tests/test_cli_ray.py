@@ -229,7 +229,7 @@ def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> No
     (here / "own.py").write_text(
         "import torchvision\ndef make():\n    return torchvision.models.resnet18(num_classes=3)\n"
     )
-    model = (
+    model = [
         "--model",
         "own.py:make",
         "--mean",
@@ -240,7 +240,7 @@ def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> No
         "64",
         "--activation",
         "softmax",
-    )
+    ]
     found = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
     assert found.returncode == 1
     assert found.stdout == ""

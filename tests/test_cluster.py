@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -151,7 +152,9 @@ def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, ac
             for outcome in outcomes
         }
         assert written == expected
-        events = [event for answer in answers for event in answer.events]
+        (name, ready), *events = [event for answer in answers for event in answer.events]
+        assert name == "actor"
+        assert 0 < ready["seconds"] < time.time() - ready["ready"] + ready["seconds"]
         assert (
             [(name, details["start"]) for name, details in events] == told == [("batch", 0), ("batch", 2), ("batch", 4)]
         )

@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import socket
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,11 +32,14 @@ class Actor:
         self._cores = cores
         self._where = {"node": socket.gethostname(), "actor": os.getpid()}
         self._failure: Failure | None = None
+        self._news: list[tuple[str, Mapping[str, Any]]] = []
+        start = time.perf_counter()
         try:
             self._job: Job = pickle.loads(job)
             self._signed_in = sign_in(self._job.run)
             self._go_to_folder()
             self._classifier = self._load()
+            self._tell("actor", seconds=time.perf_counter() - start, ready=time.time())
         except (Exception, SystemExit) as error:
             self._failure = self._describe(error)
 
@@ -55,12 +59,12 @@ class Actor:
             yield Answer(error=self._describe(error))
 
     def _explain(self, block: Block) -> Iterator[Answer]:
-        job, events = self._job, list[tuple[str, Mapping[str, Any]]]()
+        job = self._job
 
         def tell(event: str, **details: Any) -> None:
             if "start" in details:  # among all pictures, not among these
                 details["start"] = block.batches[details["start"] // job.batch_size].start
-            events.append((event, details | self._where))
+            self._tell(event, **details)
 
         needed = {item.name for batch in block.batches for item, it in zip(batch.items, batch.needed) if it}
         outcomes = explain_items(
@@ -77,8 +81,12 @@ class Actor:
         with contextlib.closing(outcomes):
             for batch in block.batches:
                 done = list(itertools.islice(outcomes, sum(batch.needed)))
-                yield Answer(done, tuple(events))
-                events.clear()
+                yield Answer(done, tuple(self._news))
+                self._news.clear()
+
+    def _tell(self, event: str, **details: Any) -> None:
+        """For the log, with the next answer."""
+        self._news.append((event, details | self._where))
 
     def _go_to_folder(self) -> None:
         """Go where the driver is. Raises `ClusterError` where this machine does not see what the driver sees."""

@@ -23,7 +23,9 @@ def check_address(address: str) -> None:
         )
     found = re.fullmatch(r"\[?([^\s/]+?)\]?:(\d{1,5})", address)
     if found is None:
-        raise ClusterError(f"The address of Ray is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto.")
+        raise ClusterError(
+            f"The address of Ray is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto."
+        )
     try:
         speaks = _speaks_grpc(found[1], int(found[2]))
     except (OSError, OverflowError) as error:
@@ -32,7 +34,9 @@ def check_address(address: str) -> None:
             f"{address}: nothing answers there ({reason}): is the head up, started with `ray start --head`?"
         ) from error
     if not speaks:
-        raise ClusterError(f"{address}: what answers there is not Ray: give the port of the head, which usually is 6379.")
+        raise ClusterError(
+            f"{address}: what answers there is not Ray: give the port of the head, which usually is 6379."
+        )
 
 
 def _speaks_grpc(host: str, port: int) -> bool:

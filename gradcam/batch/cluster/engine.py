@@ -111,7 +111,9 @@ def _word(ray: Any, error: BaseException) -> str:
     """What Ray says of itself, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kinds = ray.exceptions
-    if isinstance(error, (kinds.RayActorError, kinds.ActorUnavailableError, kinds.OutOfMemoryError, kinds.NodeDiedError)):
+    if isinstance(
+        error, (kinds.RayActorError, kinds.ActorUnavailableError, kinds.OutOfMemoryError, kinds.NodeDiedError)
+    ):
         return (
             f"An actor ended {TRIES + 1} times over the same pictures: too little memory, or one of them ends its process "
             f"(Ray: {shorten(lines[0] if lines else error)})."
