@@ -24,7 +24,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 PICTURES = 24
-LONG = 160  # pictures: enough to be stopped in the middle
+LONG = 120  # pictures: enough to be stopped in the middle
 BROKEN = "05.jpg"
 PATIENCE = 120  # seconds
 
@@ -146,21 +146,21 @@ def left_behind() -> list[Path]:
 def test_the_same_as_the_local_engine(batch: Batch, here: Path, address: str) -> None:
     """Files, records, lines and statuses; Ray started for it, and joined."""
     before = left_behind()
-    local = batch("photos", "-o", "local", "--json", "--report")
+    local = batch("photos", "-o", "by-local", "--json", "--report")
     assert local.returncode == 1
     assert local.stderr.startswith(f"{BROKEN}: is damaged or cut off")
-    for folder, arguments in (("own", ()), ("joined", ("--ray-address", address))):
+    for folder, arguments in (("by-own", ()), ("by-joined", ("--ray-address", address))):
         found = batch("photos", "-o", folder, "--json", "--report", "--engine", "ray", *arguments)
         assert (found.returncode, found.stdout, found.stderr) == (local.returncode, local.stdout, local.stderr)
-        assert results(here / folder) == results(here / "local")
+        assert results(here / folder) == results(here / "by-local")
         assert len(log(here / folder, "picture")) == PICTURES
         assert sorted(line["start"] for line in log(here / folder, "batch")) == [0, 8, 16]
     assert left_behind() == before
     # And one goes on where the other stopped.
-    (here / "own" / "03-gradcam.jpg").unlink()
-    resumed = batch("photos", "-o", "own", "--json", "--resume", "--report")
+    (here / "by-own" / "03-gradcam.jpg").unlink()
+    resumed = batch("photos", "-o", "by-own", "--json", "--resume", "--report")
     assert [json.loads(line)["image"] for line in resumed.stdout.splitlines()] == ["03.jpg", BROKEN]
-    assert results(here / "own") == results(here / "local")
+    assert results(here / "by-own") == results(here / "by-local")
 
 
 def test_an_actor_that_is_killed(here: Path, address: str) -> None:

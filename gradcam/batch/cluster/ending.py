@@ -36,8 +36,13 @@ def end_here(run: str) -> None:
 
 
 def end_everywhere(ray: Any, run: str) -> None:
-    """`end_here`, on all machines of the cluster."""
+    """`end_here`, on all machines of the cluster that can be reached."""
     end_here(run)
+    with contextlib.suppress(ray.exceptions.RayError):
+        _end_elsewhere(ray, run)
+
+
+def _end_elsewhere(ray: Any, run: str) -> None:
     here = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     if others:

@@ -14,7 +14,7 @@ from gradcam import errors
 from gradcam.batch.cluster.actor import Actor
 from gradcam.batch.cluster.ending import end_everywhere
 from gradcam.batch.cluster.messages import Answer, Failure, Job, Load, to_blocks, to_job
-from gradcam.batch.cluster.quiet import is_loud, quiet
+from gradcam.batch.cluster.quiet import is_loud
 from gradcam.batch.cluster.session import Layout
 from gradcam.batch.computing import Tell
 from gradcam.batch.engine import Work
@@ -59,7 +59,7 @@ class RayEngine:
     def _stream(self, blocks: list[bytes], job: Job) -> Generator[Answer, None, None]:
         """The answers to all blocks, in order. However it ends, no actor is left."""
         try:
-            with quiet(), contextlib.closing(self._run(blocks, self.ray.cloudpickle.dumps(job))) as answers:
+            with contextlib.closing(self._run(blocks, self.ray.cloudpickle.dumps(job))) as answers:
                 for answer in answers:
                     yield pickle.loads(answer)
         except Exception as error:  # Ray's own; what actors have to say are answers
@@ -109,13 +109,13 @@ def _to_error(failure: Failure) -> GradcamError:
 
 def _word(ray: Any, error: BaseException) -> str:
     """What Ray says of itself, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kinds = ray.exceptions
-    if isinstance(
-        error, (kinds.RayActorError, kinds.ActorUnavailableError, kinds.OutOfMemoryError, kinds.NodeDiedError)
-    ):
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    if "No module named 'gradcam" in str(error):
+        return "gradcam is not installed on all machines of the cluster: pip install 'gradcam-torch[ray]' there."
+    ended = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
+    if isinstance(error, ended):
         return (
-            f"An actor ended {TRIES + 1} times over the same pictures: too little memory, or one of them ends its process "
-            f"(Ray: {shorten(lines[0] if lines else error)})."
+            f"An actor ended {TRIES + 1} times over the same pictures: there is too little memory, or one of them ends its "
+            f"process (Ray: {shorten(lines[0] if lines else error)})."
         )
     return f"Ray stopped the work: {lines[-1] if lines else type(error).__name__}"

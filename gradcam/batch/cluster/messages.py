@@ -22,7 +22,7 @@ from gradcam.classifiers import Classifier
 
 Load = Callable[[str], Classifier]  # the model on the device of that name; it can be sent to another process
 
-LONGEST = 8  # batches in a block
+LONGEST = 32  # batches in a block: Ray takes a millisecond for each, and repeats one whose actor died
 SHARES = 12  # blocks that each actor has about, so that none waits long for the others at the end
 
 

@@ -21,12 +21,9 @@ from gradcam.batch.cluster.quiet import is_loud, no_standard_error, quiet, set_e
 from gradcam.batch.cores import count_cores
 from gradcam.errors import ClusterError
 
-CORES = (
-    4  # of one actor on processors: with more, they would wait for one another, and machines seldom divide so evenly
-)
-OBJECTS = (
-    2**29
-)  # bytes, for what is on its way between processes of one machine: results in shards are the largest of it
+CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
+# Bytes for what is on its way between the processes of one machine: results that go into shards are the most of it.
+OBJECTS = 2**29
 
 
 @dataclass(frozen=True)
