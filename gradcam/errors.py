@@ -50,6 +50,10 @@ class StoreError(GradcamError):
     """An object store cannot be asked, or does not answer as it should."""
 
 
+class ClusterError(GradcamError):
+    """Ray cannot be started or joined, or what works there cannot do its work."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     """The known names that look most like `name`, best first: what an error offers in place of an unknown one."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}

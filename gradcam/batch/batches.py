@@ -37,6 +37,6 @@ def cut(items: Iterable[Item], size: int, is_needed: Callable[[Item], bool]) -> 
             yield Cut(start, taken, needed)
 
 
-def choose_batch_size(classifier: Classifier) -> int:
-    """How many pictures to explain at once where nobody says."""
-    return ON_CPU if classifier.device.type == "cpu" else ON_DEVICE
+def choose_batch_size(classifier: Classifier, device: str | None = None) -> int:
+    """How many pictures to explain at once where nobody says. `device`: None for where the classifier is."""
+    return ON_CPU if (device or classifier.device.type) == "cpu" else ON_DEVICE

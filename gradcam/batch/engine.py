@@ -23,6 +23,7 @@ class Work:
     """What a run is about: pictures, in the order of the manifest, and how they are explained.
 
     `workers`: threads that read, draw and write, beside each model. `audit`: whether records have each input's SHA-256.
+    `device`: what models compute on, where that is not where `classifier` is.
     """
 
     classifier: Classifier
@@ -31,6 +32,7 @@ class Work:
     batch_size: int
     workers: int
     audit: bool = False
+    device: str | None = None
 
 
 class Engine(Protocol):

@@ -68,6 +68,19 @@ from gradcam.cli.settings import Output, to_settings
     metavar="I/N",
     help="The I-th of N shares alone: machines share the work, and one output folder, so.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who does the work: this process, or actors of Ray, on one machine or many.",
+)
+@click.option(
+    "--ray-address",
+    "address",
+    metavar="HOST:PORT",
+    help="Join the Ray cluster there; by default RAY_ADDRESS, or else Ray is started here.",
+)
 @click.option("--audit", is_flag=True, help="Add each input's SHA-256 to its record.")
 @options.printing
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -87,4 +100,6 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
         raise click.UsageError(
             f"--report shows files, and --output-format {choice.output_format} writes none: leave one of them out."
         )
+    if choice.address is not None and choice.engine != "ray":
+        raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))

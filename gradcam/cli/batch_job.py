@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from gradcam.cli.batch_engines import Means
 from gradcam.cli.batch_settings import describe_settings
 from gradcam.cli.batch_tars import check_tars, fill_tars
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import ask, say
 from gradcam.cli.progress import Display
 from gradcam.cli.settings import Output, Settings
-from gradcam.errors import OutputError, StoreError
+from gradcam.errors import ClusterError, OutputError, StoreError
 
 if TYPE_CHECKING:
-    from gradcam.batch.engine import Work
+    from gradcam.batch.engine import Engine, Work
     from gradcam.batch.failures import FailureLimit
     from gradcam.batch.outputs import Saver
     from gradcam.batch.results import Results
@@ -47,6 +48,8 @@ class BatchChoice:
     limit: FailureLimit | None
     shard: Shard | None
     audit: bool
+    engine: str
+    address: str | None
 
     @property
     def mode(self) -> Literal["new", "resume", "overwrite"]:
@@ -74,6 +77,11 @@ def explain_all(typed: Typed) -> int:
 
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
+    with contextlib.closing(Means(typed)) as means:
+        return _explain_all(typed, means)
+
+
+def _explain_all(typed: Typed, means: Means) -> int:
     from gradcam.batch.collisions import check_outputs, check_panel
     from gradcam.batch.earlier_classes import check_classes
     from gradcam.batch.names import plan_stems
@@ -86,7 +94,7 @@ def explain_all(typed: Typed) -> int:
     if choice.in_tars:
         check_tars(choice.folder, choice.mode, choice.shard)
     listing = list_inputs(typed.inputs, exclude=choice.folder)
-    work = _find_work(typed, listing)
+    work = _find_work(typed, listing, means)
     if choice.resume:
         check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
@@ -103,24 +111,27 @@ def explain_all(typed: Typed) -> int:
         )
     with contextlib.closing(_open_results(typed, listing, work, saving, stems)) as results:
         say(results.notes, typed.output)
-        return _Run(results, _to_saver(results, stems, saving, work), work, typed).explain(listing.left_out)
+        saver = _to_saver(results, stems, saving, work)
+        return _Run(results, saver, work, typed, means.engine).explain(listing.left_out)
 
 
-def _find_work(typed: Typed, listing: Listing) -> Work:
+def _find_work(typed: Typed, listing: Listing, means: Means) -> Work:
     """The model, and the pictures of this share."""
     from gradcam.batch.batches import choose_batch_size
     from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
 
     choice = typed.choice
-    classifier, question = ask(typed.settings, typed.output)
+    means.start()
+    classifier, question = ask(means.to_settings(), typed.output)
     _check_listed_classes(classifier, listing, typed.settings)
     return Work(
         classifier=classifier,
         question=question,
         items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
-        batch_size=choice.batch_size or choose_batch_size(classifier),
+        batch_size=choice.batch_size or choose_batch_size(classifier, means.device),
         workers=choice.workers or count_cores(),
+        device=means.device,
         audit=choice.audit,
     )
 
@@ -150,7 +161,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
     settings, choice = typed.settings, typed.choice
     ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format}
     run = Run(
-        device=str(work.classifier.device),
+        device=str(work.device or work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
         settings=describe_settings(settings, work, saving) | ours,
@@ -185,6 +196,7 @@ class _Run:
     saver: Saver
     work: Work
     typed: Typed
+    engine: Engine
 
     def explain(self, left_out: int) -> int:
         """Explain the pictures, say what became of them, and give the exit status."""
@@ -196,7 +208,7 @@ class _Run:
             self._go_through(display)
             self.results.close(names)
             report = self._report()
-        except (OutputError, StoreError, TooManyFailuresError) as error:
+        except (OutputError, StoreError, ClusterError, TooManyFailuresError) as error:
             display.tell_failures(self.results.manifest)
             self._stop(display, str(error))
             return 1
@@ -217,7 +229,8 @@ class _Run:
     def _go_through(self, display: Display) -> None:
         from gradcam.batch.engine import explain_into
 
-        records = explain_into(self.results, self.saver, self.work, self.typed.choice.limit)
+        limit = self.typed.choice.limit
+        records = explain_into(self.results, self.saver, self.work, limit, engine=self.engine)
         # Closed here: the error that ends it would keep its threads at work after the folder is another's.
         with contextlib.closing(records), display.shown():
             for record in records:

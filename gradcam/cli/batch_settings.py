@@ -17,7 +17,7 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
     chosen = settings.model
     return {
         "model": classifier.name,
-        "device": classifier.device.type,
+        "device": work.device or classifier.device.type,
         "precision": chosen.precision,
         "preprocessing": _describe_preprocess(classifier.preprocess),
         "activation": classifier.activation,

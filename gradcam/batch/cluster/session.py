@@ -1,0 +1,131 @@
+"""Ray, started for one run on this machine, or joined where it runs already; and what there is to work with."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from gradcam.batch.cluster.addresses import check_address
+from gradcam.batch.cluster.quiet import is_loud, no_standard_error, quiet, set_environment
+from gradcam.batch.cores import count_cores
+from gradcam.errors import ClusterError
+
+CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
+# Bytes for what is on its way between the processes of one machine: results that go into shards are the most of it.
+OBJECTS = 2**29
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many actors there are, and what each of them has; `device`: "cpu" or "cuda"."""
+
+    actors: int
+    cores: int
+    device: str
+
+    @property
+    def gpus(self) -> int:
+        """Of each actor."""
+        return int(self.device == "cuda")
+
+
+def import_ray() -> ModuleType:
+    """Ray, told to be quiet. Raises `ClusterError` with the line that installs it."""
+    set_environment()
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "ray"
+        what = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
+        raise ClusterError(f"Ray {what}: pip install 'gradcam-torch[ray]'") from error
+    return ray
+
+
+@contextlib.contextmanager
+def joined(address: str | None) -> Iterator[ModuleType]:
+    """Ray at that address, or at RAY_ADDRESS, or started here; let go of afterwards, and what was started here ends.
+
+    Where the caller has joined it already, that is used, and left as it is.
+    Raises `ClusterError` where there is no Ray, or nothing that answers at the address.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address != "local":
+        check_address(address)
+    with contextlib.ExitStack() as stack:
+        _init(ray, address, stack)
+        yield ray
+
+
+def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
+    """Start or join it; `stack` undoes that."""
+    options: dict[str, Any] = {"address": address}
+    if address == "local":
+        folder = tempfile.mkdtemp(prefix="gradcam-ray-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        options |= {
+            "num_cpus": count_cores(),
+            "object_store_memory": OBJECTS,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }
+    stack.callback(ray.shutdown)
+    level = logging.INFO if is_loud() else logging.CRITICAL
+    try:
+        # Ray takes SIGTERM for itself, and says that it was told how much to say.
+        with warnings.catch_warnings(), _own_handler(signal.SIGTERM), no_standard_error():
+            warnings.simplefilter("ignore")
+            ray.init(log_to_driver=is_loud(), logging_level=level, **options)
+    except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
+        reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+        what = "Ray cannot be started here" if address == "local" else f"{address}: Ray cannot be joined there"
+        raise ClusterError(f"{what} ({reason}).") from error
+    stack.enter_context(quiet())
+
+
+@contextlib.contextmanager
+def _own_handler(number: int) -> Iterator[None]:
+    """Whoever heeds a signal still does so afterwards."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)
+
+
+def find_layout(ray: Any, device: str) -> Layout:
+    """One actor for each GPU, or for each few cores. `device`: "auto", "cpu" or "cuda".
+
+    Raises `ClusterError` where there is no GPU to be had, or no core.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    if device == "cuda" and not gpus:
+        raise ClusterError("There is no GPU in this Ray cluster: leave --device out, or say cpu.")
+    if gpus and device != "cpu":
+        with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
+        cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpu)
+        return Layout(gpus, max(1, int(cores)), "cuda")
+    sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    if not sizes:
+        raise ClusterError(
+            "There is no core to be had in this Ray cluster: start machines with `ray start --num-cpus N`."
+        )
+    cores = min(CORES, *sizes)
+    return Layout(sum(size // cores for size in sizes), cores, "cpu")

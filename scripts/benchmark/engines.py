@@ -1,0 +1,210 @@
+"""A folder of pictures by the engine on Ray, beside the local one: time, shares of machines, and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.cases import MEGABYTE
+from benchmark.measuring import Settings, call_in_fresh_process, read_memory, report_progress, take_turns
+from benchmark.pictures import QUALITY, make_pictures, repeat_pictures
+from benchmark.tables import Table, format_spread
+
+PICTURES = 400
+COUNTS = (400, 2000)
+SIZE = (512, 384)  # width and height, of those that are timed
+SMALL = (320, 240)
+FILES = 64  # that the others are links to
+LOCAL, RAY, CLUSTER = "local", "ray", "cluster"
+
+
+def compare_engines(settings: Settings) -> Iterator[Table]:
+    """Time without what it takes to start, the shares of two machines with a core each, and the peaks of memory."""
+    try:
+        import ray
+    except ImportError:
+        yield Table("engines", "Engines (cpu)", notes=["Skipped: Ray is not installed."])
+        return
+    ((batch, rounds),) = settings.rounds.items()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_pictures(folder / "files", FILES, SIZE)
+        repeat_pictures(folder / "files", folder / "pictures", PICTURES)
+        yield tabulate_time(folder / "pictures", batch, rounds, ray.__version__)
+        yield tabulate_shares(folder / "pictures", batch)
+        make_pictures(folder / "small", FILES, SMALL)
+        for count in COUNTS:
+            repeat_pictures(folder / "small", folder / str(count), count)
+        yield tabulate_memory(folder, batch)
+
+
+def tabulate_time(source: Path, batch: int, rounds: int, version: str) -> Table:
+    """Both engines in turn, each time in a process of its own."""
+    found: dict[str, list[dict[str, Any]]] = {LOCAL: [], RAY: []}
+
+    def run(engine: str) -> float:
+        report_progress("engines", engine)
+        found[engine].append(call_in_fresh_process(measure, engine, source, batch))
+        return found[engine][-1]["work"]
+
+    seconds = take_turns({engine: partial(run, engine) for engine in found}, rounds)
+    rows = []
+    for engine, runs in found.items():
+        ratio = "" if engine == LOCAL else format_spread(np.divide(seconds[engine], seconds[LOCAL]))
+        start = format_spread([each["start"] for each in runs])
+        rows.append([engine, start, format_spread(seconds[engine]), ratio])
+    notes = [
+        f"{PICTURES} JPEG files of {SIZE[0]} x {SIZE[1]}, the network that comes with the package, overlays as JPEG, "
+        f"batches of {batch}; Ray {version}, started for it on this machine.",
+        f"Seconds: medians (with quartiles) over {rounds} rounds, in each of which both took their turn, in processes of "
+        "their own. Start: until the first picture can be worked on, with the model loaded (by the actor, and before "
+        "that by the driver); work: from then until the last picture is done.",
+    ]
+    header = ["engine", "start", "work", "work, over the local engine's"]
+    return Table("engines", "Engines (cpu)", header, rows, notes, [{"runs": found}])
+
+
+def tabulate_shares(source: Path, batch: int) -> Table:
+    """What each of two machines with a core did."""
+    report_progress("engines", "two machines")
+    found = call_in_fresh_process(measure, CLUSTER, source, batch)
+    shares = list(found["shares"].values())
+    rows = [[f"{share} pictures", f"{100 * share / sum(shares):.0f}%"] for share in shares]
+    notes = [f"Ray's cluster utility: two machines with a core each, on this one. {found['work']:.1f} s of work."]
+    return Table("engines shares", "Two machines (cpu)", ["each", "share"], rows, notes, [found])
+
+
+def tabulate_memory(folder: Path, batch: int) -> Table:
+    """The peaks of the driver, and of what lies in Ray's object store."""
+    peaks = {}
+    for count in COUNTS:
+        report_progress("engines", "memory", f"{count} pictures")
+        peaks[count] = call_in_fresh_process(measure, RAY, folder / str(count), batch)
+    rows = []
+    for what, name in (("driver", "driver"), ("object store", "objects")):
+        values = [found[name] / MEGABYTE for found in peaks.values()]
+        rows.append(
+            [what, *(f"{value:.1f} MB" for value in values), f"{values[-1] / values[0]:.2f}" if values[0] else ""]
+        )
+    notes = [
+        f"The most that was resident in the driver's process, and the most that the object store held when a batch was "
+        f"done. Pictures of {SMALL[0]} x {SMALL[1]}."
+    ]
+    header = ["", *(f"{count:,} pictures" for count in COUNTS), "ratio"]
+    return Table("engines memory", "Memory with Ray (cpu)", header, rows, notes, [{"peaks": peaks}])
+
+
+def measure(engine: str, source: Path, batch: int) -> dict[str, Any]:
+    """One run; to be called in a process of its own. Seconds of `start` and `work`, bytes, and pictures of each actor."""
+    began = time.time()
+    watch = Watch()
+    with contextlib.ExitStack() as stack:
+        explain = stack.enter_context(ENGINES[engine](watch))
+        ready, last = run(explain, watch, source, batch)
+    return {
+        "start": ready - began,
+        "work": last - ready,
+        "driver": read_memory("VmHWM"),
+        "objects": watch.objects,
+        "shares": dict(watch.shares),
+    }
+
+
+class Watch:
+    """Hears of what happens."""
+
+    def __init__(self) -> None:
+        self.ready: list[float] = []
+        self.shares: Counter[int] = Counter()
+        self.objects = 0
+        self.ray: Any = None
+
+    def __call__(self, event: str, **details: Any) -> None:
+        if event == "actor":
+            self.ready.append(details["ready"])
+        if event == "batch":
+            self.shares[details.get("actor", os.getpid())] += details["pictures"]
+            if self.ray is not None:
+                name = "object_store_memory"
+                free, all_of_it = self.ray.available_resources().get(name, 0), self.ray.cluster_resources()[name]
+                self.objects = max(self.objects, int(all_of_it - free))
+
+
+def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch: int) -> tuple[float, float]:
+    """When the first picture could be worked on, and when the last was done."""
+    from gradcam.batch.cores import count_cores
+    from gradcam.batch.engine import Work
+    from gradcam.batch.findings import Question
+    from gradcam.batch.outputs import Saver
+    from gradcam.batch.places import Disk
+    from gradcam.batch.saving import Saving
+    from gradcam.batch.sources import list_inputs
+
+    classifier = load("cpu")
+    question = Question([classifier.layer])
+    items = list_inputs([source]).items
+    saving = Saving(("overlay",), "jpg", QUALITY, 0.5, "turbo")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "unfinished").mkdir()
+        place = Disk(Path(folder), Path(folder) / "unfinished")
+        saver = Saver(place, {item.name: item.name for item in items}, saving, classifier, question)
+        work = Work(classifier, question, items, batch, count_cores())
+        start = time.time()
+        done = sum(
+            outcome.record.error is None for outcome in explain(work, saver, is_needed=lambda item: True, tell=watch)
+        )
+        last = time.time()
+    if done != len(items):
+        raise RuntimeError(f"{done} of {len(items)} pictures were explained")
+    return min(watch.ready, default=start), last
+
+
+def load(device: str) -> Any:
+    """To be sent to actors."""
+    import gradcam
+
+    return gradcam.load_classifier(device=device)
+
+
+@contextlib.contextmanager
+def use_local(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
+    from gradcam.batch.engine import explain_here
+
+    yield explain_here
+
+
+@contextlib.contextmanager
+def use_ray(watch: Watch, address: str | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
+    from gradcam.batch.cluster.engine import RayEngine
+    from gradcam.batch.cluster.session import find_layout, joined
+
+    with joined(address) as watch.ray:
+        yield RayEngine(watch.ray, find_layout(watch.ray, "cpu"), load)
+
+
+@contextlib.contextmanager
+def use_cluster(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
+    from gradcam.batch.cluster.session import import_ray
+
+    import_ray()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 2**27})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=2**27)
+        with use_ray(watch, cluster.address) as engine:
+            yield engine
+    finally:
+        cluster.shutdown()
+
+
+ENGINES = {LOCAL: use_local, RAY: use_ray, CLUSTER: use_cluster}
