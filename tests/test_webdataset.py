@@ -310,6 +310,52 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
     assert not (folder / "out" / ".gradcam-partial").exists()
 
 
+# In a store
+
+
+def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    ours = ("--output-format", "webdataset")
+    assert batch(photos, "-o", "out", *ours).status == 1
+    with objects():
+        store = Store("objects://bucket/out")
+        outcome = batch(photos, "-o", store.url, *ours)
+        assert outcome.status == 1
+        assert [name for name in store.find() if name.endswith(".tar")] == tars(Path("out"))
+        for name in tars(Path("out")):
+            assert store.read(name) == Path("out", name).read_bytes()
+        assert gradcam.read_manifest(store.url) == gradcam.read_manifest("out")
+        Image.open(photos / "z.jpg").save(photos / "b" / "broken.jpg")
+        assert batch(photos, "-o", store.url, *ours, "--resume").status == 0
+        assert "results-000003.tar" in store.find()
+        assert len(gradcam.read_manifest(store.url)) == 5
+        outcome = batch(f"{store.url}/results-{{000001..000003}}.tar", "-o", store.url, *ours, "--overwrite")
+        assert outcome.status == 2
+        assert "is both a picture to explain and a result of the earlier run" in outcome.err
+        assert batch(photos / "z.jpg", "-o", store.url, *ours, "--overwrite").status == 0
+        assert [name for name in store.find() if name.endswith(".tar")] == ["results-000001.tar"]
+
+
+def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradcam.batch.store_results import StoreResults
+
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    ours = ("--output-format", "webdataset")
+    with objects():
+        store = Store("objects://bucket/out")
+        with monkeypatch.context() as killed:  # what waits in memory is lost
+            killed.setattr(StoreResults, "_write", lambda self: None)
+            assert batch(photos, "-o", store.url, *ours).status == 1
+        assert "manifest/00001.jsonl" not in store.find()
+        before = {name: store.read(name) for name in store.find() if name.endswith(".tar")}
+        assert len(before) == 2
+        assert batch(photos, "-o", store.url, *ours, "--resume").status == 1
+        assert {name: store.read(name) for name in store.find() if name.endswith(".tar")} == before
+        assert len(gradcam.read_manifest(store.url)) == 5
+
+
 # Without a model
 
 

@@ -80,7 +80,7 @@ class StoreTars:
     def list_names(self) -> list[str]:
         """As `TarPlace` says."""
         with self._blaming():
-            return [name for name in self.store.find() if "/" not in name]
+            return self.store.list_names()
 
     def begin(self) -> Path:
         """As `TarPlace` says."""
