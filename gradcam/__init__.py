@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gradcam import evaluation as evaluation
     from gradcam import inspection as inspection
     from gradcam import targets as targets
-    from gradcam.batch.manifest import read_manifest as read_manifest
+    from gradcam.batch.output.manifest import read_manifest as read_manifest
     from gradcam.batch.streaming import explain_files as explain_files
     from gradcam.classifiers import Classifier as Classifier
     from gradcam.classifiers import load_classifier as load_classifier
@@ -54,7 +54,7 @@ _HOMES = {
     "overlay": "gradcam.drawing",
     "panel": "gradcam.classifiers.comparison",
     "read_image": "gradcam.images",
-    "read_manifest": "gradcam.batch.manifest",
+    "read_manifest": "gradcam.batch.output.manifest",
     "targets": "gradcam.targets",
     "write_image": "gradcam.images",
 }

@@ -25,11 +25,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch import archives
-from gradcam.batch.archives import _make_harmless
-from gradcam.batch.contents import ArchiveFile, TarContent
+from gradcam.batch.inputs import archives
+from gradcam.batch.inputs.archives import _make_harmless
+from gradcam.batch.inputs.contents import ArchiveFile, TarContent
+from gradcam.batch.inputs.sources import Listing, list_inputs
 from gradcam.batch.items import Content, Item
-from gradcam.batch.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
 
 TARS = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".TAR.GZ"]

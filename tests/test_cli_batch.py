@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 import gradcam
-from gradcam.batch.folder import OutputFolder
+from gradcam.batch.output.folder import OutputFolder
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.progress import Display, resume_line
 from gradcam.cli.settings import Output
@@ -471,8 +471,8 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("gradcam.batch.manifest.ManifestWriter.append", fail)
-    monkeypatch.setattr("gradcam.batch.manifest.ManifestWriter.sync", fail)
+    monkeypatch.setattr("gradcam.batch.output.manifest.ManifestWriter.append", fail)
+    monkeypatch.setattr("gradcam.batch.output.manifest.ManifestWriter.sync", fail)
     outcome = batch("photos", "-o", "out")
     assert outcome.status == 1
     reason, count, line = outcome.err.splitlines()
@@ -481,7 +481,9 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
     assert line.startswith("  gradcam batch --resume")
 
 
-@pytest.mark.parametrize("where", ["gradcam.cli.progress.Display.add", "gradcam.batch.folder.OutputFolder.append"])
+@pytest.mark.parametrize(
+    "where", ["gradcam.cli.progress.Display.add", "gradcam.batch.output.folder.OutputFolder.append"]
+)
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
 def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
     *,

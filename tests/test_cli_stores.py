@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch import store_results
+from gradcam.batch.output import store_results
 from gradcam.cli.interruption import Terminated
 from gradcam.errors import StoreError
 from gradcam.stores import Store, failures

@@ -35,11 +35,11 @@ from gradcam.batch.cluster.quiet import SILENT, quiet
 from gradcam.batch.cluster.session import Layout, find_layout, import_ray
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Question
+from gradcam.batch.inputs.sources import list_inputs
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import Saver
-from gradcam.batch.places import Disk
-from gradcam.batch.saving import Saving
-from gradcam.batch.sources import list_inputs
+from gradcam.batch.output.outputs import Saver
+from gradcam.batch.output.places import Disk
+from gradcam.batch.output.saving import Saving
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
 from tests.test_cli import POSIX, Command, Photo, folder, gradcam_command
 

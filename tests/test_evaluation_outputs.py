@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.batch.sources import list_inputs
+from gradcam.batch.inputs.sources import list_inputs
 from gradcam.cli.evaluation.result_table import _number, format_results
 from gradcam.drawing import scale
 from gradcam.errors import GradcamError, OutputError

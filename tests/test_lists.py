@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.lists import _read_lines, _read_table, decode_text
-from gradcam.batch.sources import Listing, list_inputs
+from gradcam.batch.inputs.lists import _read_lines, _read_table, decode_text
+from gradcam.batch.inputs.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.batch.disk import BLOCK, LineFile, find_end
-from gradcam.batch.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
+from gradcam.batch.output.disk import BLOCK, LineFile, find_end
+from gradcam.batch.output.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
 from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Explained, Prediction, Record
 

@@ -19,9 +19,9 @@ import filelock
 import pytest
 
 import gradcam
-from gradcam.batch.folder import OutputFolder
-from gradcam.batch.manifest import read_manifest
-from gradcam.batch.run_file import Run, describe_root, describe_versions
+from gradcam.batch.output.folder import OutputFolder
+from gradcam.batch.output.manifest import read_manifest
+from gradcam.batch.output.run_file import Run, describe_root, describe_versions
 from gradcam.batch.weights import describe_weights
 from gradcam.errors import OutputError
 from gradcam.files import write_whole
@@ -324,7 +324,7 @@ def test_other_versions_are_noted_and_the_first_ones_kept(tmp_path: Path, monkey
     work(tmp_path, ORDER[:2])
     before = (tmp_path / "run.json").read_bytes()
     versions = {**describe_versions(), "torch": "99.0"}
-    monkeypatch.setattr("gradcam.batch.run_file.describe_versions", lambda: versions)
+    monkeypatch.setattr("gradcam.batch.output.run_file.describe_versions", lambda: versions)
     (note,) = work(tmp_path, ORDER, mode="resume").notes
     assert note.startswith("The earlier run had other versions (torch ")
     assert note.endswith(" → 99.0): results may differ in their last digits.")
@@ -461,7 +461,7 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
 
 def test_overwriting_that_was_stopped_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work(tmp_path, ORDER)
-    from gradcam.batch import earlier
+    from gradcam.batch.output import earlier
 
     def stop(path: Path) -> None:
         if path.name == "c-gradcam.jpg":
@@ -553,9 +553,9 @@ def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from gradcam.batch import run_file
-from gradcam.batch.folder import OutputFolder
-from gradcam.batch.run_file import Run
+from gradcam.batch.output import run_file
+from gradcam.batch.output.folder import OutputFolder
+from gradcam.batch.output.run_file import Run
 run_file.describe_versions = lambda: {describe_versions()!r}
 OutputFolder.open(Path({str(tmp_path)!r}), Run(**{vars(RUN)!r}))
 os.kill(os.getpid(), signal.SIGKILL)

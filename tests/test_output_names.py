@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.contents import Refused
+from gradcam.batch.inputs.contents import Refused
 from gradcam.batch.items import Item
-from gradcam.batch.names import ENDING, plan_stems
+from gradcam.batch.output.names import ENDING, plan_stems
 from gradcam.naming import LONGEST_NAME, overlay_name
 
 NOTHING = Refused("is not needed here")

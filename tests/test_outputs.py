@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import gradcam
-from gradcam.batch import outputs, places
-from gradcam.batch.collisions import check_outputs
 from gradcam.batch.findings import Finding, Question, find
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import Saver
-from gradcam.batch.places import Disk
-from gradcam.batch.result_names import name_result
-from gradcam.batch.saving import Saving
+from gradcam.batch.output import outputs, places
+from gradcam.batch.output.collisions import check_outputs
+from gradcam.batch.output.outputs import Saver
+from gradcam.batch.output.places import Disk
+from gradcam.batch.output.result_names import name_result
+from gradcam.batch.output.saving import Saving
 from gradcam.errors import GradcamError, ImageError, OutputError
 from gradcam.stores import Store
 from gradcam.targets import ClassTarget

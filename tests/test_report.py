@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 import pytest
 
-from gradcam.batch.earlier import remove_report
+from gradcam.batch.output.earlier import remove_report
 from gradcam.errors import GradcamError, OutputError
 from gradcam.images import Pixels, read_image, write_image
 from gradcam.naming import overlay_name

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.batch.contents import FileContent
-from gradcam.batch.shards import Shard, parse_shard
-from gradcam.batch.sources import Listing, list_inputs
+from gradcam.batch.inputs.contents import FileContent
+from gradcam.batch.inputs.shards import Shard, parse_shard
+from gradcam.batch.inputs.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
 from gradcam.naming import READ_SUFFIXES
 

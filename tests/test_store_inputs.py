@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch import store_contents
+from gradcam.batch.inputs import store_contents
+from gradcam.batch.inputs.sources import Listing, list_inputs
+from gradcam.batch.inputs.store_contents import RangeFile
 from gradcam.batch.items import Item
 from gradcam.batch.reading import read_item
-from gradcam.batch.sources import Listing, list_inputs
-from gradcam.batch.store_contents import RangeFile
 from gradcam.errors import ImageError, InputError, StoreError
 from gradcam.stores import Store, failures
 from tests.stores import ObjectStore, down, objects

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import gradcam
-from gradcam.batch.sources import list_inputs
+from gradcam.batch.inputs.sources import list_inputs
 from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
 from gradcam.evaluation import METRICS, ConfidenceChange, Localisation, Subject, Truth, evaluate
 from gradcam.evaluation.controls import CONTROLS

@@ -22,13 +22,14 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.batch import archives, tar_results
-from gradcam.batch.parts import Part
-from gradcam.batch.results import Mode
-from gradcam.batch.sources import list_inputs
-from gradcam.batch.tar_names import name_field, plan_keys
-from gradcam.batch.tar_places import DiskTars, StoreTars
-from gradcam.batch.tar_results import TarResults
+from gradcam.batch.inputs import archives
+from gradcam.batch.inputs.sources import list_inputs
+from gradcam.batch.output import tar_results
+from gradcam.batch.output.parts import Part
+from gradcam.batch.output.results import Mode
+from gradcam.batch.output.tar_names import name_field, plan_keys
+from gradcam.batch.output.tar_places import DiskTars, StoreTars
+from gradcam.batch.output.tar_results import TarResults
 from gradcam.errors import GradcamError, InputError, OutputError
 from gradcam.records import Explained, Record
 from gradcam.stores import Store
@@ -275,8 +276,8 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
     for number in range(30):
         picture.rotate(number).save(folder / "in" / f"{number:02}.jpg")
     code = (
-        "import gradcam.batch.tar_results as t; t.PICTURES = 7\n"
-        "import time, gradcam.batch.outputs as o; save = o.Saver.save\n"
+        "import gradcam.batch.output.tar_results as t; t.PICTURES = 7\n"
+        "import time, gradcam.batch.output.outputs as o; save = o.Saver.save\n"
         "o.Saver.save = lambda *a: (time.sleep(0.02), save(*a))[1]\n"
         "from gradcam.cli import main; main()"
     )
@@ -339,7 +340,7 @@ def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, mo
 def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradcam.batch.store_results import StoreResults
+    from gradcam.batch.output.store_results import StoreResults
 
     monkeypatch.setattr(tar_results, "PICTURES", 2)
     ours = ("--output-format", "webdataset")

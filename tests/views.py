@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.disk import remove_empty
-from gradcam.batch.places import Disk
+from gradcam.batch.output.disk import remove_empty
+from gradcam.batch.output.places import Disk
 from gradcam.report import draw_views
 
 

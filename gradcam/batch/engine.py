@@ -11,9 +11,9 @@ from gradcam.batch.computing import Tell
 from gradcam.batch.failures import FailureLimit, TooManyFailuresError
 from gradcam.batch.findings import Question
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import Outcome, Saver
+from gradcam.batch.output.outputs import Outcome, Saver
+from gradcam.batch.output.results import Results
 from gradcam.batch.pipeline import explain_items
-from gradcam.batch.results import Results
 from gradcam.classifiers import Classifier
 from gradcam.records import Record
 

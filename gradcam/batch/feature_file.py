@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.batch.disk import describe
+from gradcam.batch.output.disk import describe
 from gradcam.errors import GradcamError, LayerError, OutputError
 from gradcam.files import replacing
 

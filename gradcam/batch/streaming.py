@@ -13,9 +13,9 @@ from gradcam.augmentation import check_augmentation
 from gradcam.batch.batches import choose_batch_size
 from gradcam.batch.cores import count_cores
 from gradcam.batch.findings import Finding, Question
+from gradcam.batch.inputs.sources import list_inputs
 from gradcam.batch.pipeline import check_count, explain_items
 from gradcam.batch.reading import Fetched
-from gradcam.batch.sources import list_inputs
 from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, load_classifier
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten
 from gradcam.evidence import check_evidence

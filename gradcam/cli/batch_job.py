@@ -22,11 +22,11 @@ from gradcam.errors import ClusterError, OutputError, StoreError
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine, Work
     from gradcam.batch.failures import FailureLimit
-    from gradcam.batch.outputs import Saver
-    from gradcam.batch.results import Results
-    from gradcam.batch.saving import Saving
-    from gradcam.batch.shards import Shard
-    from gradcam.batch.sources import Listing
+    from gradcam.batch.inputs.shards import Shard
+    from gradcam.batch.inputs.sources import Listing
+    from gradcam.batch.output.outputs import Saver
+    from gradcam.batch.output.results import Results
+    from gradcam.batch.output.saving import Saving
     from gradcam.classifiers import Classifier
     from gradcam.stores import Store
 
@@ -82,11 +82,11 @@ def explain_all(typed: Typed) -> int:
 
 
 def _explain_all(typed: Typed, means: Means) -> int:
-    from gradcam.batch.collisions import check_outputs, check_panel
-    from gradcam.batch.earlier_classes import check_classes
-    from gradcam.batch.names import plan_stems
-    from gradcam.batch.opening import check_output
-    from gradcam.batch.sources import list_inputs
+    from gradcam.batch.inputs.sources import list_inputs
+    from gradcam.batch.output.collisions import check_outputs, check_panel
+    from gradcam.batch.output.earlier_classes import check_classes
+    from gradcam.batch.output.names import plan_stems
+    from gradcam.batch.output.opening import check_output
 
     choice = typed.choice
     # Before torch is imported, and a model loaded.
@@ -146,7 +146,7 @@ def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Se
 
 
 def _to_saving(typed: Typed) -> Saving:
-    from gradcam.batch.saving import Saving
+    from gradcam.batch.output.saving import Saving
 
     settings, choice = typed.settings, typed.choice
     kinds = tuple(dict.fromkeys(choice.saved))
@@ -154,8 +154,8 @@ def _to_saving(typed: Typed) -> Saving:
 
 
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
-    from gradcam.batch.opening import open_results
-    from gradcam.batch.run_file import Run, describe_root
+    from gradcam.batch.output.opening import open_results
+    from gradcam.batch.output.run_file import Run, describe_root
     from gradcam.batch.weights import describe_weights
 
     settings, choice = typed.settings, typed.choice
@@ -175,7 +175,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
 
 
 def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
-    from gradcam.batch.outputs import Saver
+    from gradcam.batch.output.outputs import Saver
     from gradcam.report import draw_views
 
     return Saver(

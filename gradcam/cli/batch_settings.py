@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Work
-    from gradcam.batch.saving import Saving
+    from gradcam.batch.output.saving import Saving
     from gradcam.cli.settings import Settings
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.batch.result_names import panel_ending
+from gradcam.batch.output.result_names import panel_ending
 from gradcam.cli import options
 from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gradcam.batch.failures import FailureLimit, parse_limit
-from gradcam.batch.shards import Shard, parse_shard
+from gradcam.batch.inputs.shards import Shard, parse_shard
 from gradcam.choices import LAYOUTS
 from gradcam.errors import GradcamError, join_names
 from gradcam.stores import Store, to_place

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.batch.result_names import has_layer
+from gradcam.batch.output.result_names import has_layer
 from gradcam.cli.job import Job
 from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination
 from gradcam.errors import ModelError, describe_unexpected

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.batch.result_names import list_endings
+from gradcam.batch.output.result_names import list_endings
 from gradcam.cli import options
 from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare

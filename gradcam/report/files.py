@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from gradcam.batch.earlier import PAGE, REPORT, check_page
-from gradcam.batch.locks import take_lock
-from gradcam.batch.parts import find_parts
-from gradcam.batch.shelves import to_shelf
-from gradcam.batch.store_clearing import check_page as check_page_in_store
-from gradcam.batch.store_place import blaming_store
+from gradcam.batch.output.earlier import PAGE, REPORT, check_page
+from gradcam.batch.output.locks import take_lock
+from gradcam.batch.output.parts import find_parts
+from gradcam.batch.output.shelves import to_shelf
+from gradcam.batch.output.store_clearing import check_page as check_page_in_store
+from gradcam.batch.output.store_place import blaming_store
 from gradcam.errors import GradcamError, OutputError
 from gradcam.files import replacing, write_whole
 from gradcam.images import Pixels

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.batch.cores import count_cores
-from gradcam.batch.earlier import PAGE, REPORT
+from gradcam.batch.output.earlier import PAGE, REPORT
 from gradcam.records import Record
 from gradcam.report.contents import Privacy, cut, to_columns, to_details
 from gradcam.report.files import opening

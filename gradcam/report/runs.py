@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.parts import Part, find_parts, list_manifests
-from gradcam.batch.shelves import Shelf, to_shelf
+from gradcam.batch.output.parts import Part, find_parts, list_manifests
+from gradcam.batch.output.shelves import Shelf, to_shelf
 from gradcam.errors import OutputError
 from gradcam.records import Record
 from gradcam.report.files import Files
@@ -41,7 +41,7 @@ def read_run(files: Files) -> Run:
     Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or none that
     can be read, and for results in tars.
     """
-    from gradcam.batch.manifest import read_manifest
+    from gradcam.batch.output.manifest import read_manifest
 
     records = {record.image: record for record in read_manifest(files.place)}
     shelf = to_shelf(files.place)

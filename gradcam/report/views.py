@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradcam.batch.earlier import REPORT
+from gradcam.batch.output.earlier import REPORT
 from gradcam.errors import GradcamError
 from gradcam.images import Pixels, encode_image
 from gradcam.naming import LONGEST_NAME

@@ -144,10 +144,10 @@ def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch
     from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
     from gradcam.batch.findings import Question
-    from gradcam.batch.outputs import Saver
-    from gradcam.batch.places import Disk
-    from gradcam.batch.saving import Saving
-    from gradcam.batch.sources import list_inputs
+    from gradcam.batch.inputs.sources import list_inputs
+    from gradcam.batch.output.outputs import Saver
+    from gradcam.batch.output.places import Disk
+    from gradcam.batch.output.saving import Saving
 
     classifier = load("cpu")
     question = Question([classifier.layer])

@@ -72,9 +72,9 @@ def measure_listing(rounds: int, count: int = MANY) -> Table:
 
 def time_steps(source: Path, manifest: Path) -> dict[str, float]:
     """Seconds of each step over all files."""
-    from gradcam.batch.manifest import ManifestWriter
-    from gradcam.batch.names import plan_stems
-    from gradcam.batch.sources import list_inputs
+    from gradcam.batch.inputs.sources import list_inputs
+    from gradcam.batch.output.manifest import ManifestWriter
+    from gradcam.batch.output.names import plan_stems
 
     times = [time.perf_counter()]
     items = list_inputs([source]).items

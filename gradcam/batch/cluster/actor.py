@@ -15,7 +15,7 @@ from typing import Any
 from gradcam import __version__
 from gradcam.batch.cluster.ending import sign_in
 from gradcam.batch.cluster.messages import Answer, Block, Failure, Job
-from gradcam.batch.outputs import Saver
+from gradcam.batch.output.outputs import Saver
 from gradcam.batch.pipeline import explain_items
 from gradcam.batch.weights import describe_weights
 from gradcam.classifiers import Classifier

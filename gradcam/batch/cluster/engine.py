@@ -19,7 +19,7 @@ from gradcam.batch.cluster.session import Layout
 from gradcam.batch.computing import Tell
 from gradcam.batch.engine import Work
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import Outcome, Saver
+from gradcam.batch.output.outputs import Outcome, Saver
 from gradcam.errors import ClusterError, GradcamError, shorten
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever

@@ -14,9 +14,9 @@ from gradcam.batch.batches import Cut, cut
 from gradcam.batch.engine import Work
 from gradcam.batch.findings import Question
 from gradcam.batch.items import Item
-from gradcam.batch.outputs import Outcome, Saver
-from gradcam.batch.places import Disk, Place
-from gradcam.batch.saving import Saving
+from gradcam.batch.output.outputs import Outcome, Saver
+from gradcam.batch.output.places import Disk, Place
+from gradcam.batch.output.saving import Saving
 from gradcam.batch.weights import describe_weights
 from gradcam.classifiers import Classifier
 

@@ -144,7 +144,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
 
 def _recommend(wish: _Wish) -> int:
     """Measure, say what was found, and give the exit status. All that was typed is checked before the first picture."""
-    from gradcam.batch.sources import list_inputs
+    from gradcam.batch.inputs.sources import list_inputs
     from gradcam.evaluation.recommendation.candidates import check_layers
     from gradcam.evaluation.recommendation.recommending import recommend
 

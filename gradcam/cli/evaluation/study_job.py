@@ -36,7 +36,7 @@ def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, ou
 
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
-    from gradcam.batch.sources import list_inputs
+    from gradcam.batch.inputs.sources import list_inputs
 
     # Before torch is imported, and a model loaded.
     plan = make_plan(

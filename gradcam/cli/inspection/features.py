@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gradcam.batch.extraction import Extractor, Row
     from gradcam.batch.feature_file import FeatureFile
-    from gradcam.batch.sources import Listing
+    from gradcam.batch.inputs.sources import Listing
     from gradcam.classifiers import Classifier
 
 SUFFIXES = (".npz", ".safetensors")
@@ -111,7 +111,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
 def _write_features(wish: _Wish) -> int:
     """Write the file, say what became of it, and give the exit status. All is checked before the first picture."""
     from gradcam.batch.feature_file import FeatureFile, check_feature_file, check_layers
-    from gradcam.batch.sources import list_inputs
+    from gradcam.batch.inputs.sources import list_inputs
 
     start = time.perf_counter()
     listing = list_inputs(wish.inputs)

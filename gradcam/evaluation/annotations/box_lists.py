@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gradcam.batch.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text
+from gradcam.batch.inputs.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text
 from gradcam.errors import InputError, TargetError, shorten
 from gradcam.evaluation.annotations.markings import Box, Marking
 from gradcam.evaluation.annotations.matching import Pictures

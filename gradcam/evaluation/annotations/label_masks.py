@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcam.batch.folders import is_picture, walk_folder
+from gradcam.batch.inputs.folders import is_picture, walk_folder
 from gradcam.errors import ImageError, InputError, shorten
 from gradcam.evaluation.annotations.box_lists import find_index, read_rows
 from gradcam.evaluation.annotations.markings import Marking, Mask

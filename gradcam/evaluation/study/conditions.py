@@ -11,7 +11,7 @@ from typing import Any
 
 from gradcam import __version__
 from gradcam.batch.hashing import hash_file
-from gradcam.batch.run_file import SCHEMA, describe_versions
+from gradcam.batch.output.run_file import SCHEMA, describe_versions
 from gradcam.batch.weights import describe_weights
 from gradcam.classifiers import Classifier
 from gradcam.classifiers.preparation import find_input_dtype

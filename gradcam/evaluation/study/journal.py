@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from filelock import Timeout
 
-from gradcam.batch.disk import LineFile, blaming_disk
-from gradcam.batch.locks import take_lock
-from gradcam.batch.run_file import SCHEMA, list_differences, list_notes
+from gradcam.batch.output.disk import LineFile, blaming_disk
+from gradcam.batch.output.locks import take_lock
+from gradcam.batch.output.run_file import SCHEMA, list_differences, list_notes
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.study.entries import Entry
 from gradcam.files import write_whole

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.sources import list_inputs
+from gradcam.batch.inputs.sources import list_inputs
 from gradcam.classifiers import Classifier
 from gradcam.evaluation.study.engine import Progress
 from gradcam.evaluation.study.journal import Journal

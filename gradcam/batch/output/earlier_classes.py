@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gradcam.batch.items import Item
-from gradcam.batch.manifest import read_manifest
-from gradcam.batch.parts import find_parts, list_manifests
-from gradcam.batch.shelves import to_shelf
+from gradcam.batch.output.manifest import read_manifest
+from gradcam.batch.output.parts import find_parts, list_manifests
+from gradcam.batch.output.shelves import to_shelf
 from gradcam.classifiers import Classifier
 from gradcam.errors import OutputError
 from gradcam.records import Record

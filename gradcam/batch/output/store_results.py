@@ -9,21 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from gradcam.batch.earlier import check_earlier, check_parts
-from gradcam.batch.parts import Part, find_last, find_parts, list_manifests
-from gradcam.batch.piece_writer import PieceWriter
-from gradcam.batch.results import Mode
-from gradcam.batch.run_file import Run, decode_run, encode_run, keep_beginning
-from gradcam.batch.shelves import StoreShelf
-from gradcam.batch.store_clearing import check_page, remove_runs
-from gradcam.batch.store_manifest import find_done, sort_pieces
-from gradcam.batch.store_place import Bucket, blaming_store
+from gradcam.batch.output.earlier import check_earlier, check_parts
+from gradcam.batch.output.parts import Part, find_last, find_parts, list_manifests
+from gradcam.batch.output.piece_writer import PieceWriter
+from gradcam.batch.output.results import Mode
+from gradcam.batch.output.run_file import Run, decode_run, encode_run, keep_beginning
+from gradcam.batch.output.shelves import StoreShelf
+from gradcam.batch.output.store_clearing import check_page, remove_runs
+from gradcam.batch.output.store_manifest import find_done, sort_pieces
+from gradcam.batch.output.store_place import Bucket, blaming_store
 from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Record
 from gradcam.stores import Store
 
 if TYPE_CHECKING:
-    from gradcam.batch.shards import Shard
+    from gradcam.batch.inputs.shards import Shard
 
 SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is written to the manifest
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradcam.batch.folder import OutputFolder, check_folder
+from gradcam.batch.inputs.shards import Shard
+from gradcam.batch.inputs.sources import Listing
 from gradcam.batch.items import find_url
-from gradcam.batch.results import Mode, Results
-from gradcam.batch.run_file import Run
-from gradcam.batch.shards import Shard
-from gradcam.batch.sources import Listing
-from gradcam.batch.store_results import StoreResults, check_store
+from gradcam.batch.output.folder import OutputFolder, check_folder
+from gradcam.batch.output.results import Mode, Results
+from gradcam.batch.output.run_file import Run
+from gradcam.batch.output.store_results import StoreResults, check_store
 from gradcam.stores import Store, is_url
 
 

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from gradcam.batch.contents import ArchiveFile
-from gradcam.batch.store_contents import StoreArchive
+from gradcam.batch.inputs.contents import ArchiveFile
+from gradcam.batch.inputs.store_contents import StoreArchive
 from gradcam.errors import ImageError, InputError
 
 OPENERS: dict[bytes, Callable[[Any], Any]] = {  # by what a compressed file begins with

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.disk import blaming_disk
-from gradcam.batch.parts import Part
-from gradcam.batch.results import Mode, Results
-from gradcam.batch.tar_names import RECORD, name_field, plan_keys
-from gradcam.batch.tar_places import TarPlace
+from gradcam.batch.output.disk import blaming_disk
+from gradcam.batch.output.parts import Part
+from gradcam.batch.output.results import Mode, Results
+from gradcam.batch.output.tar_names import RECORD, name_field, plan_keys
+from gradcam.batch.output.tar_places import TarPlace
 from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Record
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gradcam.batch.disk import OF_THE_NAME
+from gradcam.batch.output.disk import OF_THE_NAME
 from gradcam.errors import ImageError, OutputError
 from gradcam.stores import Store
 from gradcam.stores.failures import describe

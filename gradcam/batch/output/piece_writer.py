@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gradcam.batch.parts import name_piece
+from gradcam.batch.output.parts import name_piece
 from gradcam.errors import OutputError
 from gradcam.stores import Store
 

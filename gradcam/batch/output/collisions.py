@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gradcam.batch.findings import Question
 from gradcam.batch.items import Item, find_url
-from gradcam.batch.result_names import COMPARISON, has_layer, name_evidence
-from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
-from gradcam.batch.shelves import to_shelf
+from gradcam.batch.output.result_names import COMPARISON, has_layer, name_evidence
+from gradcam.batch.output.saving import HEATMAP, MAP_SUFFIX, Saving
+from gradcam.batch.output.shelves import to_shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.naming import to_plain
 from gradcam.stores import Store

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from posixpath import normpath
 
-from gradcam.batch.folders import to_absolute
+from gradcam.batch.inputs.folders import to_absolute
 from gradcam.errors import InputError
 from gradcam.stores import Store, is_url, to_path
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from gradcam.batch.earlier import GENERATOR, HEAD, PAGE, REPORT, REPORT_FILES, list_recorded
-from gradcam.batch.parts import Part, list_manifests, list_pieces
-from gradcam.batch.shelves import StoreShelf
+from gradcam.batch.output.earlier import GENERATOR, HEAD, PAGE, REPORT, REPORT_FILES, list_recorded
+from gradcam.batch.output.parts import Part, list_manifests, list_pieces
+from gradcam.batch.output.shelves import StoreShelf
 from gradcam.errors import OutputError
 from gradcam.stores import Store
 

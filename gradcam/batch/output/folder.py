@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
 
-from gradcam.batch.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
-from gradcam.batch.earlier import check_earlier, check_page, check_parts, remove_part, remove_report
-from gradcam.batch.locks import take_lock
-from gradcam.batch.logbook import Logbook
-from gradcam.batch.manifest import ManifestWriter, keep_lines, sort_lines
-from gradcam.batch.parts import Part, find_parts, list_manifests, list_pieces
-from gradcam.batch.places import Disk
-from gradcam.batch.results import Mode
-from gradcam.batch.run_file import Run, encode_run, keep_beginning, read_run
-from gradcam.batch.shelves import DiskShelf
+from gradcam.batch.output.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
+from gradcam.batch.output.earlier import check_earlier, check_page, check_parts, remove_part, remove_report
+from gradcam.batch.output.locks import take_lock
+from gradcam.batch.output.logbook import Logbook
+from gradcam.batch.output.manifest import ManifestWriter, keep_lines, sort_lines
+from gradcam.batch.output.parts import Part, find_parts, list_manifests, list_pieces
+from gradcam.batch.output.places import Disk
+from gradcam.batch.output.results import Mode
+from gradcam.batch.output.run_file import Run, encode_run, keep_beginning, read_run
+from gradcam.batch.output.shelves import DiskShelf
 from gradcam.errors import OutputError
 from gradcam.files import UNFINISHED, write_whole
 from gradcam.records import Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.shards import Shard
+    from gradcam.batch.inputs.shards import Shard
 
 
 class OutputFolder:

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradcam.batch.archives import ARCHIVE_SUFFIXES, listing_ahead
-from gradcam.batch.collection import Collection
-from gradcam.batch.folders import expand_pattern, is_pattern, is_picture, to_absolute
+from gradcam.batch.inputs.archives import ARCHIVE_SUFFIXES, listing_ahead
+from gradcam.batch.inputs.collection import Collection
+from gradcam.batch.inputs.folders import expand_pattern, is_pattern, is_picture, to_absolute
+from gradcam.batch.inputs.lists import LIST_SUFFIXES, STANDARD_INPUT, Entry, read_list, read_standard_input
+from gradcam.batch.inputs.roots import Roots, to_place
+from gradcam.batch.inputs.source import Source
+from gradcam.batch.inputs.store_sources import find_stored
+from gradcam.batch.inputs.webdatasets import expand_shards
 from gradcam.batch.items import Item
-from gradcam.batch.lists import LIST_SUFFIXES, STANDARD_INPUT, Entry, read_list, read_standard_input
-from gradcam.batch.roots import Roots, to_place
-from gradcam.batch.source import Source
-from gradcam.batch.store_sources import find_stored
-from gradcam.batch.webdatasets import expand_shards
 from gradcam.errors import InputError, join_names, shorten
 from gradcam.stores import Store, is_url, to_path
 

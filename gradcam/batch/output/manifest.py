@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gradcam.batch.disk import BLOCK, LineFile
-from gradcam.batch.parts import find_parts, list_manifests
-from gradcam.batch.shelves import Shelf, StoreShelf, to_shelf
+from gradcam.batch.output.disk import BLOCK, LineFile
+from gradcam.batch.output.parts import find_parts, list_manifests
+from gradcam.batch.output.shelves import Shelf, StoreShelf, to_shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.files import write_whole
 from gradcam.records import Record

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradcam.batch.lists import Entry
+from gradcam.batch.inputs.lists import Entry
 from gradcam.stores import is_url
 
 

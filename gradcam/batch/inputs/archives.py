@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO
 
-from gradcam.batch.contents import Archive, ArchiveFile, Refused, TarContent, ZipContent
-from gradcam.batch.folders import is_picture
+from gradcam.batch.inputs.contents import Archive, ArchiveFile, Refused, TarContent, ZipContent
+from gradcam.batch.inputs.folders import is_picture
+from gradcam.batch.inputs.store_contents import StoreArchive, blaming_store
+from gradcam.batch.inputs.unpacking import UnpackedArchive, find_opener, unpack
 from gradcam.batch.items import Content
-from gradcam.batch.store_contents import StoreArchive, blaming_store
-from gradcam.batch.unpacking import UnpackedArchive, find_opener, unpack
 from gradcam.errors import InputError, StoreError
 from gradcam.stores import is_url
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import count, takewhile
 from pathlib import Path
 
-from gradcam.batch.source import Source
+from gradcam.batch.inputs.source import Source
 from gradcam.errors import InputError
 from gradcam.stores import Store, is_url
 

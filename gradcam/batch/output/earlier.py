@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.disk import find_inside, is_inside, remove, remove_empty
-from gradcam.batch.parts import Part, find_parts, list_manifests, list_pieces
-from gradcam.batch.run_file import decode_run, list_differences, list_notes
-from gradcam.batch.shelves import DiskShelf, Shelf
+from gradcam.batch.output.disk import find_inside, is_inside, remove, remove_empty
+from gradcam.batch.output.parts import Part, find_parts, list_manifests, list_pieces
+from gradcam.batch.output.run_file import decode_run, list_differences, list_notes
+from gradcam.batch.output.shelves import DiskShelf, Shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.records import Record
 

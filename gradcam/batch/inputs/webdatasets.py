@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from gradcam.batch.archives import TAR_SUFFIXES
+from gradcam.batch.inputs.archives import TAR_SUFFIXES
 from gradcam.errors import GradcamError, InputError
 
 BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gradcam.batch.archives import Members, list_archive
-from gradcam.batch.contents import FileContent
-from gradcam.batch.folders import is_picture, walk_folder
+from gradcam.batch.inputs.archives import Members, list_archive
+from gradcam.batch.inputs.contents import FileContent
+from gradcam.batch.inputs.folders import is_picture, walk_folder
+from gradcam.batch.inputs.lists import Entry
+from gradcam.batch.inputs.roots import Roots, find_bucket
+from gradcam.batch.inputs.source import Source
+from gradcam.batch.inputs.store_contents import StoreContent
 from gradcam.batch.items import Content, Item
-from gradcam.batch.lists import Entry
-from gradcam.batch.roots import Roots, find_bucket
-from gradcam.batch.source import Source
-from gradcam.batch.store_contents import StoreContent
 from gradcam.errors import InputError, StoreError
 from gradcam.stores import Store, is_url
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from gradcam.batch.manifest import parse_lines
-from gradcam.batch.parts import Part, find_last, list_manifests, name_piece
-from gradcam.batch.shelves import StoreShelf
+from gradcam.batch.output.manifest import parse_lines
+from gradcam.batch.output.parts import Part, find_last, list_manifests, name_piece
+from gradcam.batch.output.shelves import StoreShelf
 from gradcam.records import Record
 from gradcam.stores import Store
 

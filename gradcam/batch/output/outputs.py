@@ -13,9 +13,9 @@ import numpy as np
 
 from gradcam.batch.findings import Drawing, Finding, Question
 from gradcam.batch.items import Item
-from gradcam.batch.places import Place
-from gradcam.batch.result_names import list_endings, name_result, panel_ending
-from gradcam.batch.saving import HEATMAP, MAP_SUFFIX, Saving
+from gradcam.batch.output.places import Place
+from gradcam.batch.output.result_names import list_endings, name_result, panel_ending
+from gradcam.batch.output.saving import HEATMAP, MAP_SUFFIX, Saving
 from gradcam.classifiers import Classifier, PictureExplanation
 from gradcam.classifiers.comparison import panel
 from gradcam.drawing import overlay

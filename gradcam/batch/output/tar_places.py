@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from gradcam.batch.disk import blaming_disk, show
-from gradcam.batch.store_contents import StoreArchive
+from gradcam.batch.inputs.store_contents import StoreArchive
+from gradcam.batch.output.disk import blaming_disk, show
 from gradcam.errors import OutputError
 from gradcam.files import UNFINISHED
 from gradcam.stores import Store

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.disk import LineFile
+from gradcam.batch.output.disk import LineFile
 
 
 class Logbook:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gradcam.batch.disk import show
-from gradcam.batch.parts import FOLDER
+from gradcam.batch.output.disk import show
+from gradcam.batch.output.parts import FOLDER
 from gradcam.stores import Store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from gradcam.batch.places import Place
+from gradcam.batch.output.places import Place
 from gradcam.records import Record
 
 Mode = Literal["new", "resume", "overwrite"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gradcam.batch.disk import OF_THE_NAME, blaming_disk, describe, remove
+from gradcam.batch.output.disk import OF_THE_NAME, blaming_disk, describe, remove
 from gradcam.errors import ImageError
 from gradcam.files import replacing, write_whole
 

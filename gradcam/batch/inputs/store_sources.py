@@ -6,12 +6,12 @@ import fnmatch
 import os
 from collections.abc import Iterable, Iterator
 
-from gradcam.batch.archives import ARCHIVE_SUFFIXES
-from gradcam.batch.folders import is_hidden, is_pattern, is_picture
-from gradcam.batch.lists import LIST_SUFFIXES, Entry, read_stored_list
-from gradcam.batch.roots import find_bucket
-from gradcam.batch.source import Source
-from gradcam.batch.store_contents import blaming_store
+from gradcam.batch.inputs.archives import ARCHIVE_SUFFIXES
+from gradcam.batch.inputs.folders import is_hidden, is_pattern, is_picture
+from gradcam.batch.inputs.lists import LIST_SUFFIXES, Entry, read_stored_list
+from gradcam.batch.inputs.roots import find_bucket
+from gradcam.batch.inputs.source import Source
+from gradcam.batch.inputs.store_contents import blaming_store
 from gradcam.errors import InputError
 from gradcam.stores import Store
 from gradcam.stores.store import EXTRAS
