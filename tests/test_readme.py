@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ YOUR_MODEL = re.compile(r"<!-- your model -->\n```bash\n(.*?)```", re.S)
 BATCH = re.compile(r"<!-- batch -->\n```bash\n(.*?)```", re.S)
 INSPECT = re.compile(r"<!-- inspect -->\n```bash\n(.*?)```", re.S)
 TRUST = re.compile(r"<!-- trust -->\n```bash\n(.*?)```", re.S)
-REST = TRUST.sub("", INSPECT.sub("", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README)))))
+BEYOND = re.compile(r"<!-- beyond -->\n```bash\n(.*?)```", re.S)
+ARRAY = re.compile(r"<!-- array -->\n```(\w+)\n(.*?)```", re.S)
+REST = ARRAY.sub(
+    "", BEYOND.sub("", TRUST.sub("", INSPECT.sub("", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README))))))
+)
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", REST, re.S)
 
 
@@ -199,6 +204,65 @@ def test_the_commands_for_many_pictures_run(folder: Path, monkeypatch: pytest.Mo
     assert written[-1] in (0, 1, 2)  # whose share they are
 
 
+@pytest.mark.slow
+def test_the_commands_for_more_than_one_machine_run(folder: Path, s3: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import fsspec
+    from ray.cluster_utils import Cluster
+
+    store, photos = fsspec.filesystem("s3"), folder / "photos"
+    photos.mkdir()
+    for number, name in enumerate(("coffee.jpg", "rocket.jpg")):
+        shutil.copy(folder / "assets" / name, photos)
+        store.put(str(photos / name), f"{s3}/photos/{name}")
+        with tarfile.open(folder / f"photos-{number:06}.tar", "w") as tar:
+            tar.add(photos / name, name)
+    commands = BEYOND.search(README)
+    assert commands is not None
+    lines = commands.group(1).splitlines()
+    assert len(lines) == 5
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        for line in lines:
+            typed = shlex.split(
+                line.replace("s3://bucket", s3).replace("127.0.0.1:6379", cluster.address), comments=True
+            )
+            code = f"import sys; from gradcam.cli import main; sys.argv = {typed}; main()"
+            # In processes of their own: one that leaves a Ray cannot join another well.
+            ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            assert (ended.returncode, ended.stderr) == (0, ""), line
+    finally:
+        cluster.shutdown()
+    expected = gradcam.read_manifest("explained")
+    assert [record.image for record in expected] == ["coffee.jpg", "rocket.jpg"]
+    assert gradcam.read_manifest(f"{s3}/explained") == gradcam.read_manifest(f"{s3}/with-ray") == expected
+    assert store.cat(f"{s3}/explained/rocket-gradcam.jpg") == Path("explained/rocket-gradcam.jpg").read_bytes()
+    assert store.exists(f"{s3}/explained/index.html")
+    assert [record.tar for record in gradcam.read_manifest(f"{s3}/tars")] == ["results-000001.tar"] * 2
+
+
+def test_the_job_arrays_take_shares(folder: Path) -> None:
+    import yaml
+
+    blocks = dict(ARRAY.findall(README))
+    (slurm,) = [line for line in blocks["bash"].splitlines() if line.startswith("gradcam ")]
+    job = yaml.safe_load(blocks["yaml"])
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert job["spec"]["completions"] == 8
+    assert container["command"] == ["sh", "-c"]
+    (kubernetes,) = container["args"]
+    array = {**os.environ, "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "8", "JOB_COMPLETION_INDEX": "0"}
+    for line, pictures in ((slurm, "photos/"), (kubernetes, "s3://bucket/photos/")):
+        typed = subprocess.run(
+            ["sh", "-c", f"echo {line}"], env=array, capture_output=True, text=True, check=True
+        ).stdout
+        assert "--shard 1/8 --resume" in typed
+        shutil.rmtree("photos", ignore_errors=True)
+        shutil.copytree(folder / "assets", "photos", ignore=shutil.ignore_patterns("[!c]*"))
+        local = typed.replace(pictures, "photos/").replace("s3://bucket/", "")
+        assert cli.main(shlex.split(local)[1:], standalone_mode=False) == 0
+        shutil.rmtree("explained")
+
+
 class TestRecipes:
     """Each recipe runs as printed, and shows what it says."""
 
@@ -289,7 +353,8 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
         "summary", "environment", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
         "perturbation cpu", "shell", "traits", "transformers cpu",
         "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu",
-        "evaluation", "quality",
+        "evaluation", "quality", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "engines",
+        "engine nodes", "engine memory",
     }  # fmt: skip
     for key, text in marks:
         assert "not measured" not in text
