@@ -115,7 +115,7 @@ def _word(ray: Any, error: BaseException) -> str:
     ended = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, ended):
         return (
-            f"An actor ended {TRIES + 1} times over the same pictures: there is too little memory, or one of them ends its "
-            f"process (Ray: {shorten(lines[0] if lines else error)})."
+            f"An actor ended, and {TRIES} more tries did not help: its machine is gone, there is too little memory, or a "
+            f"picture ends its process (Ray: {shorten(lines[0] if lines else error)})."
         )
     return f"Ray stopped the work: {lines[-1] if lines else type(error).__name__}"
