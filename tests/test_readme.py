@@ -353,8 +353,8 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
         "summary", "environment", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
         "perturbation cpu", "shell", "traits", "transformers cpu",
         "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu",
-        "evaluation", "quality", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "engines",
-        "engine nodes", "engine memory",
+        "evaluation", "quality", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "million", "engines",
+        "engines shares", "engines memory",
     }  # fmt: skip
     for key, text in marks:
         assert "not measured" not in text

@@ -22,19 +22,21 @@ from benchmark.tables import Table, format_spread
 PICTURES = {"cpu": 96, "cuda": 512}
 BATCH = {"cpu": 8, "cuda": 32}  # what `gradcam batch` takes by itself
 PROCESSES = (2, 4, 8)  # that share a GPU
+MILLION = 1_000_000
+LISTED, IN_A_PIECE = 1000, 1000  # keys that one request to S3 lists, and records in a piece of a manifest there
 FILES = 64  # that the others are links to
 LONGEST = 300  # seconds that a round of processes may take
 
 
 def compare_throughput(settings: Settings) -> Iterator[Table]:
-    """For each device: pictures per second by the number of threads, and what the stages take of a core."""
+    """For each device: pictures per second by the number of threads, and what a million pictures then take."""
     keep_freed_memory()
     (rounds,) = settings.rounds.values()
     for device in settings.devices:
-        yield measure_device(device, rounds)
+        yield from measure_device(device, rounds)
 
 
-def measure_device(device: str, rounds: int) -> Table:
+def measure_device(device: str, rounds: int) -> Iterator[Table]:
     from gradcam.batch.cores import count_cores
 
     cores = count_cores()
@@ -57,7 +59,9 @@ def measure_device(device: str, rounds: int) -> Table:
             each = max(1, cores // count)
             report_progress("throughput", device, f"{count} processes")
             seconds[f"{count} processes of {each} threads"] = time_processes(folder, device, count, each, rounds)
-    return tabulate(device, seconds, stages)
+        sizes = weigh(classifier, device, folder)
+    yield tabulate(device, seconds, stages)
+    yield tabulate_million(sizes)
 
 
 def measure_once(classifier: Any, device: str, files: list[Path], folder: Path, cores: int) -> dict[str, float]:
@@ -65,6 +69,19 @@ def measure_once(classifier: Any, device: str, files: list[Path], folder: Path, 
     with tempfile.TemporaryDirectory(dir=folder) as output:
         found = measure_stages(classifier, files, Path(output), BATCH[device], cores)
     return {name: 1000 * value / len(files) for name, value in found.items()}
+
+
+def weigh(classifier: Any, device: str, folder: Path) -> dict[str, float]:
+    """Bytes that a picture takes, of its own, of its overlay, and of its record."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        output = Path(place)
+        run_pipeline(classifier, folder / "some", output, BATCH[device])
+        found = {
+            "pictures to read": sum(path.stat().st_size for path in (folder / "some").iterdir()),
+            "overlays to write": sum(path.stat().st_size for path in output.glob("*.jpg")),
+            "records in the manifest": (output / "manifest.jsonl").stat().st_size,
+        }
+    return {name: size / FILES for name, size in found.items()}
 
 
 def time_processes(folder: Path, device: str, count: int, threads: int, rounds: int) -> list[float]:
@@ -106,16 +123,32 @@ def explain_share(folder: Path, device: str, pictures: int, threads: int, gates:
 
 
 def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, float]) -> Table:
-    rows = [[name, format_spread(np.divide(PICTURES[device], values), 0)] for name, values in seconds.items()]
+    rows = []
+    for name, values in seconds.items():
+        each = float(np.median(values)) / PICTURES[device]
+        rates = format_spread(np.divide(PICTURES[device], values), 0 if device == "cuda" else 1)
+        rows.append([name, rates, f"{1000 * each:.1f} ms", f"{MILLION * each / 3600:.1f} h"])
     shares = ", ".join(f"{name} {value:.1f} ms" for name, value in stages.items() if name != "model")
     notes = [
-        f"Pictures per second, from files to files: {PICTURES[device]} JPEG files of {WIDTH} x {HEIGHT}, {NETWORK} at "
+        f"From files to files: {PICTURES[device]} JPEG files of {WIDTH} x {HEIGHT}, {NETWORK} at "
         f"{LAYER} in fp32, batches of {BATCH[device]}, overlays as JPEG; medians (with quartiles).",
         "Threads read, decode, draw, encode and write; the model has its own"
         + (", and the GPU." if device == "cuda" else ", and shares the cores with them."),
         f"A picture's share of a core: {shares}.",
     ]
-    header = ["gradcam", "pictures per second"]
+    header = [f"{NETWORK} ({device})", "pictures per second", "a picture", "a million"]
     return Table(
         f"throughput {device}", f"A folder of pictures ({device})", header, rows, notes, [{"seconds": seconds}]
     )
+
+
+def tabulate_million(sizes: dict[str, float]) -> Table:
+    """What a million of these pictures take in a store."""
+    rows = [[what, f"{size / 1000:.1f} kB", f"{size * MILLION / 1e9:.1f} GB"] for what, size in sizes.items()]
+    requests = 2 * MILLION + MILLION // LISTED + MILLION // IN_A_PIECE
+    rows.append(["requests to a store", "1 to read, 1 to write", f"{requests:,}"])
+    notes = [
+        f"Of files of {WIDTH} x {HEIGHT}. Requests: with those of the listing, {LISTED} keys each, and of the manifest, "
+        f"{IN_A_PIECE} records a piece."
+    ]
+    return Table("million", "A million pictures in a store", ["", "a picture", "a million"], rows, notes)
