@@ -123,11 +123,8 @@ def explain_share(folder: Path, device: str, pictures: int, threads: int, gates:
 
 
 def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, float]) -> Table:
-    rows = []
-    for name, values in seconds.items():
-        each = float(np.median(values)) / PICTURES[device]
-        rates = format_spread(np.divide(PICTURES[device], values), 0 if device == "cuda" else 1)
-        rows.append([name, rates, f"{1000 * each:.1f} ms", f"{MILLION * each / 3600:.1f} h"])
+    digits = 0 if device == "cuda" else 1
+    rows = [[name, format_spread(np.divide(PICTURES[device], values), digits)] for name, values in seconds.items()]
     shares = ", ".join(f"{name} {value:.1f} ms" for name, value in stages.items() if name != "model")
     notes = [
         f"From files to files: {PICTURES[device]} JPEG files of {WIDTH} x {HEIGHT}, {NETWORK} at "
@@ -136,7 +133,7 @@ def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, flo
         + (", and the GPU." if device == "cuda" else ", and shares the cores with them."),
         f"A picture's share of a core: {shares}.",
     ]
-    header = [f"{NETWORK} ({device})", "pictures per second", "a picture", "a million"]
+    header = ["gradcam", "pictures per second"]
     return Table(
         f"throughput {device}", f"A folder of pictures ({device})", header, rows, notes, [{"seconds": seconds}]
     )
