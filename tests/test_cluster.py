@@ -295,7 +295,7 @@ class Nodes:
         (Nodes({"CPU": 6}, {"CPU": 3}, {}), "auto", Layout(3, 3, "cpu")),
         (Nodes({"CPU": 8}, {"CPU": 3}, dead=1), "auto", Layout(1, 3, "cpu")),
         (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), "auto", Layout(6, 6, "cuda")),
-        (Nodes({"CPU": 1, "GPU": 2}), "cuda", Layout(2, 1, "cuda")),
+        (Nodes({"CPU": 1, "GPU": 2}), "cuda", Layout(2, 0.5, "cuda")),
         (Nodes({"CPU": 8, "GPU": 2}), "cpu", Layout(2, 4, "cpu")),
     ],
 )
@@ -303,9 +303,35 @@ def test_an_actor_for_each_gpu_or_few_cores(nodes: Nodes, device: str, expected:
     assert find_layout(nodes, device) == expected
 
 
+@pytest.mark.parametrize(
+    ("nodes", "per_gpu", "expected", "threads"),
+    [
+        (Nodes({"CPU": 16, "GPU": 1}), 8, Layout(8, 2, "cuda", 8), 2),
+        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), 2, Layout(12, 3, "cuda", 2), 3),
+        (Nodes({"CPU": 16, "GPU": 1}), 7, Layout(7, 2, "cuda", 7), 2),
+        (Nodes({"CPU": 2, "GPU": 1}), 3, Layout(3, 0.6666, "cuda", 3), 1),
+        (Nodes({"GPU": 1}), 2, Layout(2, 0, "cuda", 2), 1),
+    ],
+)
+def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: Layout, threads: int) -> None:
+    layout = find_layout(nodes, "auto", per_gpu)
+    assert layout == expected
+    assert layout.threads == threads
+
+
+@pytest.mark.parametrize("per_gpu", range(1, 101))
+def test_as_many_fit_on_a_gpu_as_are_to_share_it(per_gpu: int) -> None:
+    """Ray counts in parts of ten thousand, to the nearest."""
+    parts = Layout(per_gpu, 1, "cuda", per_gpu).gpus * 10_000
+    assert parts == pytest.approx(round(parts), abs=1e-6)
+    assert 10_000 - per_gpu < round(parts) * per_gpu <= 10_000
+
+
 def test_no_gpu_and_no_core() -> None:
     with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster"):
         find_layout(Nodes({"CPU": 2}), "cuda")
+    with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster: leave --actors-per-gpu out"):
+        find_layout(Nodes({"CPU": 2}), "auto", 2)
     with pytest.raises(ClusterError, match="There is no core to be had"):
         find_layout(Nodes({}), "auto")
 
@@ -331,6 +357,8 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
         return outcome.err
 
     assert "--ray-address is for --engine ray" in batch("--ray-address", "a:1")
+    assert "--actors-per-gpu is for --engine ray" in batch("--actors-per-gpu", "2")
+    assert "--actors-per-gpu is for GPUs" in batch("--engine", "ray", "--device", "cpu", "--actors-per-gpu", "2")
     assert "choose one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"

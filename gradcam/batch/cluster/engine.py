@@ -73,7 +73,7 @@ class RayEngine:
         actors = min(self.layout.actors, len(blocks))
         answers = rows.map_batches(
             Actor,
-            fn_constructor_args=(job, self.layout.cores),
+            fn_constructor_args=(job, self.layout.threads),
             compute=self.ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=AT_ONCE),
             batch_size=1,
             num_cpus=self.layout.cores,
