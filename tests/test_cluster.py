@@ -30,12 +30,13 @@ from gradcam.batch.cluster import addresses, session
 from gradcam.batch.cluster.actor import Actor
 from gradcam.batch.cluster.addresses import check_address
 from gradcam.batch.cluster.ending import _folder, end_here
-from gradcam.batch.cluster.messages import SHARES, Answer, Job, to_blocks, to_job
+from gradcam.batch.cluster.messages import SHARES, Answer, Job, pack, to_blocks, to_job, unpack
 from gradcam.batch.cluster.quiet import SILENT, quiet
 from gradcam.batch.cluster.session import Layout, find_layout, import_ray
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Question
 from gradcam.batch.inputs.sources import list_inputs
+from gradcam.batch.inputs.store_contents import StoreContent
 from gradcam.batch.items import Item
 from gradcam.batch.output.outputs import Saver
 from gradcam.batch.output.places import Disk
@@ -98,7 +99,7 @@ def act() -> Iterator[Callable[[Job], Actor]]:
 
 def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[Answer]:
     blocks = to_blocks(work, stems, lambda item: True, actors=1)
-    rows = [row for block in blocks for row in actor({"block": [pickle.dumps(block)]})]
+    rows = [row for block in blocks for row in actor({"block": [pack(block)]})]
     return [pickle.loads(answer) for row in rows for answer in row["answer"]]
 
 
@@ -125,6 +126,17 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
     assert all(len(block.batches) <= 32 for block in blocks)
     if pictures >= 400:
         assert len(blocks) >= SHARES * actors  # enough for all to end at about the same time
+
+
+def test_two_million_pictures_fit() -> None:
+    """Of pictures that lie in a store, whose names are as long as theirs are: in memory, and in Ray's."""
+    names = [f"2024-03/{i % 1000:04}/IMG_{i:08}_{i * 7919 % 99991:05}" for i in range(20_000)]
+    pictures = [Item(f"{name}.jpg", StoreContent(f"memory://bucket/photos/{name}.jpg")) for name in names]
+    work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
+    blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
+    packed = [pack(block) for block in blocks]
+    assert [unpack(each) for each in packed] == blocks
+    assert sum(map(len, packed)) / len(pictures) < 60
 
 
 # What an actor answers
@@ -442,3 +454,55 @@ def test_loggers_are_as_they_were() -> None:
         assert handler.level == logging.INFO
     finally:
         logger.removeHandler(handler)
+
+
+# Last words
+
+
+WATCHED = """
+import os, signal, sys, time
+from gradcam.batch.cluster.last_words import last_words
+with last_words(sys.argv[1], "Ray has ended. To go on:", is_own=sys.argv[2] == "own"):
+    print("watched", flush=True)
+    sys.stdin.readline()
+    if sys.argv[3] == "abort":
+        os.abort()
+    if sys.argv[3] == "group":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(60)
+    raise SystemExit(1)
+"""
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("kind", "head", "end", "speaks"),
+    [
+        ("joined", "gone", "abort", True),
+        ("own", "gone", "abort", True),
+        ("own", "here", "group", True),
+        ("joined", "here", "abort", False),  # somebody killed it
+        ("own", "here", "abort", False),
+        ("joined", "gone", "raise", False),  # it has said so itself
+        ("own", "here", "raise", False),
+    ],
+)
+def test_last_words(kind: str, head: str, end: str, *, speaks: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", WATCHED, address, kind, end]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "watched\n"
+            time.sleep(0.3)  # for the witness to begin
+            if head == "gone":
+                server.shutdown(socket.SHUT_RDWR)
+                server.close()
+                time.sleep(0.8)  # more than its pause
+            _, err = process.communicate("\n", timeout=30)
+    assert process.returncode != 0
+    assert err == ("Ray has ended. To go on:\n" if speaks else "")

@@ -14,7 +14,7 @@ from typing import Any
 
 from gradcam import __version__
 from gradcam.batch.cluster.ending import sign_in
-from gradcam.batch.cluster.messages import Answer, Block, Failure, Job
+from gradcam.batch.cluster.messages import Answer, Block, Failure, Job, unpack
 from gradcam.batch.output.outputs import Saver
 from gradcam.batch.pipeline import explain_items
 from gradcam.batch.weights import describe_weights
@@ -46,7 +46,7 @@ class Actor:
     def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
         """An answer for each batch of the block that is in the row, as soon as all its pictures are done."""
         for packed in rows["block"]:
-            for answer in self._answer(pickle.loads(packed)):
+            for answer in self._answer(unpack(packed)):
                 yield {"answer": [pickle.dumps(answer)]}
 
     def _answer(self, block: Block) -> Iterator[Answer]:

@@ -13,7 +13,7 @@ from typing import Any
 from gradcam import errors
 from gradcam.batch.cluster.actor import Actor
 from gradcam.batch.cluster.ending import end_everywhere
-from gradcam.batch.cluster.messages import Answer, Failure, Job, Load, to_blocks, to_job
+from gradcam.batch.cluster.messages import Answer, Failure, Job, Load, pack, to_blocks, to_job
 from gradcam.batch.cluster.quiet import is_loud
 from gradcam.batch.cluster.session import Layout
 from gradcam.batch.computing import Tell
@@ -43,7 +43,7 @@ class RayEngine:
         self, work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
     ) -> Generator[Outcome, None, None]:
         """See `Engine`."""
-        blocks = [pickle.dumps(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
+        blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
         if not blocks:
             return
         job = to_job(self.load, work, saver, self.layout.device, self.workers)
