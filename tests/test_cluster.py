@@ -221,6 +221,34 @@ def test_an_actor_that_cannot_work_says_why(
     assert not list(disk.folder.glob("*.jpg"))
 
 
+def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
+    work: Work, disk: Disk, act: Callable[[Job], Actor]
+) -> None:
+    job = to_job(load, work, to_saver(work, disk), "cpu", 1)
+    for made, said in (
+        (replace(job, version="0.1", run="another"), "gradcam is "),
+        (job, "The actor on .+ cannot work: error: "),
+    ):
+        (answer,) = [pickle.loads(row["answer"][0]) for row in act(made)({"block": [b"of another version"]})]
+        assert re.match(said, answer.error.text), answer.error.text
+
+
+def test_what_ray_says_is_the_reason_and_no_advice() -> None:
+    pytest.importorskip("ray")
+    from ray import exceptions
+
+    from gradcam.batch.cluster.engine import _word
+
+    class Ray:
+        pass
+
+    Ray.exceptions = exceptions  # type: ignore[attr-defined]
+    error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
+    said = "Ray stopped the work: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
+    assert _word(Ray, error.as_instanceof_cause()) == said
+    assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the work: last"
+
+
 class Full:
     """A place that has no room."""
 
@@ -410,10 +438,14 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = list[bool]()
     monkeypatch.setattr(session, "import_ray", Mismatched)
     handler = signal.getsignal(signal.SIGTERM)
-    said = r"^auto: Ray cannot be joined there \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\.$"
-    with pytest.raises(ClusterError, match=said), session.joined("auto"):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    said = r"^auto: Ray cannot be joined there \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
+    with pytest.raises(ClusterError, match=said + r" Where .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
         pass
-    assert ended == [True]
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(ClusterError, match=said + "$"), session.joined("auto"):
+        pass
+    assert ended == [True, True]
     assert signal.getsignal(signal.SIGTERM) is handler
 
 

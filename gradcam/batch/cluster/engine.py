@@ -20,7 +20,7 @@ from gradcam.batch.computing import Tell
 from gradcam.batch.engine import Work
 from gradcam.batch.items import Item
 from gradcam.batch.output.outputs import Outcome, Saver
-from gradcam.errors import ClusterError, GradcamError, shorten
+from gradcam.errors import ClusterError, GradcamError, describe_unexpected, shorten
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever
 AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
@@ -118,4 +118,8 @@ def _word(ray: Any, error: BaseException) -> str:
             f"An actor ended, and {TRIES} more tries did not help: its machine is gone, there is too little memory, or a "
             f"picture ends its process (Ray: {shorten(lines[0] if lines else error)})."
         )
-    return f"Ray stopped the work: {lines[-1] if lines else type(error).__name__}"
+    cause = getattr(error, "cause", None)  # of what was raised elsewhere; below it, Ray has advice of its own
+    reason = (
+        describe_unexpected(cause) if isinstance(cause, Exception) else lines[-1] if lines else type(error).__name__
+    )
+    return f"Ray stopped the work: {reason}"

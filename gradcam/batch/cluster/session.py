@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -93,6 +94,7 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     if address == "local":
         folder = tempfile.mkdtemp(prefix="gradcam-ray-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(_own_token())
         options |= {
             "num_cpus": count_cores(),
             "object_store_memory": OBJECTS,
@@ -109,8 +111,29 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         what = "Ray cannot be started here" if address == "local" else f"{address}: Ray cannot be joined there"
-        raise ClusterError(f"{what} ({reason}).") from error
+        raise ClusterError(f"{what} ({reason}).{_advise(address)}") from error
     stack.enter_context(quiet())
+
+
+def _advise(address: str) -> str:
+    """Ray says nothing of tokens where it should have sent one, and sends none to an address unless it is told to."""
+    if address == "local" or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    return " Where the cluster wants a token, as `ray start` says then, set RAY_AUTH_MODE=token."
+
+
+@contextlib.contextmanager
+def _own_token() -> Iterator[None]:
+    """A token of its own for what is started here: Ray would leave one in the user's home, and from then on `ray start`
+    would want it of whoever joins."""
+    ours = not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if ours:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    try:
+        yield
+    finally:
+        if ours:
+            del os.environ["RAY_AUTH_TOKEN"]
 
 
 @contextlib.contextmanager
