@@ -289,9 +289,11 @@ def served(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
     with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:  # where the test fails, too: nobody would end the thread
+            server.shutdown()
+            thread.join()
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,9 +464,10 @@ time.sleep(60)
 
 
 @POSIX
-def test_who_signed_in_is_ended_and_nobody_else() -> None:
-    run = "test-of-ending"
-    with subprocess.Popen([sys.executable, "-c", SIGNED_IN, run], stdout=subprocess.PIPE) as worker:
+def test_who_signed_in_is_ended_and_nobody_else(tmp_path: Path) -> None:
+    run = f"test-of-ending-{os.getpid()}"
+    elsewhere = os.environ | {"TMPDIR": str(tmp_path)}  # as it is where Ray was started by somebody else
+    with subprocess.Popen([sys.executable, "-c", SIGNED_IN, run], env=elsewhere, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()
         # One that ended, whose number is another process's now: this one's.
