@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
-from tests.test_cli import Photo
+from tests.test_cli import Command, Photo, folder, gradcam_command
 from tests.test_cli_batch import tree
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 PICTURES = 24
-LONG = 120  # pictures: enough to be stopped in the middle
+LONG = 72  # pictures: enough to be stopped in the middle, twice
 BROKEN = "05.jpg"
 PATIENCE = 120  # seconds
 
@@ -87,7 +90,7 @@ def batch(here: Path) -> Batch:
         return subprocess.run(
             to_command(*arguments),
             cwd=here,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | {"HOME": str(here)},
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -95,6 +98,16 @@ def batch(here: Path) -> Batch:
         )
 
     return call
+
+
+@pytest.fixture
+def local(gradcam_command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """`gradcam batch` without Ray, in this process, with as many threads of torch's as the actors have."""
+    monkeypatch.chdir(here)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
+    torch.set_num_threads(threads)
 
 
 def to_command(*arguments: str) -> list[str]:
@@ -143,29 +156,30 @@ def left_behind() -> list[Path]:
     return [path for name in ("gradcam-ray-*", "gradcam-run-*") for path in Path("/tmp").glob(name)]
 
 
-def test_the_same_as_the_local_engine(batch: Batch, here: Path, address: str) -> None:
+def test_the_same_as_the_local_engine(batch: Batch, local: Command, here: Path, address: str) -> None:
     """Files, records, lines and statuses; Ray started for it, and joined."""
     before = left_behind()
-    local = batch("photos", "-o", "by-local", "--json", "--report")
-    assert local.returncode == 1
-    assert local.stderr.startswith(f"{BROKEN}: is damaged or cut off")
-    for folder, arguments in (("by-own", ()), ("by-joined", ("--ray-address", address))):
-        found = batch("photos", "-o", folder, "--json", "--report", "--engine", "ray", *arguments)
-        assert (found.returncode, found.stdout, found.stderr) == (local.returncode, local.stdout, local.stderr)
-        assert results(here / folder) == results(here / "by-local")
-        assert len(log(here / folder, "picture")) == PICTURES
-        assert sorted(line["start"] for line in log(here / folder, "batch")) == [0, 8, 16]
+    alone = local("photos", "-o", "by-local", "--json", "--report")
+    assert alone.status == 1
+    assert alone.err.startswith(f"{BROKEN}: is damaged or cut off")
+    for output, arguments in (("by-own", ()), ("by-joined", ("--ray-address", address))):
+        found = batch("photos", "-o", output, "--json", "--report", "--engine", "ray", *arguments)
+        assert (found.returncode, found.stdout, found.stderr) == (alone.status, alone.out, alone.err)
+        assert results(here / output) == results(here / "by-local")
+        assert len(log(here / output, "picture")) == PICTURES
+        assert sorted(line["start"] for line in log(here / output, "batch")) == [0, 8, 16]
     assert left_behind() == before
+    assert not (here / ".ray").exists()  # a token there would be wanted of all who join what is started from then on
     # And one goes on where the other stopped.
     (here / "by-own" / "03-gradcam.jpg").unlink()
-    resumed = batch("photos", "-o", "by-own", "--json", "--resume", "--report")
-    assert [json.loads(line)["image"] for line in resumed.stdout.splitlines()] == ["03.jpg", BROKEN]
+    resumed = local("photos", "-o", "by-own", "--json", "--resume", "--report")
+    assert [json.loads(line)["image"] for line in resumed.out.splitlines()] == ["03.jpg", BROKEN]
     assert results(here / "by-own") == results(here / "by-local")
 
 
 def test_an_actor_that_is_killed(here: Path, address: str) -> None:
     """Its pictures are explained by another; nobody hears of it."""
-    ray = ("many", "--engine", "ray", "--ray-address", address, "--batch-size", "4", "--json")
+    ray = ("many", "--engine", "ray", "--ray-address", address, "--batch-size", "2", "--json")
     with begun(here, "killed", *ray) as process:
         victim = log(here / "killed", "batch")[0]["actor"]
         os.kill(victim, signal.SIGKILL)
@@ -181,7 +195,7 @@ def test_an_actor_that_is_killed(here: Path, address: str) -> None:
 
 def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -> None:
     """By a signal that it can heed, and by one that it cannot: every picture is recorded exactly once."""
-    ray = ("many", "--engine", "ray", "--batch-size", "4")
+    ray = ("many", "--engine", "ray", "--batch-size", "2")
     joined = (*ray, "--ray-address", address)
     with begun(here, "stopped", *joined) as process:
         process.terminate()
@@ -192,7 +206,7 @@ def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -
     assert err.startswith(f"Stopped.\n{recorded} of {LONG} pictures are finished. To go on:\n  gradcam batch --resume ")
     assert 10 <= recorded <= len(written) < LONG
     with begun(here, "stopped", *ray, "--resume") as process:
-        while count(here / "stopped") < recorded + 20 and process.poll() is None:
+        while count(here / "stopped") < recorded + 10 and process.poll() is None:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
     done = {f"{here}/stopped/{i:03}-gradcam.jpg" for i in range(recorded)}

@@ -30,12 +30,13 @@ from gradcam.batch.cluster import addresses, session
 from gradcam.batch.cluster.actor import Actor
 from gradcam.batch.cluster.addresses import check_address
 from gradcam.batch.cluster.ending import _folder, end_here
-from gradcam.batch.cluster.messages import SHARES, Answer, Job, to_blocks, to_job
+from gradcam.batch.cluster.messages import SHARES, Answer, Job, pack, to_blocks, to_job, unpack
 from gradcam.batch.cluster.quiet import SILENT, quiet
 from gradcam.batch.cluster.session import Layout, find_layout, import_ray
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Question
 from gradcam.batch.inputs.sources import list_inputs
+from gradcam.batch.inputs.store_contents import StoreContent
 from gradcam.batch.items import Item
 from gradcam.batch.output.outputs import Saver
 from gradcam.batch.output.places import Disk
@@ -98,7 +99,7 @@ def act() -> Iterator[Callable[[Job], Actor]]:
 
 def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[Answer]:
     blocks = to_blocks(work, stems, lambda item: True, actors=1)
-    rows = [row for block in blocks for row in actor({"block": [pickle.dumps(block)]})]
+    rows = [row for block in blocks for row in actor({"block": [pack(block)]})]
     return [pickle.loads(answer) for row in rows for answer in row["answer"]]
 
 
@@ -125,6 +126,17 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
     assert all(len(block.batches) <= 32 for block in blocks)
     if pictures >= 400:
         assert len(blocks) >= SHARES * actors  # enough for all to end at about the same time
+
+
+def test_two_million_pictures_fit() -> None:
+    """Of pictures that lie in a store, whose names are as long as theirs are: in memory, and in Ray's."""
+    names = [f"2024-03/{i % 1000:04}/IMG_{i:08}_{i * 7919 % 99991:05}" for i in range(20_000)]
+    pictures = [Item(f"{name}.jpg", StoreContent(f"memory://bucket/photos/{name}.jpg")) for name in names]
+    work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
+    blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
+    packed = [pack(block) for block in blocks]
+    assert [unpack(each) for each in packed] == blocks
+    assert sum(map(len, packed)) / len(pictures) < 60
 
 
 # What an actor answers
@@ -209,6 +221,34 @@ def test_an_actor_that_cannot_work_says_why(
     assert not list(disk.folder.glob("*.jpg"))
 
 
+def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
+    work: Work, disk: Disk, act: Callable[[Job], Actor]
+) -> None:
+    job = to_job(load, work, to_saver(work, disk), "cpu", 1)
+    for made, said in (
+        (replace(job, version="0.1", run="another"), "gradcam is "),
+        (job, "The actor on .+ cannot work: error: "),
+    ):
+        (answer,) = [pickle.loads(row["answer"][0]) for row in act(made)({"block": [b"of another version"]})]
+        assert re.match(said, answer.error.text), answer.error.text
+
+
+def test_what_ray_says_is_the_reason_and_no_advice() -> None:
+    pytest.importorskip("ray")
+    from ray import exceptions
+
+    from gradcam.batch.cluster.engine import _word
+
+    class Ray:
+        pass
+
+    Ray.exceptions = exceptions  # type: ignore[attr-defined]
+    error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
+    said = "Ray stopped the work: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
+    assert _word(Ray, error.as_instanceof_cause()) == said
+    assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the work: last"
+
+
 class Full:
     """A place that has no room."""
 
@@ -249,9 +289,11 @@ def served(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
     with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:  # where the test fails, too: nobody would end the thread
+            server.shutdown()
+            thread.join()
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +337,7 @@ class Nodes:
         (Nodes({"CPU": 6}, {"CPU": 3}, {}), "auto", Layout(3, 3, "cpu")),
         (Nodes({"CPU": 8}, {"CPU": 3}, dead=1), "auto", Layout(1, 3, "cpu")),
         (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), "auto", Layout(6, 6, "cuda")),
-        (Nodes({"CPU": 1, "GPU": 2}), "cuda", Layout(2, 1, "cuda")),
+        (Nodes({"CPU": 1, "GPU": 2}), "cuda", Layout(2, 0.5, "cuda")),
         (Nodes({"CPU": 8, "GPU": 2}), "cpu", Layout(2, 4, "cpu")),
     ],
 )
@@ -303,9 +345,35 @@ def test_an_actor_for_each_gpu_or_few_cores(nodes: Nodes, device: str, expected:
     assert find_layout(nodes, device) == expected
 
 
+@pytest.mark.parametrize(
+    ("nodes", "per_gpu", "expected", "threads"),
+    [
+        (Nodes({"CPU": 16, "GPU": 1}), 8, Layout(8, 2, "cuda", 8), 2),
+        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), 2, Layout(12, 3, "cuda", 2), 3),
+        (Nodes({"CPU": 16, "GPU": 1}), 7, Layout(7, 2, "cuda", 7), 2),
+        (Nodes({"CPU": 2, "GPU": 1}), 3, Layout(3, 0.6666, "cuda", 3), 1),
+        (Nodes({"GPU": 1}), 2, Layout(2, 0, "cuda", 2), 1),
+    ],
+)
+def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: Layout, threads: int) -> None:
+    layout = find_layout(nodes, "auto", per_gpu)
+    assert layout == expected
+    assert layout.threads == threads
+
+
+@pytest.mark.parametrize("per_gpu", range(1, 101))
+def test_as_many_fit_on_a_gpu_as_are_to_share_it(per_gpu: int) -> None:
+    """Ray counts in parts of ten thousand, to the nearest."""
+    parts = Layout(per_gpu, 1, "cuda", per_gpu).gpus * 10_000
+    assert parts == pytest.approx(round(parts), abs=1e-6)
+    assert 10_000 - per_gpu < round(parts) * per_gpu <= 10_000
+
+
 def test_no_gpu_and_no_core() -> None:
     with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster"):
         find_layout(Nodes({"CPU": 2}), "cuda")
+    with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster: leave --actors-per-gpu out"):
+        find_layout(Nodes({"CPU": 2}), "auto", 2)
     with pytest.raises(ClusterError, match="There is no core to be had"):
         find_layout(Nodes({}), "auto")
 
@@ -331,6 +399,8 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
         return outcome.err
 
     assert "--ray-address is for --engine ray" in batch("--ray-address", "a:1")
+    assert "--actors-per-gpu is for --engine ray" in batch("--actors-per-gpu", "2")
+    assert "--actors-per-gpu is for GPUs" in batch("--engine", "ray", "--device", "cpu", "--actors-per-gpu", "2")
     assert "choose one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"
@@ -370,10 +440,14 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = list[bool]()
     monkeypatch.setattr(session, "import_ray", Mismatched)
     handler = signal.getsignal(signal.SIGTERM)
-    said = r"^auto: Ray cannot be joined there \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\.$"
-    with pytest.raises(ClusterError, match=said), session.joined("auto"):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    said = r"^auto: Ray cannot be joined there \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
+    with pytest.raises(ClusterError, match=said + r" Where .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
         pass
-    assert ended == [True]
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(ClusterError, match=said + "$"), session.joined("auto"):
+        pass
+    assert ended == [True, True]
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
@@ -390,9 +464,10 @@ time.sleep(60)
 
 
 @POSIX
-def test_who_signed_in_is_ended_and_nobody_else() -> None:
-    run = "test-of-ending"
-    with subprocess.Popen([sys.executable, "-c", SIGNED_IN, run], stdout=subprocess.PIPE) as worker:
+def test_who_signed_in_is_ended_and_nobody_else(tmp_path: Path) -> None:
+    run = f"test-of-ending-{os.getpid()}"
+    elsewhere = os.environ | {"TMPDIR": str(tmp_path)}  # as it is where Ray was started by somebody else
+    with subprocess.Popen([sys.executable, "-c", SIGNED_IN, run], env=elsewhere, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()
         # One that ended, whose number is another process's now: this one's.
@@ -414,3 +489,55 @@ def test_loggers_are_as_they_were() -> None:
         assert handler.level == logging.INFO
     finally:
         logger.removeHandler(handler)
+
+
+# Last words
+
+
+WATCHED = """
+import os, signal, sys, time
+from gradcam.batch.cluster.last_words import last_words
+with last_words(sys.argv[1], "Ray has ended. To go on:", is_own=sys.argv[2] == "own"):
+    print("watched", flush=True)
+    sys.stdin.readline()
+    if sys.argv[3] == "abort":
+        os.abort()
+    if sys.argv[3] == "group":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(60)
+    raise SystemExit(1)
+"""
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("kind", "head", "end", "speaks"),
+    [
+        ("joined", "gone", "abort", True),
+        ("own", "gone", "abort", True),
+        ("own", "here", "group", True),
+        ("joined", "here", "abort", False),  # somebody killed it
+        ("own", "here", "abort", False),
+        ("joined", "gone", "raise", False),  # it has said so itself
+        ("own", "here", "raise", False),
+    ],
+)
+def test_last_words(kind: str, head: str, end: str, *, speaks: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", WATCHED, address, kind, end]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "watched\n"
+            time.sleep(0.3)  # for the witness to begin
+            if head == "gone":
+                server.shutdown(socket.SHUT_RDWR)
+                server.close()
+                time.sleep(0.8)  # more than its pause
+            _, err = process.communicate("\n", timeout=30)
+    assert process.returncode != 0
+    assert err == ("Ray has ended. To go on:\n" if speaks else "")

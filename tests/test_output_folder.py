@@ -380,6 +380,7 @@ def test_what_was_not_finished_is_swept_and_nothing_else(tmp_path: Path) -> None
     (folder.temporary / "mine").write_text("mine")
     with OutputFolder.open(tmp_path, RUN, mode="resume") as folder:
         assert os.listdir(folder.temporary) == ["mine"]
+        (folder.temporary / ".gradcam-4567.tmp").write_bytes(b"half, of a process of this run's that was killed")
     assert os.listdir(folder.temporary) == ["mine"]
 
 

@@ -81,6 +81,14 @@ from gradcam.cli.settings import Output, to_settings
     metavar="HOST:PORT",
     help="Join the Ray cluster there; by default RAY_ADDRESS, or else Ray is started here.",
 )
+@click.option(
+    "--actors-per-gpu",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Of Ray, each with a model of its own: one alone may leave most of a large GPU idle.",
+)
 @click.option("--audit", is_flag=True, help="Add each input's SHA-256 to its record.")
 @options.printing
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -102,4 +110,6 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
         )
     if choice.address is not None and choice.engine != "ray":
         raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")
+    if choice.actors_per_gpu > 1 and choice.engine != "ray":
+        raise click.UsageError("--actors-per-gpu is for --engine ray: give that as well, or leave it out.")
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradcam.cli.preparation import load_model
+from gradcam.cli.progress import resume_line
 from gradcam.cli.settings import ModelChoice, Settings
+from gradcam.cli.terminal import printable
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine
@@ -46,11 +49,23 @@ class Means:
             raise click.UsageError(
                 f"--device is {model.device}, and Ray gives each actor its own: choose one of {', '.join(DEVICES)}."
             )
+        if choice.actors_per_gpu > 1 and model.device == "cpu":
+            raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
         ray = self._stack.enter_context(joined(choice.address))
-        layout = find_layout(ray, model.device)
+        self._stack.enter_context(self._last_words(ray))
+        layout = find_layout(ray, model.device, choice.actors_per_gpu)
         self.device = layout.device
         load = partial(load_on, model, layers[0] if layers else None)
         self.engine = RayEngine(ray, layout, load, choice.workers)
+
+    def _last_words(self, ray: Any) -> contextlib.AbstractContextManager[None]:
+        from gradcam.batch.cluster.last_words import last_words
+        from gradcam.batch.cluster.session import find_address
+
+        text = "Ray has ended, and this with it: its head is gone, or was told to end. To go on:\n  "
+        is_own = find_address(self._typed.choice.address) == "local"
+        head = ray.get_runtime_context().gcs_address
+        return last_words(head, text + printable(resume_line(sys.argv[1:])), is_own=is_own)
 
     def to_settings(self) -> Settings:
         """What was typed; with Ray, this process's own model is on the CPU."""

@@ -50,6 +50,7 @@ class BatchChoice:
     audit: bool
     engine: str
     address: str | None
+    actors_per_gpu: int
 
     @property
     def mode(self) -> Literal["new", "resume", "overwrite"]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gradcam import __version__
 from gradcam.batch.cluster.ending import sign_in
-from gradcam.batch.cluster.messages import Answer, Block, Failure, Job
+from gradcam.batch.cluster.messages import Answer, Block, Failure, Job, unpack
 from gradcam.batch.output.outputs import Saver
 from gradcam.batch.pipeline import explain_items
 from gradcam.batch.weights import describe_weights
@@ -46,15 +46,15 @@ class Actor:
     def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
         """An answer for each batch of the block that is in the row, as soon as all its pictures are done."""
         for packed in rows["block"]:
-            for answer in self._answer(pickle.loads(packed)):
+            for answer in self._answer(packed):
                 yield {"answer": [pickle.dumps(answer)]}
 
-    def _answer(self, block: Block) -> Iterator[Answer]:
+    def _answer(self, packed: bytes) -> Iterator[Answer]:
         if self._failure is not None:
             yield Answer(error=self._failure)
             return
         try:
-            yield from self._explain(block)
+            yield from self._explain(unpack(packed))
         except Exception as error:
             yield Answer(error=self._describe(error))
 

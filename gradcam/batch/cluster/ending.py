@@ -53,7 +53,9 @@ def _end_elsewhere(ray: Any, run: str) -> None:
 
 
 def _folder(run: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"gradcam-run-{run}"
+    """The same for all processes of a machine: TMPDIR may be another where Ray was started, or of each job."""
+    shared = Path("/tmp")
+    return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / f"gradcam-run-{run}"
 
 
 def _end(lock: FileLock, process: int) -> None:

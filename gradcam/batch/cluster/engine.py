@@ -13,14 +13,14 @@ from typing import Any
 from gradcam import errors
 from gradcam.batch.cluster.actor import Actor
 from gradcam.batch.cluster.ending import end_everywhere
-from gradcam.batch.cluster.messages import Answer, Failure, Job, Load, to_blocks, to_job
+from gradcam.batch.cluster.messages import Answer, Failure, Job, Load, pack, to_blocks, to_job
 from gradcam.batch.cluster.quiet import is_loud
 from gradcam.batch.cluster.session import Layout
 from gradcam.batch.computing import Tell
 from gradcam.batch.engine import Work
 from gradcam.batch.items import Item
 from gradcam.batch.output.outputs import Outcome, Saver
-from gradcam.errors import ClusterError, GradcamError, shorten
+from gradcam.errors import ClusterError, GradcamError, describe_unexpected, shorten
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever
 AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
@@ -43,7 +43,7 @@ class RayEngine:
         self, work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
     ) -> Generator[Outcome, None, None]:
         """See `Engine`."""
-        blocks = [pickle.dumps(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
+        blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
         if not blocks:
             return
         job = to_job(self.load, work, saver, self.layout.device, self.workers)
@@ -73,7 +73,7 @@ class RayEngine:
         actors = min(self.layout.actors, len(blocks))
         answers = rows.map_batches(
             Actor,
-            fn_constructor_args=(job, self.layout.cores),
+            fn_constructor_args=(job, self.layout.threads),
             compute=self.ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=AT_ONCE),
             batch_size=1,
             num_cpus=self.layout.cores,
@@ -118,4 +118,8 @@ def _word(ray: Any, error: BaseException) -> str:
             f"An actor ended, and {TRIES} more tries did not help: its machine is gone, there is too little memory, or a "
             f"picture ends its process (Ray: {shorten(lines[0] if lines else error)})."
         )
-    return f"Ray stopped the work: {lines[-1] if lines else type(error).__name__}"
+    cause = getattr(error, "cause", None)  # of what was raised elsewhere; below it, Ray has advice of its own
+    reason = (
+        describe_unexpected(cause) if isinstance(cause, Exception) else lines[-1] if lines else type(error).__name__
+    )
+    return f"Ray stopped the work: {reason}"

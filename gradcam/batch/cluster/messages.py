@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +59,17 @@ class Block:
 
     batches: list[Cut]
     stems: dict[str, str]
+
+
+def pack(block: Block) -> bytes:
+    """To be sent. All of them are there before the first is done: names have much in common, and are compressed."""
+    return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def unpack(packed: bytes) -> Block:
+    """What `pack` packed."""
+    block: Block = pickle.loads(zlib.decompress(packed))
+    return block
 
 
 @dataclass(frozen=True)

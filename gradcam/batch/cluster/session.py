@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -24,20 +25,30 @@ from gradcam.errors import ClusterError
 CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
 # Bytes for what is on its way between the processes of one machine: results that go into shards are the most of it.
 OBJECTS = 2**29
+GRAINS = 10_000  # parts of a GPU that Ray can tell apart
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many actors there are, and what each of them has; `device`: "cpu" or "cuda"."""
+    """How many actors there are, and what each of them has; `device`: "cpu" or "cuda".
+
+    `cores`: less than 1 where there are fewer of them than actors on a machine's GPUs. `per_gpu`: actors that share one.
+    """
 
     actors: int
-    cores: int
+    cores: float
     device: str
+    per_gpu: int = 1
 
     @property
-    def gpus(self) -> int:
-        """Of each actor."""
-        return int(self.device == "cuda")
+    def gpus(self) -> float:
+        """Of each actor. Rounded down to what Ray can tell apart: seven of a little more than a seventh would not fit."""
+        return (GRAINS // self.per_gpu) / GRAINS if self.device == "cuda" else 0
+
+    @property
+    def threads(self) -> int:
+        """Of each actor's model."""
+        return max(1, math.floor(self.cores))
 
 
 def import_ray() -> ModuleType:
@@ -53,6 +64,11 @@ def import_ray() -> ModuleType:
     return ray
 
 
+def find_address(address: str | None) -> str:
+    """What was typed, or else RAY_ADDRESS; "local" for Ray that is started here."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
 @contextlib.contextmanager
 def joined(address: str | None) -> Iterator[ModuleType]:
     """Ray at that address, or at RAY_ADDRESS, or started here; let go of afterwards, and what was started here ends.
@@ -64,7 +80,7 @@ def joined(address: str | None) -> Iterator[ModuleType]:
     if ray.is_initialized():
         yield ray
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = find_address(address)
     if address != "local":
         check_address(address)
     with contextlib.ExitStack() as stack:
@@ -78,6 +94,7 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     if address == "local":
         folder = tempfile.mkdtemp(prefix="gradcam-ray-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(_own_token())
         options |= {
             "num_cpus": count_cores(),
             "object_store_memory": OBJECTS,
@@ -94,8 +111,29 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         what = "Ray cannot be started here" if address == "local" else f"{address}: Ray cannot be joined there"
-        raise ClusterError(f"{what} ({reason}).") from error
+        raise ClusterError(f"{what} ({reason}).{_advise(address)}") from error
     stack.enter_context(quiet())
+
+
+def _advise(address: str) -> str:
+    """Ray says nothing of tokens where it should have sent one, and sends none to an address unless it is told to."""
+    if address == "local" or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    return " Where the cluster wants a token, as `ray start` says then, set RAY_AUTH_MODE=token."
+
+
+@contextlib.contextmanager
+def _own_token() -> Iterator[None]:
+    """A token of its own for what is started here: Ray would leave one in the user's home, and from then on `ray start`
+    would want it of whoever joins."""
+    ours = not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if ours:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    try:
+        yield
+    finally:
+        if ours:
+            del os.environ["RAY_AUTH_TOKEN"]
 
 
 @contextlib.contextmanager
@@ -109,8 +147,8 @@ def _own_handler(number: int) -> Iterator[None]:
             signal.signal(number, before)
 
 
-def find_layout(ray: Any, device: str) -> Layout:
-    """One actor for each GPU, or for each few cores. `device`: "auto", "cpu" or "cuda".
+def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
+    """One actor for each GPU, or as many as are to share one, or one for each few cores. `device`: "auto", "cpu" or "cuda".
 
     Raises `ClusterError` where there is no GPU to be had, or no core.
     """
@@ -118,10 +156,12 @@ def find_layout(ray: Any, device: str) -> Layout:
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     if device == "cuda" and not gpus:
         raise ClusterError("There is no GPU in this Ray cluster: leave --device out, or say cpu.")
+    if per_gpu > 1 and not gpus:
+        raise ClusterError("There is no GPU in this Ray cluster: leave --actors-per-gpu out.")
     if gpus and device != "cpu":
         with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
-        cores = min(node.get("CPU", 0) // node["GPU"] for node in with_gpu)
-        return Layout(gpus, max(1, int(cores)), "cuda")
+        cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in with_gpu)
+        return Layout(gpus * per_gpu, _round(cores), "cuda", per_gpu)
     sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not sizes:
         raise ClusterError(
@@ -129,3 +169,8 @@ def find_layout(ray: Any, device: str) -> Layout:
         )
     cores = min(CORES, *sizes)
     return Layout(sum(size // cores for size in sizes), cores, "cpu")
+
+
+def _round(cores: float) -> float:
+    """Whole ones, where there is one; otherwise a part that all can have."""
+    return math.floor(cores) if cores >= 1 else math.floor(cores * GRAINS) / GRAINS

@@ -146,6 +146,7 @@ class OutputFolder:
             stack.enter_context(blaming_disk(self.path))
             stack.callback(self._manifest.close)
             self._manifest.sync()
+            self._sweep()  # what an actor that was killed did not finish, while the run went on
             if self.done and order:
                 self._manifest.close()
                 sort_lines(self.path / self._part.manifest, order, self.temporary)
