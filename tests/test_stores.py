@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import pickle
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gradcam.errors import StoreError
-from gradcam.stores import Store, failures, is_url, to_path
+from gradcam.stores import Store, failures, is_url, to_path, waiting
 from tests.stores import ObjectStore, down, objects
 
 
@@ -113,11 +116,63 @@ def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> N
     with pytest.raises(StoreError) as caught:
         Store("objects://bucket").read("a.jpg")
     assert str(caught.value) == (
-        "objects://bucket/a.jpg: the store does not answer as it should (Connection refused), for 60 s now; go on with "
-        "--resume when it does"
+        "objects://bucket/a.jpg: the store does not answer as it should (Connection refused), for 60 s now; try again when "
+        "it does"
     )
     assert sum(waits) == pytest.approx(failures.PATIENCE)
     assert max(waits) == failures.LONGEST_WAIT
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits is told so after a tenth of a second."""
+    monkeypatch.setattr(waiting, "NOTICE", 0.1)
+    monkeypatch.setattr(waiting, "STEP", 0.02)
+
+
+def test_what_is_waited_for_is_said_once_for_each_outage(
+    fs: Any, hasty: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(failures, "FIRST_WAIT", 0.3)
+    store = Store("objects://outage")
+    store.write("a", b"1")
+    for number in range(2):
+        fs.failures += [down() for _ in range(6)]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(store.read, "aaaa")) == [b"1"] * 4
+        assert store.read("a") == b"1"  # it is back
+        assert [record.getMessage() for record in caplog.records] == [
+            "objects://outage/a: the store does not answer as it should (Connection refused); waiting for it"
+        ] * (number + 1)
+    assert {(record.name, record.levelname) for record in caplog.records} == {("gradcam", "WARNING")}
+
+
+def test_a_store_that_is_silent_is_said_to_be_waited_for(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b"):  # all that takes long, and nothing quick between
+        assert failures.patiently(lambda: time.sleep(0.4) or 1, f"objects://silent/{name}") == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "objects://silent/a: no full answer from the store for 0 s; waiting for it"
+    ]
+    deadline = time.monotonic() + 5
+    while any(thread.name == "gradcam-stores" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_client_does_not_try_again_for_minutes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    s3fs.S3FileSystem.clear_instance_cache()
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="does not answer as it should"):
+        Store("s3://patience").find()
+    assert time.monotonic() - start < 3  # 1 s at most between its two tries
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, waits: list[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import posixpath
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -211,7 +212,7 @@ class Store:
 
         protocol = self.url.partition(":")[0].lower()
         try:
-            fs, path = url_to_fs(self.url)
+            fs, path = url_to_fs(self.url, **_patience_of_ours(protocol))
         except ImportError as error:
             extra = EXTRAS.get(protocol)
             advice = (
@@ -226,6 +227,20 @@ class Store:
                 "knows can be"
             ) from error
         return fs, str(path).rstrip("/")
+
+
+def _patience_of_ours(protocol: str) -> dict[str, Any]:
+    """Options that keep a client from trying again for minutes, in silence, what `patiently` tries again anyway.
+
+    Once it may: of a long listing it has to ask for one page again, and we for all of it. What the environment or the
+    settings of fsspec say of that is left as it is.
+    """
+    from fsspec.config import conf
+
+    if protocol not in ("s3", "s3a") or "AWS_MAX_ATTEMPTS" in os.environ:
+        return {}
+    given = conf.get(protocol, {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"max_attempts": 1}, **given}}
 
 
 def to_place(text: str) -> Path | Store:
