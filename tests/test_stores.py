@@ -111,6 +111,28 @@ def test_what_passes_is_waited_for(fs: Any, waits: list[float]) -> None:
     assert store.read("a") == b"1"
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, PermissionError), (403, PermissionError), (400, OSError), (410, OSError)]
+)
+def test_what_a_server_refuses_is_not_waited_for(fs: Any, waits: list[float], status: int, kind: type[OSError]) -> None:
+    from aiohttp import ClientResponseError, RequestInfo
+    from multidict import CIMultiDict, CIMultiDictProxy
+    from yarl import URL
+
+    info = RequestInfo(URL("http://there/a"), "PUT", CIMultiDictProxy(CIMultiDict()), URL("http://there/a"))
+
+    def refuse(status: int) -> ClientResponseError:
+        return ClientResponseError(info, (), status=status, message="not for you")
+
+    fs.failures.append(refuse(status))
+    with pytest.raises(kind, match="not for you"):
+        Store("objects://bucket").write("a", b"1")
+    assert waits == []
+    fs.failures += [refuse(503), refuse(429)]
+    Store("objects://bucket").write("a", b"1")
+    assert waits == [0.5, 1.0]
+
+
 def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> None:
     fs.failures += [down() for _ in range(99)]
     with pytest.raises(StoreError) as caught:

@@ -29,6 +29,7 @@ CREDENTIALS = (
     "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
 )  # fmt: skip
 MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
+REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
 # When that was, by the bucket's URL: threads and `close` do not wait one after another.
 _given_up: dict[str, float] = {}
 
@@ -89,7 +90,7 @@ def describe(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """What a client raises that no waiting mends becomes a `StoreError`."""
+    """What a client raises that no waiting mends becomes a `StoreError`, or an `OSError` of the object."""
     try:
         yield
     except Exception as error:
@@ -101,6 +102,10 @@ def _translated(where: str) -> Iterator[None]:
             ) from error
         if name in MISTAKES:
             raise StoreError(f"{where}: cannot be asked for ({describe(error)})") from error
+        status = getattr(error, "status", None)  # of HTTP, as aiohttp has it
+        if isinstance(status, int) and 400 <= status < 500 and status not in PASSING:
+            kind = PermissionError if status in REFUSED else OSError
+            raise kind(errno.EACCES if status in REFUSED else errno.EINVAL, describe(error)) from error
         raise
 
 
