@@ -71,9 +71,6 @@ def test_what_is_written_is_found_and_read(fs: Any) -> None:
     assert list(Store("objects://bucket").find("photos")) == ["photos/1.jpg", "photos/b/2.jpg"]
     assert (store.read("b/2.jpg"), store.read_range("b/2.jpg", 1, 3), store.size("1.jpg")) == (b"other", b"the", 4)
     assert (store.read_range("1.jpg", 2, 9), store.read_range("1.jpg", 2, 0)) == (b"e!", b"")
-    with store.open("b/2.jpg") as file:
-        file.seek(2)
-        assert file.read() == b"her"
     assert (store.is_file("b"), store.is_file("no"), store.size("no")) == (False, False, None)
     store.remove(["1.jpg", "no"])
     assert store.find() == {"b/2.jpg": 5}
@@ -261,9 +258,7 @@ def test_a_server_that_speaks_the_protocol(s3: str, tmp_path: Path) -> None:
     assert store.stamp("b.jpg") != before
     (tmp_path / "file").write_bytes(b"from a file")
     store.upload("d.tar", str(tmp_path / "file"))
-    with store.open("d.tar") as file:
-        file.seek(5)
-        assert file.read() == b"a file"
+    assert store.read_range("d.tar", 5, 99) == b"a file"
     assert pickle.loads(pickle.dumps(store)).read("b.jpg") == b"4"
     store.remove(["[a]*?.jpg", "none", "c/1"])
     assert list(store.find()) == ["b.jpg", "b/ü #1.jpg", "c/2", "d.tar"]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from gradcam.errors import StoreError
 from gradcam.stores.addresses import is_url, to_path
@@ -121,10 +121,6 @@ class Store:
         if not size:
             return b""
         return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
-
-    def open(self, name: str = "") -> BinaryIO:
-        """An object to read and to seek in, of which a part is fetched at a time."""
-        return cast(BinaryIO, self._ask(lambda: self._fs.open(self._to_path(name), "rb", cache_type="readahead"), name))
 
     def write(self, name: str, data: bytes) -> None:
         """Make an object of that name, in place of one that there is: whole, or not at all."""
