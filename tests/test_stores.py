@@ -152,7 +152,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_waited_for_is_said_once_for_each_outage(
     fs: Any, hasty: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(failures, "FIRST_WAIT", 0.3)
+    monkeypatch.setattr(failures, "FIRST_WAIT", 0.8)
     store = Store("objects://outage")
     store.write("a", b"1")
     for number in range(2):
@@ -167,8 +167,8 @@ def test_what_is_waited_for_is_said_once_for_each_outage(
 
 
 def test_a_store_that_is_silent_is_said_to_be_waited_for(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("a", "b"):  # all that takes long, and nothing quick between
-        assert failures.patiently(lambda: time.sleep(0.4) or 1, f"objects://silent/{name}") == 1
+    for name in ("a", "b"):  # longer than a look that began before the test
+        assert failures.patiently(lambda: time.sleep(0.8) or 1, f"objects://silent/{name}") == 1
     assert [record.getMessage() for record in caplog.records] == [
         "objects://silent/a: no full answer from the store for 0 s; waiting for it"
     ]
