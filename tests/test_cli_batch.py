@@ -406,7 +406,7 @@ def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None
     for limit, most in (("0", 0), ("10%", 0), ("1", 1), ("20%", 1)):
         outcome = batch("photos", "-o", "out", "--max-failures", limit, "--overwrite", "--batch-size", 1)
         assert outcome.status == 1
-        stopped = "Stopped after 1 failure" in outcome.err
+        stopped = "Stopped after 1 failure:" in outcome.err
         assert stopped == (most == 0)
         assert len(manifest(folder / "out")) == (3 if stopped else 6)
         assert ("--resume" in outcome.err) == stopped

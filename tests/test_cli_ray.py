@@ -232,7 +232,7 @@ def test_failures_may_end_it(batch: Batch, here: Path, address: str) -> None:
     written = sorted(path.name for path in (here / "failed").iterdir())
     assert found.returncode == 1
     assert [json.loads(line)["image"] for line in found.stdout.splitlines()] == [f"{i:02}.jpg" for i in range(6)]
-    assert "Stopped after 1 failures: --max-failures is 0." in found.stderr
+    assert "Stopped after 1 failure: --max-failures is 0." in found.stderr
     assert "Traceback" not in found.stderr
     time.sleep(1)
     assert sorted(path.name for path in (here / "failed").iterdir()) == written

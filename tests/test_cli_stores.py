@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 import shlex
 import signal
@@ -21,7 +22,7 @@ import gradcam
 from gradcam.batch.output import store_results
 from gradcam.cli.interruption import Terminated
 from gradcam.errors import StoreError
-from gradcam.stores import Store, failures
+from gradcam.stores import Store, failures, waiting
 from tests.s3 import client
 from tests.stores import ObjectStore, down, objects
 from tests.test_cli import POSIX, Command, Outcome, files, folder, gradcam_command
@@ -288,6 +289,28 @@ def test_a_store_that_fails_in_the_middle_and_comes_back(
     assert read_all(URL) == whole
 
 
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_what_is_waited_for_is_told_once(
+    batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "NOTICE", 0.1)
+    monkeypatch.setattr(waiting, "STEP", 0.02)
+    actual, tries = ObjectStore.pipe_file, []
+
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+        tries.append(path)
+        if len(tries) < 3:
+            raise down()
+        actual(self, path, value)
+
+    monkeypatch.setattr(ObjectStore, "pipe_file", write)
+    outcome = batch("photos", "-o", URL, *quiet)
+    told = [line for line in outcome.err.splitlines() if "broken" not in line]
+    expected = f"{URL}/run.json: the store does not answer as it should (Connection refused); waiting for it"
+    assert (outcome.status, told) == (1, [] if quiet else [expected])
+    assert logging.getLogger("gradcam").handlers == []
+
+
 def test_a_store_that_stays_down(
     batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,8 +329,8 @@ def test_a_store_that_stays_down(
     *_, reason, count, line = outcome.err.splitlines()
     assert (outcome.status, outcome.out) == (1, "")
     assert reason == (
-        f"{URL}/b/panda-gradcam.jpg: the store does not answer as it should (Connection refused), for 0 s now; go on with "
-        "--resume when it does"
+        f"{URL}/b/panda-gradcam.jpg: the store does not answer as it should (Connection refused), for 0 s now; try again "
+        "when it does"
     )
     assert count == "0 of 6 pictures are finished. To go on:"
     fs.failures.clear()

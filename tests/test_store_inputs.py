@@ -423,6 +423,14 @@ def test_an_empty_object(fs: Any) -> None:
     assert find_reason(item) == "is empty"
 
 
+def test_a_glob_takes_nothing_for_a_folder_without_a_name(fs: Any) -> None:
+    put("/lead.jpg", "b/c.jpg", "b//d.jpg")
+    assert read_all(list_inputs([f"{HERE}/*/"])) == {"c.jpg": b"b/c.jpg", "/d.jpg": b"b//d.jpg"}
+    assert read_all(list_inputs([f"{HERE}/**/*.jpg"])) == {
+        "lead.jpg": b"/lead.jpg", "b/c.jpg": b"b/c.jpg", "b//d.jpg": b"b//d.jpg"
+    }  # fmt: skip
+
+
 def test_what_cannot_be_listed(fs: Any, hasty: None) -> None:
     put("in/a.jpg")
     for given in (f"{HERE}/in/", f"{HERE}/in/*.jpg", f"{HERE}/in/a.jpg", f"{HERE}/l.csv", f"{HERE}/a.zip"):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import pickle
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gradcam.errors import StoreError
-from gradcam.stores import Store, failures, is_url, to_path
+from gradcam.stores import Store, failures, is_url, to_path, waiting
 from tests.stores import ObjectStore, down, objects
 
 
@@ -68,9 +71,6 @@ def test_what_is_written_is_found_and_read(fs: Any) -> None:
     assert list(Store("objects://bucket").find("photos")) == ["photos/1.jpg", "photos/b/2.jpg"]
     assert (store.read("b/2.jpg"), store.read_range("b/2.jpg", 1, 3), store.size("1.jpg")) == (b"other", b"the", 4)
     assert (store.read_range("1.jpg", 2, 9), store.read_range("1.jpg", 2, 0)) == (b"e!", b"")
-    with store.open("b/2.jpg") as file:
-        file.seek(2)
-        assert file.read() == b"her"
     assert (store.is_file("b"), store.is_file("no"), store.size("no")) == (False, False, None)
     store.remove(["1.jpg", "no"])
     assert store.find() == {"b/2.jpg": 5}
@@ -108,16 +108,90 @@ def test_what_passes_is_waited_for(fs: Any, waits: list[float]) -> None:
     assert store.read("a") == b"1"
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, PermissionError), (403, PermissionError), (400, OSError), (410, OSError)]
+)
+def test_what_a_server_refuses_is_not_waited_for(fs: Any, waits: list[float], status: int, kind: type[OSError]) -> None:
+    from aiohttp import ClientResponseError, RequestInfo
+    from multidict import CIMultiDict, CIMultiDictProxy
+    from yarl import URL
+
+    info = RequestInfo(URL("http://there/a"), "PUT", CIMultiDictProxy(CIMultiDict()), URL("http://there/a"))
+
+    def refuse(status: int) -> ClientResponseError:
+        return ClientResponseError(info, (), status=status, message="not for you")
+
+    fs.failures.append(refuse(status))
+    with pytest.raises(kind, match="not for you"):
+        Store("objects://bucket").write("a", b"1")
+    assert waits == []
+    fs.failures += [refuse(503), refuse(429)]
+    Store("objects://bucket").write("a", b"1")
+    assert waits == [0.5, 1.0]
+
+
 def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> None:
     fs.failures += [down() for _ in range(99)]
     with pytest.raises(StoreError) as caught:
         Store("objects://bucket").read("a.jpg")
     assert str(caught.value) == (
-        "objects://bucket/a.jpg: the store does not answer as it should (Connection refused), for 60 s now; go on with "
-        "--resume when it does"
+        "objects://bucket/a.jpg: the store does not answer as it should (Connection refused), for 60 s now; try again when "
+        "it does"
     )
     assert sum(waits) == pytest.approx(failures.PATIENCE)
     assert max(waits) == failures.LONGEST_WAIT
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits is told so after a tenth of a second."""
+    monkeypatch.setattr(waiting, "NOTICE", 0.1)
+    monkeypatch.setattr(waiting, "STEP", 0.02)
+
+
+def test_what_is_waited_for_is_said_once_for_each_outage(
+    fs: Any, hasty: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(failures, "FIRST_WAIT", 0.8)
+    store = Store("objects://outage")
+    store.write("a", b"1")
+    for number in range(2):
+        fs.failures += [down() for _ in range(6)]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(store.read, "aaaa")) == [b"1"] * 4
+        assert store.read("a") == b"1"  # it is back
+        assert [record.getMessage() for record in caplog.records] == [
+            "objects://outage/a: the store does not answer as it should (Connection refused); waiting for it"
+        ] * (number + 1)
+    assert {(record.name, record.levelname) for record in caplog.records} == {("gradcam", "WARNING")}
+
+
+def test_a_store_that_is_silent_is_said_to_be_waited_for(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b"):  # longer than a look that began before the test
+        assert failures.patiently(lambda: time.sleep(0.8) or 1, f"objects://silent/{name}") == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "objects://silent/a: no full answer from the store for 0 s; waiting for it"
+    ]
+    deadline = time.monotonic() + 5
+    while any(thread.name == "gradcam-stores" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_client_does_not_try_again_for_minutes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    s3fs.S3FileSystem.clear_instance_cache()
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="does not answer as it should"):
+        Store("s3://patience").find()
+    assert time.monotonic() - start < 3  # 1 s at most between its two tries
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, waits: list[float]) -> None:
@@ -184,9 +258,7 @@ def test_a_server_that_speaks_the_protocol(s3: str, tmp_path: Path) -> None:
     assert store.stamp("b.jpg") != before
     (tmp_path / "file").write_bytes(b"from a file")
     store.upload("d.tar", str(tmp_path / "file"))
-    with store.open("d.tar") as file:
-        file.seek(5)
-        assert file.read() == b"a file"
+    assert store.read_range("d.tar", 5, 99) == b"a file"
     assert pickle.loads(pickle.dumps(store)).read("b.jpg") == b"4"
     store.remove(["[a]*?.jpg", "none", "c/1"])
     assert list(store.find()) == ["b.jpg", "b/ü #1.jpg", "c/2", "d.tar"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import json
@@ -690,3 +691,14 @@ def test_what_was_written_can_be_read_again(batch: Command, photos: Path) -> Non
     assert listing.left_out == 0
     assert batch("out/results-{000001..000001}.tar", "-o", "again", "--output-format", "webdataset").status == 0
     assert read_samples(Path("again/results-000001.tar"))[0]["__key__"] == "chelsea_gradcam"
+
+
+def test_a_store_that_refuses_tars_is_told_of_as_for_files() -> None:
+    with objects() as fs:
+        fs.failures.append(PermissionError(errno.EACCES, "Access Denied"))
+        with pytest.raises(OutputError) as caught:
+            StoreTars(Store("objects://bucket/out")).list_names()
+    assert str(caught.value) == (
+        "objects://bucket/out/: may not be listed, read or written to with these credentials (Access Denied); take "
+        "others, or choose another --output"
+    )

@@ -83,4 +83,5 @@ def explain_into(
             failures += record.error is not None
             left -= 1
             if most is not None and failures > most and left:  # behind the last picture there is nothing to stop
-                raise TooManyFailuresError(f"Stopped after {failures} failures: --max-failures is {limit}.")
+                times = "1 failure" if failures == 1 else f"{failures} failures"
+                raise TooManyFailuresError(f"Stopped after {times}: --max-failures is {limit}.")

@@ -17,6 +17,7 @@ from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import ask, say
 from gradcam.cli.progress import Display
 from gradcam.cli.settings import Output, Settings
+from gradcam.cli.waiting import telling_waits
 from gradcam.errors import ClusterError, OutputError, StoreError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def explain_all(typed: Typed) -> int:
 
     Raises `GradcamError` and `click.UsageError`, both before the first picture.
     """
-    with contextlib.closing(Means(typed)) as means:
+    with telling_waits(typed.output), contextlib.closing(Means(typed)) as means:
         return _explain_all(typed, means)
 
 

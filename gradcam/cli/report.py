@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from gradcam.cli.parameters import Folder
+from gradcam.cli.settings import Output
+from gradcam.cli.waiting import telling_waits
 from gradcam.stores import Store
 
 
@@ -17,7 +19,8 @@ def report_command(folder: Path | Store, quiet: bool) -> int:
     """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR, or in a store by its URL."""
     from gradcam.report import write_report
 
-    page = write_report(folder)
+    with telling_waits(Output(as_json=False, quiet=quiet)):
+        page = write_report(folder)
     if not quiet:
         click.echo(f"  →  {click.style(str(page), fg='green')}")
     return 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from gradcam.errors import StoreError
+from gradcam.stores.waiting import WATCH, Request
 
 T = TypeVar("T")
 
@@ -27,10 +28,10 @@ CREDENTIALS = (
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
     "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
 )  # fmt: skip
-_given_up: dict[
-    str, float
-] = {}  # when that was, by the bucket's URL: threads and `close` do not wait one after another
 MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
+REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
+# When that was, by the bucket's URL: threads and `close` do not wait one after another.
+_given_up: dict[str, float] = {}
 
 
 def patiently(call: Callable[[], T], where: str) -> T:
@@ -39,26 +40,33 @@ def patiently(call: Callable[[], T], where: str) -> T:
     `where`: what the error is said of. Raises what the store says of the object itself, which are `FileNotFoundError`,
     `PermissionError` and other `OSError`s of `LASTING`; and `StoreError` for what has nothing to do with the object:
     credentials, an unknown address, or a store that fails for longer than `PATIENCE`; what is asked of it right after that
-    is tried once.
+    is tried once. What is waited for is told by `waiting.WATCH`.
     """
-    wait, start = FIRST_WAIT, time.monotonic()
     bucket = "/".join(where.split("/")[:3])
+    with WATCH.over(where, bucket) as request:
+        return _try_on(call, request)
+
+
+def _try_on(call: Callable[[], T], request: Request) -> T:
+    wait, start, bucket = FIRST_WAIT, time.monotonic(), request.bucket
     patience = 0.0 if start - _given_up.get(bucket, -math.inf) < PATIENCE else PATIENCE
     while True:
         try:
-            with _translated(where):
+            with _translated(request.where):
                 found = call()
             _given_up.pop(bucket, None)
             return found
         except Exception as error:
             if not is_passing(error):
                 raise
-            left = patience - (time.monotonic() - start)
+            request.reason = describe(error)
+            waited = time.monotonic() - start
+            left = patience - waited
             if left <= 0:
                 _given_up[bucket] = time.monotonic()
                 raise StoreError(
-                    f"{where}: the store does not answer as it should ({describe(error)}), for {PATIENCE:.0f} s now; go on "
-                    "with --resume when it does"
+                    f"{request.where}: the store does not answer as it should ({request.reason}), for "
+                    f"{max(PATIENCE, waited):.0f} s now; try again when it does"
                 ) from error
         time.sleep(min(wait, left))
         wait = min(2 * wait, LONGEST_WAIT)
@@ -82,7 +90,7 @@ def describe(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """What a client raises that no waiting mends becomes a `StoreError`."""
+    """What a client raises that no waiting mends becomes a `StoreError`, or an `OSError` of the object."""
     try:
         yield
     except Exception as error:
@@ -94,6 +102,10 @@ def _translated(where: str) -> Iterator[None]:
             ) from error
         if name in MISTAKES:
             raise StoreError(f"{where}: cannot be asked for ({describe(error)})") from error
+        status = getattr(error, "status", None)  # of HTTP, as aiohttp has it
+        if isinstance(status, int) and 400 <= status < 500 and status not in PASSING:
+            kind = PermissionError if status in REFUSED else OSError
+            raise kind(errno.EACCES if status in REFUSED else errno.EINVAL, describe(error)) from error
         raise
 
 

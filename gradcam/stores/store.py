@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import posixpath
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from gradcam.errors import StoreError
 from gradcam.stores.addresses import is_url, to_path
@@ -121,10 +122,6 @@ class Store:
             return b""
         return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
 
-    def open(self, name: str = "") -> BinaryIO:
-        """An object to read and to seek in, of which a part is fetched at a time."""
-        return cast(BinaryIO, self._ask(lambda: self._fs.open(self._to_path(name), "rb", cache_type="readahead"), name))
-
     def write(self, name: str, data: bytes) -> None:
         """Make an object of that name, in place of one that there is: whole, or not at all."""
         self._ask(lambda: self._put(self._to_path(name), data), name)
@@ -211,7 +208,7 @@ class Store:
 
         protocol = self.url.partition(":")[0].lower()
         try:
-            fs, path = url_to_fs(self.url)
+            fs, path = url_to_fs(self.url, **_patience_of_ours(protocol))
         except ImportError as error:
             extra = EXTRAS.get(protocol)
             advice = (
@@ -226,6 +223,20 @@ class Store:
                 "knows can be"
             ) from error
         return fs, str(path).rstrip("/")
+
+
+def _patience_of_ours(protocol: str) -> dict[str, Any]:
+    """Options that keep a client from trying again for minutes, in silence, what `patiently` tries again anyway.
+
+    Once it may: of a long listing it has to ask for one page again, and we for all of it. What the environment or the
+    settings of fsspec say of that is left as it is.
+    """
+    from fsspec.config import conf
+
+    if protocol not in ("s3", "s3a") or "AWS_MAX_ATTEMPTS" in os.environ:
+        return {}
+    given = conf.get(protocol, {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"max_attempts": 1}, **given}}
 
 
 def to_place(text: str) -> Path | Store:

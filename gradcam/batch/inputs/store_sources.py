@@ -140,5 +140,12 @@ def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
             return
         for start in range(min(deep, len(name) - 1) + 1):
             yield from (start + end for end in _find_ends(name[start:], rest))
-    elif name and fnmatch.fnmatchcase(name[0], part) and (part.startswith(".") or not name[0].startswith(".")):
+    elif name and _fits(name[0], part):
         yield from (1 + end for end in _find_ends(name[1:], rest))
+
+
+def _fits(own: str, part: str) -> bool:
+    """Hidden ones only where the pattern says so; and nothing stands for a name that is empty, as before a `//`."""
+    if not own or not part:
+        return own == part
+    return fnmatch.fnmatchcase(own, part) and (part.startswith(".") or not own.startswith("."))

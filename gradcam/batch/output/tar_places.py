@@ -13,10 +13,9 @@ from typing import BinaryIO, Protocol
 
 from gradcam.batch.inputs.store_contents import StoreArchive
 from gradcam.batch.output.disk import blaming_disk, show
-from gradcam.errors import OutputError
+from gradcam.batch.output.store_place import blaming_store
 from gradcam.files import UNFINISHED
 from gradcam.stores import Store
-from gradcam.stores.failures import describe
 
 
 class TarPlace(Protocol):
@@ -79,7 +78,7 @@ class StoreTars:
 
     def list_names(self) -> list[str]:
         """As `TarPlace` says."""
-        with self._blaming():
+        with blaming_store(self.store):
             return self.store.list_names()
 
     def begin(self) -> Path:
@@ -88,19 +87,12 @@ class StoreTars:
 
     def keep(self, file: Path, name: str) -> None:
         """As `TarPlace` says: an object is there whole, or not at all."""
-        with self._blaming():
+        with blaming_store(self.store):
             self.store.upload(name, str(file))
         file.unlink()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         """As `TarPlace` says."""
-        with self._blaming():
+        with blaming_store(self.store):
             yield StoreArchive(self.store.below(name).url).read_on()
-
-    @contextlib.contextmanager
-    def _blaming(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"{self.store}: {describe(error)}; look after that, then go on with --resume") from error

@@ -11,6 +11,7 @@ from gradcam.cli import options
 from gradcam.cli.evaluation.study_files import StudyChoice
 from gradcam.cli.evaluation.study_job import judge_all
 from gradcam.cli.settings import Output, to_model_choice
+from gradcam.cli.waiting import telling_waits
 from gradcam.evaluation.metrics import GROUPS
 from gradcam.evaluation.study.plan import DEFAULT_METHODS
 from gradcam.scores import SCORES
@@ -92,4 +93,6 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
         raise click.UsageError("--resume goes on with an earlier study, and --overwrite removes it: give one of them.")
     if (choice.resume or choice.overwrite) and choice.output is None:
         raise click.UsageError("Without --output nothing is kept that --resume or --overwrite could be about.")
-    return judge_all(inputs, choice, to_model_choice(chosen), Output(as_json, quiet))
+    output = Output(as_json, quiet)
+    with telling_waits(output):
+        return judge_all(inputs, choice, to_model_choice(chosen), output)

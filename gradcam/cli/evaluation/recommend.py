@@ -16,6 +16,7 @@ from gradcam.cli.evaluation.recommend_outcome import Outcome
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.settings import ModelChoice, Output, to_model_choice
 from gradcam.cli.terminal import printable
+from gradcam.cli.waiting import telling_waits
 from gradcam.errors import GradcamError, LayerError
 from gradcam.methods import find_methods
 from gradcam.scores import SCORES
@@ -139,7 +140,8 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
         output=Output(as_json, quiet),
         **{name: chosen[name] for name in names},
     )
-    return _recommend(wish)
+    with telling_waits(wish.output):
+        return _recommend(wish)
 
 
 def _recommend(wish: _Wish) -> int:

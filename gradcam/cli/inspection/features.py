@@ -17,6 +17,7 @@ from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import SHAPE
 from gradcam.cli.settings import ModelChoice, Output, is_same, to_model_choice
 from gradcam.cli.terminal import printable
+from gradcam.cli.waiting import telling_waits
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
         raise click.UsageError(
             "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
         )
-    return _write_features(wish)
+    with telling_waits(wish.output):
+        return _write_features(wish)
 
 
 def _write_features(wish: _Wish) -> int:
