@@ -84,6 +84,7 @@ def test_names_are_relative_and_places_can_be_sent(fs: Any) -> None:
     store.write("a.jpg", b"a")
     assert (str(store), store.name, str(store.parent)) == ("objects://bucket/photos/", "photos", "objects://bucket/")
     assert store.below("a.jpg").read() == b"a"
+    assert Store("OBJECTS://bucket/photos").read("a.jpg") == b"a"
     sent = pickle.loads(pickle.dumps(store))
     assert sent == store
     assert sent.read("a.jpg") == b"a"

@@ -36,8 +36,8 @@ class Store:
     url: str
 
     def __post_init__(self) -> None:
-        url = self.url.rstrip("/")
-        object.__setattr__(self, "url", f"{url}//" if url.endswith(":") else url)
+        protocol, mark, path = self.url.rstrip("/").partition(":")
+        object.__setattr__(self, "url", f"{protocol.lower()}{mark}{path or '//'}")
 
     def __str__(self) -> str:
         return f"{self.url}/" if not self.url.endswith("://") else self.url
