@@ -90,16 +90,14 @@ def tabulate_memory(folder: Path, batch: int) -> Table:
         report_progress("engines", "memory", f"{count} pictures")
         peaks[count] = call_in_fresh_process(measure, RAY, folder / str(count), batch)
     rows = []
-    for what, name in (("driver", "driver"), ("object store", "objects")):
-        values = [found[name] / MEGABYTE for found in peaks.values()]
-        rows.append(
-            [what, *(f"{value:.1f} MB" for value in values), f"{values[-1] / values[0]:.2f}" if values[0] else ""]
-        )
+    for what, name, unit, size in (("driver", "driver", "MB", MEGABYTE), ("object store", "objects", "kB", 1000)):
+        values = [found[name] / size for found in peaks.values()]
+        rows.append([what, *(f"{value:.0f} {unit}" for value in values)])
     notes = [
         f"The most that was resident in the driver's process, and the most that the object store held when a batch was "
         f"done. Pictures of {SMALL[0]} x {SMALL[1]}."
     ]
-    header = ["", *(f"{count:,} pictures" for count in COUNTS), "ratio"]
+    header = ["", *(f"{count:,} pictures" for count in COUNTS)]
     return Table("engines memory", "Memory with Ray (cpu)", header, rows, notes, [{"peaks": peaks}])
 
 
