@@ -205,10 +205,11 @@ def test_the_commands_for_many_pictures_run(folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_the_commands_for_more_than_one_machine_run(folder: Path, s3: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_for_more_than_one_machine_run(folder: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # last digits are those of the actor's one core
     store, photos = fsspec.filesystem("s3"), folder / "photos"
     photos.mkdir()
     for number, name in enumerate(("coffee.jpg", "rocket.jpg")):
