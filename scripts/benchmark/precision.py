@@ -53,11 +53,12 @@ def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings
 
 
 def prepare_models(network: str, device: str) -> dict[str, nn.Module]:
-    from gradcam.classifiers.embedded import load
     from gradcam.classifiers.preparation import prepare
+    from gradcam.classifiers.providers.embedded import load
     from gradcam.devices import find_precision
 
-    built = load()["model"].eval().to(device) if network == "EfficientNet-Lite0" else build_model(network, device)
+    is_embedded = network == "EfficientNet-Lite0"
+    built = load(network, None).model.eval().to(device) if is_embedded else build_model(network, device)
     prepared = {name: prepare(copy.deepcopy(built), torch.device(device), find_precision(name)) for name in PREPARED}
     return {"built": built, **prepared}
 
