@@ -14,7 +14,7 @@ BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 def check_webdataset() -> None:
     """Raises `GradcamError` where the library cannot be imported, with the line that installs it."""
     try:
-        import webdataset  # noqa: F401
+        import webdataset  # noqa: F401  (whether it is there)
     except ImportError as error:
         raise GradcamError(
             f"WebDatasets need the webdataset library, which cannot be imported ({' '.join(str(error).split())}): "
