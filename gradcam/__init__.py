@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gradcam.classifiers.comparison import panel as panel
     from gradcam.drawing import overlay as overlay
     from gradcam.errors import GradcamError as GradcamError
+    from gradcam.errors import GradcamWarning as GradcamWarning
     from gradcam.explanation import Explanation as Explanation
     from gradcam.explanation import compare as compare
     from gradcam.explanation import explain as explain
@@ -40,6 +41,7 @@ _HOMES = {
     "Classifier": "gradcam.classifiers",
     "Explanation": "gradcam.explanation",
     "GradcamError": "gradcam.errors",
+    "GradcamWarning": "gradcam.errors",
     "METHODS": "gradcam.methods",
     "TargetLayer": "gradcam.target_layer",
     "attributions": "gradcam.attributions",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import traceback
+import warnings
 from collections.abc import Iterable
 
 LONGEST = 60  # characters of somebody's value in a message
@@ -52,6 +54,21 @@ class StoreError(GradcamError):
 
 class ClusterError(GradcamError):
     """Ray cannot be started or joined, or what works there cannot do its work."""
+
+
+class GradcamWarning(UserWarning):
+    """A map that was made, and what a person should know before believing it."""
+
+
+def warn(message: str) -> None:
+    """Warn whoever asked for a map, at their own line: the nearest one outside this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "gradcam",
+        "contextlib",
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, GradcamWarning, stacklevel=level)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 import click
 
@@ -22,7 +23,7 @@ from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
 from gradcam.cli.report import report_command
 from gradcam.cli.run import run_command
-from gradcam.errors import GradcamError, describe_unexpected
+from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -71,6 +72,7 @@ def main() -> NoReturn:
     try:
         heed_sigterm()
         _make_streams_safe()
+        _settle_warnings()
         status = cli.main(standalone_mode=False, color=_colour()) or 0
     except click.ClickException as error:
         error.show()
@@ -111,6 +113,24 @@ def _show(error: BaseException, reason: str) -> None:
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
     click.echo(f"Error: {reason}", err=True)
+
+
+def _settle_warnings() -> None:
+    """Notes of what a person should know of the maps, each once; nothing of metadata in files that nobody asked for."""
+    for reader in ("PIL", "pydicom"):
+        warnings.filterwarnings("ignore", module=reader)
+    show_others = warnings.showwarning
+    warnings.simplefilter("once", GradcamWarning)
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, GradcamWarning):
+            show_others(message, category, *place, **more)
+        elif "tqdm" in sys.modules:  # there may be a bar to write above
+            sys.modules["tqdm"].tqdm.write(f"Note: {message}", file=sys.stderr)
+        else:
+            click.echo(f"Note: {message}", err=True)
+
+    warnings.showwarning = show
 
 
 def _make_streams_safe() -> None:

@@ -16,7 +16,7 @@ from gradcam.attributions import ATTRIBUTIONS
 from gradcam.batch.output.result_names import has_layer
 from gradcam.cli.job import Job
 from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination
-from gradcam.errors import ModelError, describe_unexpected
+from gradcam.errors import GradcamWarning, ModelError, describe_unexpected
 from gradcam.naming import OutputNames
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
     from gradcam.methods import find_methods, smooth
     from gradcam.targets import ClassTarget
 
-    for reader in ("PIL", "pydicom"):
-        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
     find_colormap(settings.colormap)
     attributions = [name for name in settings.methods if name in ATTRIBUTIONS]
     methods = [name for name in settings.methods if name not in ATTRIBUTIONS]
@@ -130,7 +128,9 @@ def check_model_name(name: str | None) -> None:
 
 
 def say(notes: Sequence[str], output: Output) -> None:
-    """Notes on standard error, for people who want to know."""
+    """Notes on standard error, for people who want to know; whoever does not is not warned of maps either."""
+    if output.quiet:
+        warnings.simplefilter("ignore", GradcamWarning)
     for note in () if output.quiet else notes:
         click.echo(f"Note: {note}", err=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +85,6 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
     """Load the model and check all that was typed. Raises `GradcamError` and `click.UsageError`."""
     from gradcam.evaluation.explainers import find_explained
 
-    for reader in ("PIL", "pydicom"):
-        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
     method = find_explained(chosen["method"])
     destination = find_destination(chosen["output"], images, len(images))
     classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])

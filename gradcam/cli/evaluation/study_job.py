@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,8 +62,6 @@ def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, ou
 def _prepare(items: Sequence[Item], plan: Plan, choice: StudyChoice, model: ModelChoice, output: Output) -> Study:
     from gradcam.evaluation.study.preparation import Wish, prepare_study
 
-    for reader in ("PIL", "pydicom"):
-        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
     classifier = load_model(model, layer=choice.layer)
     say(classifier.notes, output)
     wish = Wish(

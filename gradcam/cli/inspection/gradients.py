@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,8 +141,6 @@ def _prepare(
     """Load the model and check all that was typed before the first picture is touched. Raises `GradcamError`."""
     from gradcam.inspection.selection import select_layers
 
-    for reader in ("PIL", "pydicom"):
-        warnings.filterwarnings("ignore", module=reader)  # about metadata that nobody asked for
     classifier = load_model(choice)
     if layers:
         select_layers(classifier.model, layers)
