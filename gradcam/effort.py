@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -33,15 +33,11 @@ class Effort:
     meter: Meter = field(default_factory=Meter)
 
     @contextlib.contextmanager
-    def measured(self, layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:
         """Around one run of the model: what the tail behind each layer takes."""
-
-        def mark(name: str) -> Callable[[object, object, object, object], None]:
-            return lambda *_: self.meter.mark(name)
-
         with Hooks() as hooks:
-            for name, layer in layers.items():
-                hooks.after_forward(layer, mark(name))
+            for layer in layers:
+                hooks.after_forward(layer, lambda module, *_: self.meter.mark(module))
             with self.meter:
                 yield
 

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from gradcam.attention.census import Census
 from gradcam.augmentation import Views, check_augmentation, make_views
 from gradcam.effort import Effort, Progress, check_effort
-from gradcam.errors import BlindLayerError, LayerError, shorten
+from gradcam.errors import BlindLayerError, LayerError, join_names, shorten
 from gradcam.evidence import check_evidence, choose_evidence
 from gradcam.gradients import jacobian
 from gradcam.heatmap import to_heatmaps
-from gradcam.layers import find_layer, unwrap
+from gradcam.layers import Outlet, find_layer, unwrap
+from gradcam.levels import JOINS, add_levels
 from gradcam.maps import Maps, compute_maps
 from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
-from gradcam.recording import find_layers_with_grid, recorded_pass, to_batch
+from gradcam.recording import Recorded, find_layers_with_grid, recorded_pass, to_batch
 from gradcam.reshaping import Reshape, to_reshape
 from gradcam.sites import find_grid
 
@@ -65,6 +66,8 @@ def explain(
     *,
     method: str | Method = "gradcam",
     target: Any = None,
+    layers: Sequence[str | nn.Module] | None = None,
+    join: str | None = None,
     evidence: str = "positive",
     augmentation: str = "none",
     smoothing: str = "none",
@@ -78,7 +81,12 @@ def explain(
     positional arguments, a dict as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor.
     `layer`: dotted name, or module. None takes the last layer that has a grid and that the score depends on, which costs
     one more forward pass (of one image, where the input is one tensor), and another where the last one has no gradient:
-    name the layer in loops.
+    name the layer in loops. A name may say which of several tensors is meant, by its key or index ("backbone:out",
+    "backbone.fpn:2"), and which run of a layer that runs several times, counted from 0 ("encoder.layer4#1"). Where
+    the output holds several tensors and none is named, it is the first with a grid that the score depends on, and of a
+    pyramid, whose levels all have different grids, the sum of the levels.
+    `layers`, `join`: in place of `layer`, with "sum", the raw maps of several layers, added at the finest of their grids;
+    one that nothing reaches contributes nothing.
     `method`: a key of `gradcam.METHODS`, or one of its values. Those that follow attention (rollout, gradient-rollout,
     legrad) are for transformers whose tokens all attend to one another; they and RISE look at no layer.
     `target`: None for each image's top class, an int for all, N ints, an (N,K) nested sequence or tensor for K maps per
@@ -112,8 +120,15 @@ def explain(
         reshape=to_reshape(reshape),
         memory_budget=memory_budget,
         progress=progress,
+        join=join,
     )
-    if layer is None and wish.needs_layers:
+    if layers is not None:
+        if layer is not None or join is None:
+            raise LayerError(
+                "explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare()."
+            )
+        found = _compare(model, images, layers, wish)
+    elif layer is None and wish.needs_layers:
         found = _compare_last_layer(model, images, wish)
     else:
         found = _compare(model, images, [] if layer is None else [layer], wish)
@@ -127,6 +142,7 @@ def compare(
     layers: Sequence[str | nn.Module],
     methods: Iterable[str | Method],
     target: Any = None,
+    join: str | None = None,
     evidence: str = "positive",
     augmentation: str = "none",
     smoothing: str = "none",
@@ -137,7 +153,9 @@ def compare(
     """Explain at several layers with several methods, all from one forward and one backward pass.
 
     Shapley-CAM takes two more backward passes for each class and layer, and methods that run the model again do so for
-    each layer. Gives a dict from (layer name, method name). Methods whose maps are of no layer are in it once, RISE as
+    each layer. Gives a dict from (layer name, method name). A layer that nothing reaches has blank maps, and a warning
+    says so. With `join="sum"` the layers' raw maps are added at the finest of their grids, as one layer, "layer3 + layer4".
+    Methods whose maps are of no layer are in it once, RISE as
     ("input", "rise"), those that follow attention as ("attention", method name), and alone need no layers. Arguments and
     errors are as in `explain`.
     """
@@ -149,6 +167,7 @@ def compare(
         reshape=to_reshape(reshape),
         memory_budget=memory_budget,
         progress=progress,
+        join=join,
     )
     return _compare(model, images, layers, wish)
 
@@ -164,8 +183,11 @@ class _Wish:
     reshape: Reshape
     memory_budget: int | None
     progress: Progress | None
+    join: str | None
 
     def __post_init__(self) -> None:
+        if self.join is not None and self.join not in JOINS:
+            raise LayerError(f"join is {shorten(self.join)}, expected {join_names(JOINS)}, or None.")
         check_evidence(self.evidence, self.methods)
         check_augmentation(self.augmentation)
         check_effort(self.memory_budget, self.progress)
@@ -194,7 +216,7 @@ def _compare(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish
 ) -> dict[tuple[str, str], Explanation]:
     model, batch = unwrap(model), to_batch(images)
-    chosen = _find_layers(model, layers) if wish.needs_layers or layers else {}
+    chosen = _find_layers(model, layers) if wish.needs_layers or layers else []
     views = make_views(batch, wish.augmentation)
     effort, census = Effort(views.batch, wish.memory_budget, wish.progress), Census()
     with recorded_pass(
@@ -205,7 +227,7 @@ def _compare(
         differentiable=wish.differentiable,
         around=_watched(model, chosen, wish, effort, census),
     ) as recorded:
-        maps = compute_maps(recorded, wish.methods, effort, census, wish.reshape)
+        maps = compute_maps(recorded, wish.methods, effort, census, reshape=wish.reshape, join=wish.join)
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
         return {
@@ -223,13 +245,11 @@ def _compare(
 
 
 @contextlib.contextmanager
-def _watched(
-    model: nn.Module, chosen: dict[str, nn.Module], wish: _Wish, effort: Effort, census: Census
-) -> Iterator[None]:
+def _watched(model: nn.Module, chosen: Sequence[Outlet], wish: _Wish, effort: Effort, census: Census) -> Iterator[None]:
     """Around the plain pass: what methods that run the model again have to know of it."""
     with contextlib.ExitStack() as stack:
         if wish.runs_again:
-            stack.enter_context(effort.measured(chosen))
+            stack.enter_context(effort.measured({outlet.module for outlet in chosen}))
         if wish.follows_attention:
             stack.enter_context(census.taken(model))
         yield
@@ -238,11 +258,12 @@ def _watched(
 def _to_explanation(
     maps: Maps, views: Views, evidence: str, *, classes: Tensor | None, output: Any, layer: str, method: str
 ) -> Explanation:
-    values = choose_evidence(views.average(maps.values), evidence)
+    signed = evidence == "signed"
+    values = add_levels([choose_evidence(views.average(level), evidence) for level in maps.levels], signed=signed)
     device = views.batch.device
     return Explanation(
         maps=values.to(device),
-        heatmaps=to_heatmaps(values, views.batch.size, signed=evidence == "signed").to(device),
+        heatmaps=to_heatmaps(values, views.batch.size, signed=signed).to(device),
         classes=classes,
         scores=views.first(maps.scores).to(device),
         output=output,
@@ -280,15 +301,25 @@ def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str]
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
-        for name, gradient in zip(names, gradients):
-            if gradient is not None:
-                layout = find_grid(name, gradient[0], recorded, wish.reshape)
-                if layout.to_grid(gradient[0]).any():
+        found = dict(zip(recorded.activations, gradients))
+        for name in names:
+            for part in recorded.parts[name]:
+                gradient = found[part]
+                if gradient is not None and _has_values(part, gradient[0], recorded, wish.reshape):
                     return name
     return None
 
 
-def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> dict[str, nn.Module]:
+def _has_values(part: str, gradient: torch.Tensor, recorded: Recorded, reshape: Reshape) -> bool:
+    """Whether a gradient has any on the grid; of several tensors of a layer not all have one."""
+    try:
+        layout = find_grid(part, gradient, recorded, reshape)
+    except LayerError:
+        return False
+    return bool(layout.to_grid(gradient).any())
+
+
+def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> list[Outlet]:
     if isinstance(chosen, str) or not isinstance(chosen, Sequence) or not chosen:
         raise LayerError(f"layers is {shorten(chosen)}, expected a list of at least one layer, by name or as modules.")
-    return dict(find_layer(model, layer) for layer in chosen)
+    return list({outlet.name: outlet for outlet in (find_layer(model, layer) for layer in chosen)}.values())

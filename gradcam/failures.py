@@ -22,8 +22,8 @@ BEHIND_A_LAYER = {
         "either: make that operation one that is not in place."
     ),
     "created in no_grad mode": (
-        "Behind the layer the model changes in place what is a view of a tensor from before the layer: choose a layer "
-        "further up, or make that operation one that is not in place."
+        "Behind the layer the model reads, or changes in place, another view of the layer's memory or of what came to it, "
+        "where no gradient can be followed: choose a layer further up."
     ),
     "cudnn RNN backward can only be called in training mode": (
         "Behind the layer there is a recurrent network, for which cuDNN has a gradient in training mode only: explain "

@@ -97,8 +97,8 @@ def _require_linear(value: Tensor, gradient: Tensor) -> None:
     A function written in Python may give a gradient that cannot be differentiated again, and says so at best by a node
     for the error that would come of it. Hooks, of which ours is one, are such functions that do nothing to it.
     """
-    hidden = [node for node in _nodes(value) if _is_python(node)]
-    if hidden or any("Error" in node.name() for node in _nodes(gradient)):
+    hidden = [node for node in graph_of(value) if _is_python(node)]
+    if hidden or any("Error" in node.name() for node in graph_of(gradient)):
         name = hidden[0].name().removesuffix("Backward") if hidden else "a function written in Python"
         raise ModelError(
             f"Behind the layer there is {name}, whose gradient cannot be differentiated again: choose a method that needs "
@@ -108,7 +108,7 @@ def _require_linear(value: Tensor, gradient: Tensor) -> None:
 
 def may_cast(scores: Tensor) -> bool:
     """Whether there may be other kinds of numbers behind the layers than at both ends: a cast, or a function in Python."""
-    return any("Copy" in node.name() or _is_python(node) for node in _nodes(scores))
+    return any("Copy" in node.name() or _is_python(node) for node in graph_of(scores))
 
 
 def _is_python(node: Node) -> bool:
@@ -116,7 +116,7 @@ def _is_python(node: Node) -> bool:
     return hasattr(node, "_forward_cls") and "Hook" not in node.name()
 
 
-def _nodes(tensor: Tensor) -> list[Node]:
+def graph_of(tensor: Tensor) -> list[Node]:
     """Every node of the graph behind a tensor."""
     found = [] if tensor.grad_fn is None else [tensor.grad_fn]
     seen = set(found)
@@ -126,6 +126,17 @@ def _nodes(tensor: Tensor) -> list[Node]:
                 seen.add(other)
                 found.append(other)
     return found
+
+
+def leaves(scores: Tensor) -> list[Tensor]:
+    """The tensors at which the graph behind scores ends."""
+    return [node.variable for node in graph_of(scores) if hasattr(node, "variable")]
+
+
+def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
+    """For each of `inputs`, tensors in a graph, whether the scores' graph leads to it."""
+    nodes, ends = set(graph_of(scores)), leaves(scores)
+    return [any(end is each for end in ends) if each.is_leaf else each.grad_fn in nodes for each in inputs]
 
 
 def require_recording(scores: Tensor, layers: Sequence[str]) -> None:

@@ -17,12 +17,17 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     and negative values are resized by themselves, so that neither gets a rim of the other, and divided by the largest
     of both: [-1,1].
     """
-    heatmaps = resize(maps.relu(), size) - resize((-maps).relu(), size) if signed else resize(maps, size)
+    heatmaps = resize(maps, size, signed=signed)
     return heatmaps.div_(_divisors(heatmaps))  # in place: many classes make this the largest tensor of all
 
 
-def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero."""
+def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
+    """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero.
+
+    With `signed`, positive and negative values by themselves.
+    """
+    if signed:
+        return resize(maps.relu(), size) - resize((-maps).relu(), size)
     for length in size:  # each turn takes the first axis of the grid away and puts the new one behind the last
         maps = torch.tensordot(maps, _cubic_weights(maps.shape[2], length).to(maps), dims=([2], [1]))
     return maps.clamp_(min=0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,18 @@ from gradcam.tokens import find_layout
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
+
+
+class Outlet(NamedTuple):
+    """What is recorded of a model: what a module gives, all or one of its tensors, in its only run or in one of them.
+
+    `keys`: the keys and indices that lead to the tensor. `run`: counted from 0, None where it runs once.
+    """
+
+    name: str
+    module: nn.Module
+    keys: tuple[str, ...] = ()
+    run: int | None = None
 
 
 def unwrap(model: Any) -> nn.Module:
@@ -39,29 +52,39 @@ def unwrap(model: Any) -> nn.Module:
     return model
 
 
-def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """The dotted name and the module of `layer`, given as either. `model` is unwrapped.
+def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
+    """The layer of that name, or with that module. `model` is unwrapped.
 
-    A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`).
+    A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`). Behind it may stand which of several
+    tensors is meant, by its key or index, and which run of the module: "backbone:out", "encoder.layer4#1".
     Raises `LayerError` for an unknown one, and offers the nearest.
     """
     if isinstance(layer, nn.Module):
-        return _find_module(model, layer)
+        return Outlet(*_find_module(model, layer))
     if not isinstance(layer, str):
         raise LayerError(
             f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
         )
+    plain, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
+    for name, *keys in ([layer], plain.split(":")):  # a name of its own may have any character but a dot
+        found = _find_name(model, name)
+        if found is not None:
+            full = found[0] + layer[len(name) :]
+            return Outlet(full, found[1], tuple(keys), int(run) if run and name != layer else None)
+    modules = {name: module for name, module in model.named_modules() if name}
+    offers = nearest(plain.partition(":")[0], modules) or list(dict(model.named_children()))
+    hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
+    raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
+
+
+def _find_name(model: nn.Module, layer: str) -> tuple[str, nn.Module] | None:
     for name in (layer, _without_wrappers(layer)):
         with contextlib.suppress(AttributeError):
             if name:
                 return name, _compiled_from(model.get_submodule(name))
-    modules = {name: module for name, module in model.named_modules() if name}
-    by_plain_name = {_without_wrappers(name): name for name in modules}
-    if layer in by_plain_name:
-        return by_plain_name[layer], _compiled_from(modules[by_plain_name[layer]])
-    offers = nearest(layer, modules) or list(dict(model.named_children()))
-    hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
-    raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
+    by_plain_name = {_without_wrappers(name): (name, module) for name, module in model.named_modules() if name}
+    name, module = by_plain_name.get(layer, ("", model))
+    return (name, _compiled_from(module)) if name else None
 
 
 def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:

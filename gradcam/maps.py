@@ -2,64 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gradcam.attention.census import Census
 from gradcam.effort import Effort
-from gradcam.errors import TargetError
+from gradcam.errors import BlindLayerError, TargetError
 from gradcam.gradients import curvatures, jacobian
+from gradcam.levels import choose_sites
 from gradcam.methods import Method
+from gradcam.methods.method import ACTIVATIONS, CURVATURES, GRADIENTS
+from gradcam.mixing import depend_on_one_another
 from gradcam.recording import Recorded
 from gradcam.reshaping import Reshape
 from gradcam.scores import FINER_SHARE, difference, find_nearest
-from gradcam.sites import Site, blind_layer, check_range, find_site
+from gradcam.sites import Site, blind_layer, check_range, warn_of_blind_images
 from gradcam.targets import RepeatedTarget, Scored
 
-Values = dict[tuple[str, str], list[Tensor]]  # by layer and method, pieces (N,k,...) along the classes
+Key = tuple[str, str]  # of a site and a method, or of a layer and one
 
 
 @dataclass(frozen=True)
 class Maps:
-    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained."""
+    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained.
 
-    values: Tensor
+    `levels`: one, or as many as are added up once it is chosen what they are evidence for.
+    """
+
+    levels: list[Tensor]
     scores: Tensor
 
 
+@dataclass(frozen=True)
+class _Values:
+    """What is computed, by site and method: pieces (N,k,...) along the classes, and which images nothing reaches there.
+
+    `errors`: what there is to say if nothing reaches any of them.
+    """
+
+    pieces: dict[Key, list[Tensor]] = field(default_factory=dict)
+    blind: dict[Key, list[bool]] = field(default_factory=dict)
+    errors: list[BlindLayerError] = field(default_factory=list)
+
+    def add(self, site: str, method: Method, piece: Tensor, blind: Sequence[bool] | None = None) -> None:
+        """Add a piece; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
+        key = site, method.name
+        self.pieces.setdefault(key, []).append(piece.float())
+        if blind is not None:
+            known = self.blind.setdefault(key, [True] * len(blind))
+            known[:] = [one and other for one, other in zip(known, blind)]
+
+
 def compute_maps(
-    recorded: Recorded, methods: Sequence[Method], effort: Effort, census: Census, reshape: Reshape = None
-) -> dict[tuple[str, str], Maps]:
+    recorded: Recorded,
+    methods: Sequence[Method],
+    effort: Effort,
+    census: Census,
+    *,
+    reshape: Reshape = None,
+    join: str | None = None,
+) -> dict[Key, Maps]:
     """Maps by layer and method, the methods in their order; those of no layer have their `place` for one.
 
-    `census`: of the attentions in the recorded pass, for methods that follow them.
+    `census`: of the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one.
     """
-    sites = [find_site(layer, recorded, reshape) for layer in recorded.activations]
+    chosen = choose_sites(recorded, reshape, join=join)
+    sites = [site for level in chosen.values() for site in level]
     scores = _scores_by_kind(recorded, methods)
-    values: Values = {(site.layer, it.name): [] for site in sites for it in methods if it.place == "layer"}
-    values |= {(it.place, it.name): [] for it in methods if it.place != "layer"}
+    values = _Values()
     for method in methods:
-        if method.needs == ("activations",):
+        if method.needs == ACTIVATIONS:
             _use_activations(sites, method, recorded.scored.values.shape[1], values)
-    _use_gradients(recorded, sites, [it for it in methods if it.needs == ("activations", "gradients")], scores, values)
-    _use_curvatures(recorded, sites, [it for it in methods if "curvatures" in it.needs], values)
+    first, second = ([it for it in methods if it.needs == needs] for needs in (GRADIENTS, CURVATURES))
+    apart = not (first or second) or not depend_on_one_another(recorded.model, recorded.scored.values, sites)
+    _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
+    _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
     _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)
     _look_beside_layers(recorded, methods, values, effort, census)
     check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
-    maps = {key: torch.cat(parts, dim=1) for key, parts in values.items()}
-    for (layer, name), tensor in maps.items():
-        check_range(tensor, f"The {name} maps at layer '{layer}', in float32, are")
-    kinds = {method.name: method.score for method in methods}
-    return {key: Maps(tensor, scores[kinds[key[1]]].detach().float()) for key, tensor in maps.items()}
+    maps = {key: torch.cat(parts, dim=1) for key, parts in values.pieces.items()}
+    for (site, name), tensor in maps.items():
+        check_range(tensor, f"The {name} maps at layer '{site}', in float32, are")
+    _judge_blindness(chosen, values, recorded)
+    found = {}
+    for method in methods:
+        explained = scores[method.score].detach().float()
+        places = {layer: [site.layer for site in level] for layer, level in chosen.items()}
+        for layer, names in (places if method.place == "layer" else {method.place: [method.place]}).items():
+            found[layer, method.name] = Maps([maps[name, method.name] for name in names], explained)
+    return {key: found[key] for layer in (*chosen, "input", "attention") for key in found if key[0] == layer}
 
 
-def _use_activations(sites: Sequence[Site], method: Method, classes: int, values: Values) -> None:
+def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, recorded: Recorded) -> None:
+    """Raises `BlindLayerError` where nothing reaches any layer; warns of images, and of layers, that nothing reaches.
+
+    Of a layer's levels one that is reached is enough.
+    """
+    blind: dict[Key, list[bool]] = {}
+    for layer, level in chosen.items():
+        for name in {name for _, name in values.blind}:
+            of_levels = [values.blind[site.layer, name] for site in level]
+            blind[layer, name] = [all(of_image) for of_image in zip(*of_levels)]
+    if blind and all(all(images) for images in blind.values()):
+        raise values.errors[0] if values.errors else blind_layer(next(iter(chosen.values()))[0], recorded.model)
+    for layer in chosen:
+        of_layer = [images for key, images in blind.items() if key[0] == layer]
+        if any(any(images) for images in of_layer):
+            warn_of_blind_images(layer, all_of_them=any(all(images) for images in of_layer))
+
+
+def _use_activations(sites: Sequence[Site], method: Method, classes: int, values: _Values) -> None:
     for site in sites:
-        found = method.compute(site.grid).float()
-        values[site.layer, method.name].append(found[:, None].repeat_interleave(classes, 1))
+        values.add(site.layer, method, method.compute(site.grid)[:, None].repeat_interleave(classes, 1))
 
 
 def _use_gradients(
@@ -67,7 +124,9 @@ def _use_gradients(
     sites: Sequence[Site],
     methods: Sequence[Method],
     scores: dict[str | None, Tensor],
-    values: Values,
+    values: _Values,
+    *,
+    one_by_one: bool,
 ) -> None:
     """One backward pass for all kinds of scores, their classes one after another."""
     if not methods:
@@ -76,59 +135,99 @@ def _use_gradients(
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
     classes = recorded.scored.values.shape[1]
-    seeing: set[tuple[str, str | None]] = set()  # layers and kinds of scores with a gradient
     first = 0
-    for gradients in jacobian(joined, [site.recorded for site in sites], scaled=recorded.has_float16):
-        for site, gradient in zip(sites, gradients):
-            on_grid, is_zero = site.to_grid(gradient, "gradients")
+    for pieces in _gradients(recorded, sites, joined, one_by_one=one_by_one):
+        for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
                 mine = on_grid[:, max(start, 0) : max(start + classes, 0)]
                 if mine.shape[1] == 0:
                     continue
-                if not is_zero and (len(kinds) == 1 or mine.any()):
-                    seeing.add((site.layer, kind))
+                blind = is_zero if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
                 for method in methods:
                     if method.score == kind:
-                        values[site.layer, method.name].append(method.compute(site.grid, mine).float())
+                        values.add(site.layer, method, method.compute(site.grid, mine), blind)
         first += on_grid.shape[1]
-    for site in sites:
-        if any((site.layer, kind) not in seeing for kind in kinds):
-            raise blind_layer(site, recorded.model)
 
 
-def _use_curvatures(recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: Values) -> None:
-    """Two backward passes for each class and layer."""
-    if not methods:
+def _gradients(
+    recorded: Recorded, sites: Sequence[Site], scores: Tensor, *, one_by_one: bool
+) -> Iterator[list[tuple[Tensor, list[bool]]]]:
+    """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero.
+
+    Where images depend on one another, each has the gradient of its own scores, of all classes at a time.
+    """
+    inputs, scaled = [site.recorded for site in sites], recorded.has_float16
+    if not one_by_one:
+        for chunk in jacobian(scores, inputs, scaled=scaled):
+            yield [site.to_grid(gradient, "gradients") for site, gradient in zip(sites, _with_zeros(chunk, inputs))]
         return
-    for site in sites:
-        is_blind = True
-        for derivatives in curvatures(recorded.scored.values, site.recorded, scaled=recorded.has_float16):
-            gradient, is_zero = site.to_grid(derivatives[0], "gradients")
-            curvature, _ = site.to_grid(derivatives[1], "second derivatives")
-            is_blind = is_blind and is_zero
+    rows: list[list[Tensor]] = [[] for _ in sites]
+    for image in range(len(scores)):
+        with torch.enable_grad():
+            own = scores[image : image + 1]
+        chunks = [_with_zeros(it, inputs) for it in jacobian(own, inputs, scaled=scaled)]
+        for site, found, gradients in zip(sites, rows, zip(*chunks)):
+            on_grid = [site.to_grid(it, "gradients")[0][image : image + 1] for it in gradients]
+            found.append(torch.cat(on_grid, 1))
+    joined = [torch.cat(found) for found in rows]
+    yield [(each, (~each.flatten(1).any(1)).tolist()) for each in joined]
+
+
+def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Zeros where no path leads to one of several layers; where none leads to any, that is an error as it is."""
+    count = next((len(it) for it in gradients if it is not None), None)
+    if count is None:
+        return gradients
+    return [tensor.new_zeros(count, *tensor.shape) if it is None else it for it, tensor in zip(gradients, inputs)]
+
+
+def _use_curvatures(
+    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, *, one_by_one: bool
+) -> None:
+    """Two backward passes for each class and layer, and for each image where they depend on one another."""
+    scores = recorded.scored.values
+    groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
+    with torch.enable_grad():
+        of_groups = [scores[images] for images in groups] if one_by_one else [scores]
+    for site in sites if methods else ():
+        found = [curvatures(own, site.recorded, scaled=recorded.has_float16) for own in of_groups]
+        for of_class in zip(*found):
+            first, second = (
+                [site.to_grid(pair[order], what) for pair in of_class]
+                for order, what in enumerate(("gradients", "second derivatives"))
+            )
+            gradient, curvature = (
+                torch.cat([each[images] for (each, _), images in zip(pairs, groups)]) for pairs in (first, second)
+            )
+            blind = [is_zero for (_, zeros), images in zip(first, groups) for is_zero in zeros[images]]
             for method in methods:
-                values[site.layer, method.name].append(method.compute(site.grid, gradient, curvature).float())
-        if is_blind:
-            raise blind_layer(site, recorded.model)
+                values.add(site.layer, method, method.compute(site.grid, gradient, curvature), blind)
 
 
 def _run_again(
-    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: Values, effort: Effort
+    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, effort: Effort
 ) -> None:
     for method in methods:
         for site in sites:
-            values[site.layer, method.name].append(method.compute(recorded, site, effort).float())
+            try:
+                found = method.compute(recorded, site, effort)
+            except BlindLayerError as error:
+                values.errors.append(error)
+                found = site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:])
+            # A method that is judged by what it changes: nothing was, though there was something to change.
+            blind = site.grid.flatten(1).any(1) & ~found.flatten(1).any(1).to(site.grid.device)
+            values.add(site.layer, method, found, blind.tolist() if method.is_signed else None)
 
 
 def _look_beside_layers(
-    recorded: Recorded, methods: Sequence[Method], values: Values, effort: Effort, census: Census
+    recorded: Recorded, methods: Sequence[Method], values: _Values, effort: Effort, census: Census
 ) -> None:
     for method in methods:
         if method.place == "input":
-            values["input", method.name].append(method.compute(recorded, effort).float())
+            values.add("input", method, method.compute(recorded, effort))
         elif method.place == "attention":
-            values["attention", method.name].append(method.compute(recorded, census, effort).float())
+            values.add("attention", method, method.compute(recorded, census, effort))
 
 
 def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:

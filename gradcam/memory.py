@@ -32,14 +32,14 @@ class Meter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spans: dict[str, _Span] = {}
+        self._spans: dict[object, _Span] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: object) -> None:
         """Begin to count under this name."""
         self._spans[name] = _Span()
 
-    def peak(self, name: str) -> int:
+    def peak(self, name: object) -> int:
         """The most bytes of tensors, made since the mark, that were alive at once; 0 where there was no mark."""
         return self._spans[name].peak if name in self._spans else 0
 

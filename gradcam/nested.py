@@ -37,6 +37,17 @@ def first_floating(value: Any) -> Tensor | None:
     return next((tensor for tensor in tensors(value) if tensor.is_floating_point()), None)
 
 
+def floating_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
+    """Every floating-point tensor in `value`, once, by the keys and indices that lead to it."""
+    if isinstance(value, Tensor):
+        return {(): value} if value.is_floating_point() else {}
+    found: dict[int, tuple[tuple[str, ...], Tensor]] = {}
+    for key, child in _children(value):
+        for keys, tensor in floating_by_keys(child).items():
+            found.setdefault(id(tensor), ((str(key), *keys), tensor))
+    return dict(found.values())
+
+
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
+from gradcam.exchange import can_exchange, exchange
+
 GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 
 PASSAGE = "gradcam passage"  # what a passage is called on the node that made the tensor, with the output's number
@@ -59,10 +61,15 @@ class Passage:
 def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
     """The passage of a tensor that requires gradients, and the tensor.
 
-    Views go on as a clone: what is done to them in place leaves their node out. So do leaves, which have none.
+    Views go on as a clone: what is done to them in place leaves their node out. So do leaves, which have none. A view that
+    nobody has looked at yet becomes its clone, for whoever has it by another name.
     """
     if tensor.grad_fn is None or tensor._is_view():
-        tensor = tensor.clone()
+        clone = tensor.clone()
+        if tensor.grad_fn is not None and can_exchange(tensor):
+            exchange(tensor, clone)
+        else:
+            tensor = clone
     node: Any = tensor.grad_fn
     key = f"{PASSAGE} {tensor.output_nr}"
     passage = node.metadata.get(key)

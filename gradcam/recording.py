@@ -19,7 +19,8 @@ from gradcam.gradients import may_cast, recording_is_off, require_recording
 from gradcam.hooks import Hooks
 from gradcam.inputs import Arguments
 from gradcam.isolation import plain_attention, undisturbed
-from gradcam.layers import layers_with_grid
+from gradcam.layers import Outlet, layers_with_grid
+from gradcam.mixing import warn_of_shared_statistics
 from gradcam.nested import map_tensors, tensors
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
@@ -93,12 +94,14 @@ def to_batch(images: Any) -> Batch:
 class Recorded:
     """What one forward pass left, and what maps are computed with.
 
-    `layers`, `activations`: by name. `scored`: what is there to be differentiated. `modules`: all of the model's.
-    `autocast`: the caller's, None without.
+    `activations`, `outlets`: what was recorded, by name, and of what. `parts`: by layer, the names of those that it gave, of
+    which there are several where its output holds several tensors. `scored`: what is there to be differentiated.
+    `modules`: all of the model's. `autocast`: the caller's, None without.
     """
 
-    layers: dict[str, nn.Module]
     activations: dict[str, Tensor]
+    outlets: dict[str, Outlet]
+    parts: dict[str, list[str]]
     output: Any
     scored: Scored
     model: nn.Module
@@ -134,7 +137,7 @@ def caller_autocast(device: str) -> torch.dtype | None:
 def recorded_pass(
     model: nn.Module,
     batch: Batch,
-    chosen: dict[str, nn.Module],
+    chosen: Sequence[Outlet],
     target: Any,
     *,
     differentiable: int = 1,
@@ -147,27 +150,50 @@ def recorded_pass(
     """
     with undisturbed(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
         _refuse_frames(batch, modules)
+        warn_of_shared_statistics(modules, batch.images)
         if differentiable > 1:
             stack.enter_context(plain_attention())
         with contextlib.ExitStack() as hooks:
-            recorders = {name: hooks.enter_context(TargetLayer(module, name=name)) for name, module in chosen.items()}
+            recorders = {
+                it.name: hooks.enter_context(TargetLayer(it.module, name=it.name, keys=it.keys, run=it.run))
+                for it in chosen
+            }
             if differentiable == 0:
-                hooks.enter_context(_switched_off_again(list(chosen.values())))
+                hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
             args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
             with around or contextlib.nullcontext():
                 output = model(*args, **kwargs)
-            activations = {name: recorder.activations for name, recorder in recorders.items()}
+            activations, outlets, parts = _divide(chosen, recorders)
             off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
             if differentiable and len(off) > 1:  # the first finds it off; another one, if the model switches it off
                 raise recording_is_off(off)
             scored = compute_scores(target, output, batch.images)
             if differentiable:
-                require_recording(scored.values, list(chosen))
+                require_recording(scored.values, list(recorders))
+            for recorder in recorders.values():
+                recorder.require_only_way(scored.values)
         # Computed without the caller's autocast, which would make products of maps half as precise.
         device = scored.values.device.type
         autocast = caller_autocast(device)
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            yield Recorded(chosen, activations, output, scored, model, modules, batch, autocast)
+            yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast)
+
+
+def _divide(
+    chosen: Sequence[Outlet], recorders: Mapping[str, TargetLayer]
+) -> tuple[dict[str, Tensor], dict[str, Outlet], dict[str, list[str]]]:
+    """What was recorded, each with a name, of what, and which are of one layer."""
+    activations: dict[str, Tensor] = {}
+    outlets: dict[str, Outlet] = {}
+    parts: dict[str, list[str]] = {}
+    for outlet in chosen:
+        recorded = recorders[outlet.name].recorded
+        for keys, tensor in recorded.items():
+            name = outlet.name if len(recorded) == 1 else ":".join((outlet.name, *keys[len(outlet.keys) :]))
+            activations[name] = tensor
+            outlets[name] = outlet._replace(name=name, keys=keys)
+            parts.setdefault(outlet.name, []).append(name)
+    return activations, outlets, parts
 
 
 def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
@@ -183,14 +209,18 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
 
 
 @contextlib.contextmanager
-def _switched_off_again(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """No recording behind the layers either, each of which has switched it on by then."""
+def _switched_off_again(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[None]:
+    """No recording behind the layers either, each of which has switched it on by then.
 
-    def switch_off(*_: object) -> None:
-        torch.set_grad_enabled(False)
+    But behind one that gave several tensors, of which the graph tells those that the score depends on.
+    """
+
+    def switch_off(module: nn.Module, *_: object) -> None:
+        if not recorders[module].gave_several:
+            torch.set_grad_enabled(False)
 
     with recording_off(), Hooks() as hooks:
-        for layer in layers:
+        for layer in recorders:
             hooks.after_forward(layer, switch_off)
         yield
 

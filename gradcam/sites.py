@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import BlindLayerError, LayerError, ModelError
+from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.gradients import no_dependence
 from gradcam.layers import norm_before_last_attention
 from gradcam.patches import find_patches
@@ -27,16 +28,16 @@ class Site:
     layout: Layout | Picked
     grid: Tensor
 
-    def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, bool]:
-        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and whether all are zero.
+    def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, list[bool]]:
+        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and which images' are zero.
 
         Raises `LayerError` where there are none, `ModelError` where they are not finite.
         """
         if derivatives is None:
             raise no_dependence([self.layer])
-        on_grid = self.layout.stack_to_grid(derivatives)
-        is_zero = check_range(on_grid, f"The {what} at layer '{self.layer}' are") == (0, 0)
-        return at_least_float32(on_grid).transpose(0, 1), is_zero
+        on_grid = self.layout.stack_to_grid(derivatives).transpose(0, 1)
+        ranges = check_ranges(on_grid, f"The {what} at layer '{self.layer}' are")
+        return at_least_float32(on_grid), [each == (0, 0) for each in ranges]
 
 
 def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
@@ -49,7 +50,8 @@ def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
     """How a recorded layer's activations lie on the picture. Raises as `place` does."""
-    return place(layer, activations, recorded.layers[layer], recorded.batch, modules=recorded.modules, reshape=reshape)
+    module = recorded.outlets[layer].module
+    return place(layer, activations, module, recorded.batch, modules=recorded.modules, reshape=reshape)
 
 
 def place(
@@ -121,14 +123,30 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def check_range(tensor: Tensor, what: str) -> tuple[float, float]:
     """The least and the largest value. Raises `ModelError` where one is NaN or infinite: both pass through here."""
-    lowest, highest = torch.stack(torch.aminmax(tensor)).tolist()
-    if not (math.isfinite(lowest) and math.isfinite(highest)):
-        kind = "NaN" if math.isnan(lowest) else "infinite"
-        hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
-        raise ModelError(
-            f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
-        )
-    return lowest, highest
+    return check_ranges(tensor[None], what)[0]
+
+
+def check_ranges(tensor: Tensor, what: str) -> list[tuple[float, float]]:
+    """The least and the largest value of each row. Raises as `check_range`."""
+    axes = tuple(range(1, tensor.ndim))
+    ranges: list[tuple[float, float]] = torch.stack([tensor.amin(axes), tensor.amax(axes)], 1).tolist()
+    for each in itertools.chain.from_iterable(ranges):
+        if not math.isfinite(each):
+            kind = "NaN" if math.isnan(each) else "infinite"
+            hint = (
+                " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
+            )
+            raise ModelError(
+                f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
+            )
+    return [(low, high) for low, high in ranges]
+
+
+def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:
+    """Say that a layer's maps are blank because nothing there can change the score."""
+    whose = "its maps are blank" if all_of_them else "the maps of those are blank"
+    some = "" if all_of_them else " for some of the images"
+    warn(f"At layer '{layer}' nothing can change the score{some} (its gradient is exactly zero): {whose}.")
 
 
 def blind_layer(site: Site, model: nn.Module) -> BlindLayerError:

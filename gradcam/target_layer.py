@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from gradcam import gradients
-from gradcam.errors import LayerError, ModelError, shorten
+from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
+from gradcam.exchange import OtherWay, can_exchange, exchange
 from gradcam.grad_mode import recording_off
 from gradcam.hooks import Hooks
 from gradcam.inputs import LayerInput, take_inputs
-from gradcam.nested import first_floating, replace_tensor, tensors
+from gradcam.nested import floating_by_keys, replace_tensor, tensors
 
 
 class TargetLayer:
@@ -39,7 +41,9 @@ class TargetLayer:
     # that requires gradients, switches recording on for what follows, and sends the leaf through a private identity
     # module, which carries the full backward hook; a clone of that is what the rest of the model sees.
 
-    def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, *, name: str | None = None, keys: Sequence[str] = (), run: int | None = None
+    ) -> None:
         if not isinstance(module, nn.Module):
             raise LayerError(f"The layer is {shorten(module)}, expected a torch.nn.Module, such as model.layer4.")
         if isinstance(module, torch.jit.ScriptModule):
@@ -48,13 +52,16 @@ class TargetLayer:
                 "use the Python model that it was made from."
             )
         self.name = name or type(module).__name__
-        self._module = module
+        self._module, self._keys, self._run = module, tuple(keys), run
         self._passage = nn.Identity()
         self._context: contextlib.ExitStack | None = None
         self.ran_unrecorded = False  # so does the first layer to run; the next does if the model switched recording off
         self._runs = 0
         self._inputs: list[LayerInput] = []
-        self._activations: Tensor | None = None
+        self._given: list[str] = []  # the keys of all that the layer gave
+        self._recorded: dict[tuple[str, ...], Tensor] = {}
+        self._versions: list[int] = []
+        self._other_ways: list[OtherWay] = []
         self._gradients: Tensor | None = None
 
     def __enter__(self) -> TargetLayer:
@@ -65,8 +72,18 @@ class TargetLayer:
                 "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() there, "
                 "or gradcam.explain(), which leaves that mode by itself."
             )
+        if (
+            torch.is_grad_enabled()
+            and self._module.training
+            and any(it.requires_grad for it in self._module.parameters())
+        ):
+            warn(
+                f"Layer '{self.name}' is in training mode, and nothing before it is recorded: a loss computed here trains "
+                "only what is behind it. Call model.eval() to explain; gradcam.inspection.record() looks at training."
+            )
         with contextlib.ExitStack() as context:
             context.enter_context(recording_off())  # until the layer has run
+            context.callback(self._close_other_ways)
             hooks = context.enter_context(Hooks())
             hooks.before_forward(self._module, self._keep_inputs)
             hooks.after_forward(self._module, self._keep_activations)
@@ -87,21 +104,39 @@ class TargetLayer:
 
         Raises `LayerError` where the layer did not run, ran more than once, or gave no floating tensor.
         """
+        return next(iter(self.recorded.values()))
+
+    @property
+    def recorded(self) -> dict[tuple[str, ...], Tensor]:
+        """Every floating tensor that the layer gave, by the keys and indices that lead to it. Raises as `activations`."""
         if self._runs == 0:
             raise LayerError(
                 f"Layer '{self.name}' did not run in the forward pass: choose one on the way from the input to the score. "
                 "(Hooks are skipped in modules that run compiled, and in modules whose forward() is called directly.)"
             )
-        if self._runs > 1:
+        if self._run is None and self._runs > 1:
             raise LayerError(
-                f"Layer '{self.name}' ran {self._runs} times before the backward pass: its activations are not one thing; "
-                "choose a layer that runs once in a forward pass, such as the block around it."
+                f"Layer '{self.name}' ran {self._runs} times before the backward pass: name one of its runs, "
+                f"'{self.name}#0' to '#{self._runs - 1}', or a layer that runs once, such as the block around it."
             )
-        if self._activations is None:
+        if self._run is not None and self._runs <= self._run:
+            raise LayerError(f"Layer '{self.name}' ran {self._runs} time(s): its runs are counted from 0.")
+        if not self._recorded:
+            if self._keys:
+                there = f"there are {join_names(self._given)}" if self._given else "its output is one tensor"
+                raise LayerError(
+                    f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {there}."
+                )
             raise LayerError(
                 f"Layer '{self.name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
             )
-        return self._activations
+        for tensor, version in zip(self._recorded.values(), self._versions):
+            if tensor._version != version:
+                raise LayerError(
+                    f"What layer '{self.name}' gave is changed in place behind it, under another name: choose a layer "
+                    "behind that, or explain this one alone."
+                )
+        return self._recorded
 
     @property
     def gradients(self) -> Tensor:
@@ -130,6 +165,7 @@ class TargetLayer:
         scaled = torch.float16 in (activations.dtype, score.dtype)
         with torch.enable_grad():
             scores = score.reshape(1, 1)
+        self.require_only_way(score)
         try:
             ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
         except RuntimeError as error:
@@ -143,37 +179,79 @@ class TargetLayer:
         self._gradients = gradient[0]
         return self._gradients
 
+    @property
+    def gave_several(self) -> bool:
+        """Whether there is more than one tensor to choose from."""
+        return len(self._recorded) > 1
+
+    def require_only_way(self, score: Tensor) -> None:
+        """Raises `LayerError` where the score depends on the layer's output by a way that is not recorded."""
+        if self._other_ways and any(way.is_among(gradients.leaves(score)) for way in self._other_ways):
+            raise LayerError(
+                f"What layer '{self.name}' gave is also read as another view of the same memory, whose gradient is not "
+                "recorded: choose a layer before or behind it."
+            )
+
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It may change that in place, and the model may go on using it.
         self._inputs, arguments = take_inputs(args, kwargs)
         return arguments
 
     def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        # A run after a backward pass begins a new forward pass; without one between, the layer ran twice in the same.
-        is_next_pass = self._gradients is not None
-        self._runs = 1 if is_next_pass else self._runs + 1
-        self._gradients = None
-        changed = [each for each in self._inputs if each.is_changed]
-        inputs, self._inputs = [each.given for each in self._inputs], []
-        tensor = first_floating(output)
-        if tensor is None or self._runs > 1:
-            for each in changed:
+        if self._gradients is not None:  # a run after a backward pass begins a new forward pass
+            self._runs, self._gradients = 0, None
+        self._runs += 1
+        inputs, self._inputs = self._inputs, []
+        found: dict[tuple[str, ...], Tensor] = {}
+        if self._runs == (self._run or 0) + 1:
+            self._recorded, self._versions = {}, []
+            self._close_other_ways()
+            self.ran_unrecorded = not torch.is_grad_enabled()
+            given = floating_by_keys(output)
+            self._given = [":".join(keys) for keys in given if keys]
+            found = {keys: tensor for keys, tensor in given.items() if keys[: len(self._keys)] == self._keys}
+        for each in inputs:
+            if each.is_changed and not any(each.given is tensor for tensor in found.values()):
                 each.replace(each.given)
-            return None
+        handed_on = output
+        for keys, tensor in found.items():
+            handed_on = replace_tensor(handed_on, tensor, self._record(keys, tensor, inputs, output))
+        return None if handed_on is output else handed_on
+
+    def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], output: Any) -> Tensor:
+        """Keep what the layer gave; gives what goes on, which is the same object wherever that can be."""
         refuse_vmap(tensor)
-        # Dropout in evaluation mode and Identity return their input, which may be changed in place later.
-        is_shared = _shares_storage(tensor, inputs)
-        self.ran_unrecorded = not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
+        source = next((each for each in inputs if each.given is tensor), None)
+        is_changed = source is not None and source.is_changed
+        # Dropout in evaluation mode and Identity return their input, which may be changed in place later, and which the
+        # model goes on using as what came to the layer, not as what left it.
+        is_shared = _shares_storage(tensor, [each.given for each in inputs])
+        is_given_back = source is not None and not is_changed
+        is_free = not is_given_back and can_exchange(tensor)
+        is_view = tensor._is_view()
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
-            self._activations = tensor.clone() if is_shared else tensor
+            start = tensor.clone() if is_shared else tensor
         else:
-            self._activations = (tensor.detach().clone() if is_shared else tensor.detach()).requires_grad_()
-        handed_on = self._passage(self._activations).clone(memory_format=_format_of(self._activations))
-        for each in changed:  # an input that became the output has to lead to the gradient under its old name as well
-            replacement = each.replace(handed_on if each.given is tensor else each.given)
-            handed_on = replacement if each.given is tensor else handed_on
-        return replace_tensor(output, tensor, handed_on)
+            start = (tensor.detach() if is_free and not is_shared else tensor.detach().clone()).requires_grad_()
+        handed_on = self._passage(start).clone(memory_format=_format_of(start))
+        if is_free:
+            memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
+            exchange(tensor, handed_on)
+            start, handed_on = handed_on if start is tensor else start, tensor
+            if memory is not None and _may_be_watched(memory, self._module, output):
+                self._other_ways.append(OtherWay(memory))
+        elif not (is_given_back or is_view or tensor.requires_grad or isinstance(tensor, nn.Parameter)):
+            handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
+        if source is not None and is_changed:
+            handed_on = source.replace(handed_on)  # has to lead to the gradient under its old name as well
+        self._recorded[keys] = start
+        self._versions.append(start._version)
+        return handed_on
+
+    def _close_other_ways(self) -> None:
+        while self._other_ways:
+            self._other_ways.pop().close()
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
@@ -195,6 +273,12 @@ def _shares_storage(tensor: Tensor, inputs: Any) -> bool:
     address = tensor.untyped_storage().data_ptr()
     dense = (other for other in tensors(inputs) if other.layout == torch.strided)
     return any(other.untyped_storage().data_ptr() == address for other in dense)
+
+
+def _may_be_watched(memory: Tensor, module: nn.Module, output: Any) -> bool:
+    """Whether it is of this pass alone: nothing that the layer keeps, and nothing else that it gave is another view."""
+    is_kept = memory.requires_grad or not memory.is_leaf or isinstance(memory, nn.Parameter)
+    return not (is_kept or _shares_storage(memory, [*module.buffers(), *floating_by_keys(output).values()]))
 
 
 def refuse_vmap(tensor: Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.effort import Effort
 from gradcam.errors import GradcamError, LayerError
+from gradcam.layers import find_layer
 from gradcam.perturbation import ablation
 from gradcam.recording import recorded_pass, to_batch
 from gradcam.sites import find_site
@@ -74,7 +75,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
     The whole map is a sum over all channels, in which the weights cannot be told apart.
     """
     batch, score = to_batch(image), pick([classes])
-    with recorded_pass(model, batch, {layer: model.get_submodule(layer)}, [classes], differentiable=0) as recorded:
+    with recorded_pass(model, batch, [find_layer(model, layer)], [classes], differentiable=0) as recorded:
         site = find_site(layer, recorded)
         some = torch.zeros_like(site.grid)
         some[:, channels] = site.grid[:, channels]

@@ -62,15 +62,19 @@ def test_every_module_that_runs_once_equals_the_slow_reference(name: str, frozen
 
 
 def small_network() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(4, 6, 3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(6, 5),
-    ).double()
+    return (
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 6, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(6, 5),
+        )
+        .double()
+        .eval()
+    )
 
 
 def expected_of(model: nn.Module, images: Tensor, name: str) -> tuple[Tensor, Tensor]:

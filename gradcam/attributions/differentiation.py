@@ -16,6 +16,7 @@ from gradcam.failures import IN_A_MODEL, known_failures
 from gradcam.gradients import jacobian
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
+from gradcam.mixing import warn_of_shared_statistics
 from gradcam.nested import map_tensors, tensors
 from gradcam.recording import (
     Batch,
@@ -128,6 +129,7 @@ def differentiable(model: nn.Module, images: Any) -> Iterator[Subject]:
     """
     model, batch = unwrap(model), to_batch(images)
     with undisturbed(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
+        warn_of_shared_statistics(modules, batch.images)
         yield Subject(model, modules, batch, caller_keeps(batch.pictures))
 
 

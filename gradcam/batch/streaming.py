@@ -124,7 +124,7 @@ def _to_result(fetched: Fetched, found: Finding | GradcamError) -> FileResult:
 def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[str]:
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
-    return list(dict.fromkeys(find_layer(classifier.model, layer)[0] for layer in layers or [classifier.layer]))
+    return list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or [classifier.layer]))
 
 
 def _sort_methods(asked: Question) -> Question:

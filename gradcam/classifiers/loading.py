@@ -72,7 +72,7 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
 
 def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str]:
     """What the model makes of a picture, and the layer; without running it where all is known."""
-    layer = parts.layer if wanted is None else find_layer(unwrap(parts.model), wanted)[0]
+    layer = parts.layer if wanted is None else find_layer(unwrap(parts.model), wanted).name
     if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
         return Findings(parts.classes, None, False), layer
     images = make_noise(preprocess, parts.model)

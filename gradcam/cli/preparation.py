@@ -62,7 +62,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
     if methods:
         check_evidence(settings.evidence, smooth(find_methods(methods), settings.smoothing))
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
-    layers = _once_each(find_layer(classifier.model, layer)[0] for layer in settings.layers or (classifier.layer,))
+    layers = _once_each(find_layer(classifier.model, layer).name for layer in settings.layers or (classifier.layer,))
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )

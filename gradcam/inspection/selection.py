@@ -34,8 +34,12 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
         if isinstance(layer, str) and is_pattern(layer):
             found |= _fitting(layer, {name: module for name, module in model.named_modules() if name}, "layer")
         else:
-            name, module = find_layer(model, layer)
-            found[name] = module
+            outlet = find_layer(model, layer)
+            if outlet.keys or outlet.run is not None:
+                raise LayerError(
+                    f"{shorten(layer)} names one tensor or run: name the layer alone, all runs are followed."
+                )
+            found[outlet.name] = outlet.module
     scripted = [name for name, module in found.items() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         raise LayerError(

@@ -9,6 +9,7 @@ Where it is not right, the whole batch is repeated; and where rows are mixed the
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 
 from gradcam.effort import Effort
 from gradcam.errors import BlindLayerError, LayerError
+from gradcam.exchange import can_exchange, exchange
 from gradcam.hooks import Hooks
 from gradcam.inputs import LayerInput, take_inputs
-from gradcam.layers import norm_before_last_attention
+from gradcam.layers import Outlet, norm_before_last_attention
 from gradcam.memory import Meter
-from gradcam.nested import first_floating, replace_tensor
+from gradcam.nested import floating_by_keys, replace_tensor
 from gradcam.perturbation.rows import reproduces_plain, score_rows
 from gradcam.perturbation.variants import FEWEST, Chunk, Variants, divide
 from gradcam.recording import Recorded
@@ -50,18 +52,18 @@ def score_layer(recorded: Recorded, site: Site, variants: Variants, effort: Effo
 
     Raises `GradcamError` where not even one fits into the memory budget.
     """
-    layout, module = site.layout, recorded.layers[site.layer]
+    layout, outlet = site.layout, recorded.outlets[site.layer]
 
     def run_tail(rows: Tensor, count: int) -> Any:
-        with _handed_on(module, layout.from_rows(rows), site.recorded.shape):
+        with _handed_on(outlet, layout.from_rows(rows), site.recorded.shape):
             return run_again(recorded, effort, 1)
 
     def run_all(rows: Tensor, count: int) -> Any:
         rows = layout.from_rows(rows)
-        with _handed_on(module, rows, rows.shape):
+        with _handed_on(outlet, rows, rows.shape):
             return run_again(recorded, effort, count)
 
-    tail = effort.meter.peak(site.layer)
+    tail = effort.meter.peak(outlet.module)
     ways = [
         _Way(run_tail, lambda: 2 * variants.bytes_each + tail),
         _Way(run_all, lambda: 2 * variants.bytes_each + _measure(recorded, effort)),
@@ -179,33 +181,35 @@ def run_again(recorded: Recorded, effort: Effort, count: int, pictures: Tensor |
 
 
 @contextlib.contextmanager
-def _handed_on(module: nn.Module, rows: Tensor, expected: torch.Size) -> Iterator[None]:
-    """Whatever the module gives, `rows` go on in its place."""
+def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[None]:
+    """Whatever the module gives there, `rows` go on in its place, under all its names."""
     inputs: list[LayerInput] = []
+    runs = itertools.count()
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs[:], arguments = take_inputs(args, kwargs)
         return arguments
 
     def hand_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        tensor = first_floating(output)
+        if next(runs) != (outlet.run or 0):
+            return None
+        tensor = floating_by_keys(output).get(outlet.keys)
         if tensor is None or tensor.shape != expected:
             got = "no floating tensor" if tensor is None else tuple(tensor.shape)
             raise LayerError(f"The layer gave {got} when it ran again, expected {tuple(expected)} as before.")
-        for each in inputs:
-            if each.given is tensor and each.is_changed:
-                _overwrite(each, rows)
-        return replace_tensor(output, tensor, rows)
+        if isinstance(tensor, nn.Parameter) or any(each.given is tensor and not each.is_changed for each in inputs):
+            return replace_tensor(output, tensor, rows)  # what else uses it goes on as it came
+        if can_exchange(tensor):
+            exchange(tensor, rows.view_as(rows))
+        elif tensor.shape == rows.shape:
+            tensor.copy_(rows)
+        else:
+            raise LayerError(
+                "Something else holds a part of what the layer gave, so that its batch cannot become larger."
+            )
+        return None
 
     with Hooks() as hooks:
-        hooks.before_forward(module, keep)
-        hooks.after_forward(module, hand_on)
+        hooks.before_forward(outlet.module, keep)
+        hooks.after_forward(outlet.module, hand_on)
         yield
-
-
-def _overwrite(given: LayerInput, rows: Tensor) -> None:
-    """What the layer changed in place becomes the variants, under the name that the model may go on using."""
-    if given.original.shape == rows.shape:
-        given.replace(rows)
-    elif not (given.original._is_view() or isinstance(given.original, nn.Parameter)):
-        given.original.set_(rows)  # type: ignore[call-overload]  # torch's stubs know storages only

@@ -50,7 +50,7 @@ def _gradients(recorded: Recorded, site: Site, batch: Batch) -> Tensor:
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with (
         torch.autocast(device, dtype=autocast, enabled=autocast is not None),
-        recorded_pass(recorded.model, batch, {layer: recorded.layers[layer]}, recorded.scored.target) as again,
+        recorded_pass(recorded.model, batch, [recorded.outlets[layer]], recorded.scored.target) as again,
     ):
         chunks = jacobian(again.scored.values, [again.activations[layer]], scaled=again.has_float16)
         return torch.cat([site.to_grid(gradient, "gradients")[0] for (gradient,) in chunks], 1)

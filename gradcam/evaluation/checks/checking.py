@@ -62,7 +62,7 @@ def check(
     images = classifier.batch([prepared.reading.values])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)
-    place, _ = find_layer(unwrap(classifier.model), classifier.layer if layer is None else layer)
+    place = find_layer(unwrap(classifier.model), classifier.layer if layer is None else layer).name
     if callable(method):
         name, explain = getattr(method, "__name__", type(method).__name__), method
     else:

@@ -35,7 +35,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     Raises `LayerError` for an unknown default, and where there is no layer with a grid.
     """
     model = unwrap(model)
-    default = find_layer(model, default)[0]
+    default = find_layer(model, default).name
     with_grid = set(find_layers_with_grid(model, to_batch(image)))
     rows = {row.name: row for row in list_layers(model, image) if row.cam and row.grid and row.name in with_grid}
     ended = _list_ended(model, image)
@@ -54,7 +54,7 @@ def check_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
     """The layers' full names, each once. Raises `LayerError` for an unknown one, and where there are none."""
     if isinstance(names, str) or not names:
         raise LayerError(f"layers is {names!r}, expected a list of at least one layer, by name.")
-    return list(dict.fromkeys(find_layer(unwrap(model), name)[0] for name in names))
+    return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
 
 
 def _count_places(row: LayerRow) -> int:

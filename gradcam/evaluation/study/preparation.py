@@ -45,7 +45,7 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Plan, wis
     index = _find_target(classifier, wish.target, items)
     annotations = _read_annotations(classifier, wish.annotations, items)
     items = choose_items(items, wish.limit, wish.seed)
-    layer = classifier.layer if wish.layer is None else find_layer(classifier.model, wish.layer)[0]
+    layer = classifier.layer if wish.layer is None else find_layer(classifier.model, wish.layer).name
     judge = Judge(classifier, plan, layer, wish.score, wish.reshape, seed=wish.seed)
     judge, left_out = _without_unfit(judge, items)
     judge, compositions, notes = _with_mosaics(judge, items)

@@ -1,0 +1,353 @@
+"""Layers that give several tensors or run several times, levels that are added, and images that nothing reaches."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradcam
+from gradcam.errors import BlindLayerError, GradcamWarning, LayerError
+from tests import oracles
+
+IMAGES = torch.randn(2, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def of_class(output: Any) -> Tensor:
+    return output["out"][:, 1].mean((1, 2))
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> nn.Module:
+    torch.manual_seed(0)
+    make = torchvision.models.segmentation.fcn_resnet50
+    return make(weights=None, weights_backbone=None, num_classes=3, aux_loss=True).double().eval()
+
+
+@pytest.mark.parametrize("method", ["gradcam", "eigencam", "shapleycam", "fasterscorecam"])
+@pytest.mark.parametrize("layer", ["backbone", "backbone:out"])
+def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Module, layer: str, method: str) -> None:
+    """The backbone gives what its layer3 and its layer4 gave, the former first and for another head."""
+    images = IMAGES[:1]
+    expected = gradcam.explain(segmenter, images, "backbone.layer4", method=method, target=of_class)
+    found = gradcam.explain(segmenter, images, layer, method=method, target=of_class)
+    assert found.layer == layer
+    assert expected.maps.any()
+    assert torch.equal(found.maps, expected.maps)
+
+
+def test_the_other_key_is_told_the_truth(segmenter: nn.Module) -> None:
+    with pytest.raises(BlindLayerError, match="does not depend on layer 'backbone:aux'"):
+        gradcam.explain(segmenter, IMAGES, "backbone:aux", target=of_class)
+    with pytest.raises(LayerError, match="no floating-point tensor under 'in': there are 'aux', 'out'"):
+        gradcam.explain(segmenter, IMAGES, "backbone:in", target=of_class)
+    with pytest.raises(LayerError, match="its output is one tensor"):
+        gradcam.explain(segmenter, IMAGES, "backbone.layer4:0", target=of_class)
+    with pytest.raises(LayerError, match=r"no layer 'bakbone:out'.*Nearest: 'backbone'"):
+        gradcam.explain(segmenter, IMAGES, "bakbone:out", target=of_class)
+
+
+class Pyramid(nn.Module):
+    """Three levels, of which a class is read where it is strongest, as a detector does."""
+
+    def __init__(self, *, with_input: bool = False) -> None:
+        super().__init__()
+        self.levels = Levels(with_input=with_input)
+        self.head = nn.Conv2d(6, 5, 1)
+        self.scales = [1.0, 1.0, 1.0]
+
+    def read(self, levels: list[Tensor]) -> list[Tensor]:
+        found = [self.head(level).flatten(2).amax(2) for level in levels]
+        return [scale * (each + 10) for scale, each in zip(self.scales, found)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack(self.read(self.levels(x)[-3:])).amax(0)
+
+
+class Levels(nn.Module):
+    def __init__(self, *, with_input: bool) -> None:
+        super().__init__()
+        channels = (3, 6, 6, 6)
+        self.stages = nn.ModuleList(nn.Conv2d(*pair, 3, stride=2, padding=1) for pair in itertools.pairwise(channels))
+        self.with_input = with_input
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        found = [x] if self.with_input else []
+        for stage in self.stages:
+            x = stage(x).relu()
+            found.append(x)
+        return found
+
+
+def read_level(model: nn.Module, image: Tensor) -> int:
+    """Which level the score of class 1 is read from."""
+    with torch.no_grad():
+        return int(torch.stack(model.read(model.levels(image)[-3:]))[:, 0, 1].argmax())
+
+
+@pytest.fixture(params=[False, True], ids=["levels", "input and levels"])
+def pyramid(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
+    """A model, and two images whose class 1 is read from different levels."""
+    torch.manual_seed(0)
+    model = Pyramid(with_input=request.param).double().eval()
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(40, 1, 3, 32, 32, dtype=torch.float64, generator=generator) * 3
+    with torch.no_grad():
+        usual = torch.stack([torch.stack(model.read(model.levels(image)[-3:]))[:, 0, 1] for image in images]).mean(0)
+    model.scales = (1 / usual).tolist()
+    found = {read_level(model, image): image for image in images}
+    assert len(found) >= 2, found.keys()
+    first, second, *_ = sorted(found)
+    return model, torch.cat([found[first], found[second]])
+
+
+def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
+    """Grad-CAM of class 1, by level and image, each alone."""
+    maps: list[list[Tensor]] = [[], [], []]
+    for image in images.split(1):
+        with torch.no_grad():
+            before = model.levels(image)
+        levels = [level.detach().requires_grad_() for level in before[-3:]]
+        score = torch.stack(model.read(levels))[:, 0, 1].amax()
+        gradients = torch.autograd.grad(score, levels)
+        for found, level, gradient in zip(maps, levels, gradients):
+            found.append(oracles.gradcam_map(level[0].detach(), gradient[0]))
+    return maps
+
+
+def added(maps: list[list[Tensor]], image: int) -> Tensor:
+    finest = tuple(max((level[image].shape for level in maps), key=lambda shape: shape[0]))
+    resized = [oracles.resize_cubic(level[image].numpy(), finest) for level in maps]
+    return torch.from_numpy(sum(resized))
+
+
+def shallow(model: nn.Module) -> int:
+    """The index of the first level in what the layer gives."""
+    return int(model.levels.with_input)
+
+
+def test_the_levels_of_a_pyramid_are_added(pyramid: tuple[nn.Module, Tensor]) -> None:
+    model, images = pyramid
+    maps = by_plain_autograd(model, images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = gradcam.explain(model, images, "levels", target=1)
+    for image in range(2):
+        assert found.maps[image].any()
+        torch.testing.assert_close(found.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
+
+
+def test_levels_that_are_named_are_added_where_that_is_wanted(pyramid: tuple[nn.Module, Tensor]) -> None:
+    model, images = pyramid
+    maps = by_plain_autograd(model, images)
+    layers = [f"levels:{shallow(model) + level}" for level in range(3)]
+    found = gradcam.explain(model, images, layers=layers, join="sum", target=1)
+    assert found.layer == " + ".join(layers)
+    for image in range(2):
+        torch.testing.assert_close(found.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
+    compared = gradcam.compare(model, images, layers=layers, methods=["gradcam", "hirescam"], join="sum", target=1)
+    assert list(compared) == [(found.layer, "gradcam"), (found.layer, "hirescam")]
+    assert torch.equal(compared[found.layer, "gradcam"].maps, found.maps)
+    signed = gradcam.explain(model, images, layers=layers, join="sum", target=1, evidence="signed")
+    negative = gradcam.explain(model, images, layers=layers, join="sum", target=1, evidence="negative")
+    assert (signed.maps < 0).any()
+    torch.testing.assert_close(signed.maps, found.maps - negative.maps, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
+def test_an_image_that_nothing_reaches_is_said_to_be_blank(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
+    model, images = pyramid
+    level = shallow(model) + read_level(model, images[:1])
+    with pytest.warns(GradcamWarning, match=f"'levels:{level}' nothing can change the score for some of the images"):
+        found = gradcam.explain(model, images, f"levels:{level}", method=method, target=1, evidence="signed")
+    assert found.maps[0].any()
+    assert not found.maps[1].any()
+
+
+def test_an_image_alone_that_nothing_reaches_is_an_error(pyramid: tuple[nn.Module, Tensor]) -> None:
+    model, images = pyramid
+    level = shallow(model) + read_level(model, images[:1])
+    for method in ("gradcam", "shapleycam"):
+        with pytest.raises(BlindLayerError, match=f"levels:{level}"):
+            gradcam.explain(model, images[1:], f"levels:{level}", method=method, target=1)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
+def test_one_blind_layer_of_several_is_blank_and_said_to_be(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
+    model, images = pyramid
+    blind, seeing = (f"levels:{shallow(model) + read_level(model, image)}" for image in (images[:1], images[1:]))
+    with pytest.warns(GradcamWarning, match=f"At layer '{blind}' nothing can change the score .*its maps are blank"):
+        found = gradcam.compare(
+            model, images[1:], layers=[blind, seeing], methods=[method], target=1, evidence="signed"
+        )
+    assert not found[blind, method].maps.any()
+    assert found[seeing, method].maps.any()
+
+
+class Gated(nn.Module):
+    """What the first layer gives counts in bright pictures, what the second gives in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bright, self.all, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = (x.mean((1, 2, 3)) > 0).to(x)[:, None, None, None]
+        return self.head((gate * self.bright(x) + self.all(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "shapleycam", "ablationcam", "reciprocam", "finercam"])
+def test_every_method_that_looks_at_what_reaches_the_score_says_so(method: str) -> None:
+    model, images = Gated().double().eval(), torch.stack([IMAGES[0] + 1, IMAGES[1] - 1])[..., :16, :16]
+    with pytest.warns(GradcamWarning, match="'bright' nothing can change the score for some of the images"):
+        some = gradcam.explain(model, images, "bright", method=method, target=1, evidence="signed")
+    assert [bool(each.any()) for each in some.maps] == [True, False]
+    with pytest.warns(GradcamWarning, match=r"'bright' nothing can change the score \(.*its maps are blank"):
+        pair = gradcam.compare(
+            model, images[1:], layers=["bright", "all"], methods=[method], target=1, evidence="signed"
+        )
+    assert [bool(each.maps.any()) for each in pair.values()] == [False, True]
+    with pytest.raises(BlindLayerError, match="'bright'"):
+        gradcam.explain(model, images[1:], "bright", method=method, target=1)
+
+
+def test_a_layer_that_no_path_leads_from_is_blank_beside_others() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.unused(x)
+            return self.head(self.used(x).mean((2, 3)))
+
+    model = Model().double().eval()
+    with pytest.warns(GradcamWarning, match="'unused'"):
+        found = gradcam.compare(model, IMAGES, layers=["used", "unused"], methods=["gradcam"], target=1)
+    assert torch.equal(found["used", "gradcam"].maps, gradcam.explain(model, IMAGES, "used", target=1).maps)
+    assert not found["unused", "gradcam"].maps.any()
+    with pytest.raises(BlindLayerError, match="does not depend on layer 'unused'"):
+        gradcam.explain(model, IMAGES, "unused", target=1)
+
+
+class Repeats(nn.Module):
+    """One block, three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Conv2d(3, 4, 3, stride=4), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            x = x + self.block(x).tanh()
+        return self.head(x.mean((2, 3)))
+
+
+def behind(model: nn.Module, run: int, x: Tensor, given: Tensor) -> Tensor:
+    """The logits, where the block's run of that number, of what came to it, gave `given`."""
+    x = x + given.tanh()
+    for _ in range(2 - run):
+        x = x + model.block(x).tanh()
+    return model.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("run", [0, 1, 2])
+def test_one_run_of_a_layer_that_runs_several_times(run: int) -> None:
+    torch.manual_seed(0)
+    model = Repeats().double().eval()
+    images = IMAGES[:1, :, :32, :32]
+    with torch.no_grad():
+        x = model.stem(images)
+        for _ in range(run):
+            x = x + model.block(x).tanh()
+        activations = model.block(x)
+    given = activations.clone().requires_grad_()
+    (gradients,) = torch.autograd.grad(behind(model, run, x, given)[:, 1].sum(), given)
+    expected = oracles.gradcam_map(activations[0], gradients[0])
+    for _ in range(2):
+        found = gradcam.explain(model, images, f"block#{run}", target=1)
+        torch.testing.assert_close(found.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
+    plain = model(images)[0, 1].detach()
+    weights = []
+    with torch.no_grad():
+        for channel in range(4):
+            without = activations.clone()
+            without[:, channel] = 0
+            weights.append((plain - behind(model, run, x, without)[0, 1]) / plain.abs())
+    ablated = gradcam.explain(model, images, f"block#{run}", method="ablationcam", target=1, evidence="signed")
+    expected = torch.einsum("c,chw->hw", torch.stack(weights), activations[0])
+    torch.testing.assert_close(ablated.maps[0, 0].double(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_runs_side_by_side_and_runs_that_there_are_not() -> None:
+    torch.manual_seed(0)
+    model = Repeats().double().eval()
+    layers = ["block#0", "block#2", "stem"]
+    found = gradcam.compare(model, IMAGES, layers=layers, methods=["gradcam"], target=1)
+    for layer in layers:
+        alone = gradcam.explain(model, IMAGES, layer, target=1)
+        torch.testing.assert_close(found[layer, "gradcam"].maps, alone.maps)
+    with pytest.raises(LayerError, match=r"ran 3 times.*name one of its runs, 'block#0' to '#2'"):
+        gradcam.explain(model, IMAGES, "block", target=1)
+    with pytest.raises(LayerError, match=r"'block#3' ran 3 time\(s\): its runs are counted from 0"):
+        gradcam.explain(model, IMAGES, "block#3", target=1)
+    with pytest.raises(LayerError, match="names one tensor or run"):
+        gradcam.inspection.record(model, "block#1")
+
+
+def test_a_recurrent_layers_hidden_state_is_no_level() -> None:
+    """Of what has no grid nothing is taken: the sequence is, as tokens."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.memory = nn.Conv2d(3, 8, 8, stride=8), nn.GRU(8, 6, batch_first=True)
+            self.head = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens, state = self.memory(self.patches(x).flatten(2).mT)
+            return self.head(tokens.mean(1) + state[0])
+
+    model = Model().double().eval()
+    found = gradcam.explain(model, IMAGES, "memory", target=1)
+    assert found.maps.shape == (2, 1, 8, 8)
+    assert torch.equal(found.maps, gradcam.explain(model, IMAGES, "memory:0", target=1).maps)
+
+
+@pytest.mark.parametrize("arguments", [{"join": "mean"}, {"join": 3}, {"layers": ["levels:0"]}, {"layers": []}])
+def test_joins_that_cannot_be(arguments: dict[str, Any]) -> None:
+    with pytest.raises(LayerError, match="join is|one map|expected a list"):
+        gradcam.explain(
+            Pyramid().double(),
+            IMAGES,
+            target=1,
+            **({"join": "sum"} if arguments.get("layers") == [] else {}),
+            **arguments,
+        )
+
+
+def test_the_picture_in_hidden_states_is_the_last_one() -> None:
+    """Of a Hugging Face output it is the first tensor, the last hidden state, whatever else stands in it."""
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=64, patch_size=16,
+        output_hidden_states=True,
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config).double().eval()
+    images = IMAGES[:1]
+
+    def mean_of_patches(output: Any) -> Tensor:
+        return F.softplus(output.hidden_states[-1])[:, 1:, 2].mean(1)
+
+    found = gradcam.explain(
+        model, images, "vit.layers.1" if hasattr(model.vit, "layers") else "vit.encoder.layer.1", target=mean_of_patches
+    )
+    assert found.maps.any()

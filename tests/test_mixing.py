@@ -1,0 +1,115 @@
+"""Images that depend on one another: their maps are of their own scores, and a person is told."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import GradcamWarning
+from tests import oracles
+
+IMAGES = torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+class MinusMean(nn.Module):
+    """What a batch has in common is taken away, by no layer that says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+def network(mixing: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    front = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), mixing, nn.Softplus()]
+    return nn.Sequential(*front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).double().eval()
+
+
+MIXING = {"batch norm": lambda: nn.BatchNorm2d(4, track_running_stats=False), "mean": MinusMean}
+
+
+@pytest.mark.parametrize("kind", MIXING)
+@pytest.mark.parametrize("method", ["gradcam", "hirescam"])
+def test_a_map_is_that_of_its_own_score(kind: str, method: str) -> None:
+    model = network(MIXING[kind]())
+    with torch.no_grad():
+        start = model[1](model[0](IMAGES))
+    for classes in ([1, 2, 3], [1, 4, 0]):
+        with pytest.warns(GradcamWarning, match="depend on one another"):
+            found = gradcam.explain(model, IMAGES, "1", target=classes, method=method)
+        for image, index in enumerate(classes):
+            activations = start.clone().requires_grad_()
+            score = model[2:](activations)[image, index]
+            (gradient,) = torch.autograd.grad(score, activations)
+            others = gradient[[row for row in range(3) if row != image]]
+            assert others.any()  # which is what used to be mixed in
+            if method == "gradcam":
+                expected = oracles.gradcam_map(start[image], gradient[image])
+            else:
+                expected = (start[image] * gradient[image]).sum(0).relu()
+            torch.testing.assert_close(found.maps[image, 0].double(), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_several_classes_and_second_derivatives(kind: str) -> None:
+    model = network(MIXING[kind]())
+    classes = [[1, 2], [3, 0], [4, 1]]
+    with torch.no_grad():
+        start = model[1](model[0](IMAGES))
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        found = gradcam.compare(
+            model,
+            IMAGES,
+            layers=["1"],
+            methods=["gradcam", "finercam", "shapleycam"],
+            target=classes,
+            evidence="signed",
+        )
+    for image in range(3):
+        for k, index in enumerate(classes[image]):
+            activations = start.clone().requires_grad_()
+            score = model[2:](activations)[image, index]
+            (gradient,) = torch.autograd.grad(score, activations, create_graph=True)
+            (product,) = torch.autograd.grad((gradient * start).sum(), activations)
+            weights = (gradient - product / 2)[image].mean((1, 2)).detach()
+            expected = torch.einsum("c,chw->hw", weights, start[image])
+            shapley = found["1", "shapleycam"].maps[image, k].double()
+            assert expected.abs().max() > 0
+            torch.testing.assert_close(shapley, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_another_images_class_changes_nothing() -> None:
+    model = network(MIXING["batch norm"]())
+    with pytest.warns(GradcamWarning):
+        first, second = (gradcam.explain(model, IMAGES, "1", target=[1, other, 3]).maps[0] for other in (0, 4))
+    assert torch.equal(first, second)
+
+
+def test_a_model_that_keeps_images_apart_is_not_warned_of_and_one_that_is_changed_is_looked_at_again() -> None:
+    model = network(nn.BatchNorm2d(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])
+            gradcam.explain(network(MIXING["batch norm"]()), IMAGES[:1], "1", target=1)  # one image alone
+    model[2].running_mean = model[2].running_var = None
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])
+    model[2] = MinusMean()
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])
+
+
+@pytest.mark.parametrize("method", ["scorecam", "ablationcam", "rise", "eigencam"])
+def test_methods_without_gradients_say_it_too(method: str) -> None:
+    chosen = gradcam.METHODS["rise"].using(masks=8) if method == "rise" else method
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        gradcam.explain(network(MIXING["batch norm"]()), IMAGES, "1", method=chosen, target=1)
+
+
+def test_attributions_say_it_too() -> None:
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        gradcam.attributions.input_gradients(network(MIXING["batch norm"]()), IMAGES, target=1)

@@ -1,0 +1,355 @@
+"""Outputs that a model reads by another way than the return value: an attribute, a hook of its own, another name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradcam
+from gradcam import TargetLayer
+from gradcam.errors import LayerError, ModelError
+from tests import oracles
+from tests.helpers import HOOKS
+
+IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+CALLS = 3
+
+
+class Stage(nn.Module):
+    """Half the size, twice the channels; says by which ways its output is read."""
+
+    def __init__(self, channels: int, *, attribute: bool = False, view: bool = False, in_place: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1)
+        self.act = nn.ReLU(inplace=True)
+        self.attribute, self.view, self.in_place = attribute, view, in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x = x.mT if self.view else x
+        x = x if self.in_place else self.act(x)
+        if self.attribute:
+            self.kept = x
+        return x
+
+
+class UNet(nn.Module):
+    """Two stages down and two up, whose skips come by hooks, by attributes, or by hooks that the first pass registers."""
+
+    def __init__(self, skips: str = "hook", **options: bool) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(Stage(3 * 2**i, attribute=skips == "attribute", **options) for i in range(2))
+        self.middle = nn.Conv2d(12, 12, 3, padding=1)
+        self.up = nn.ModuleList([nn.Conv2d(24, 6, 3, padding=1), nn.Conv2d(12, 6, 3, padding=1)])
+        self.head = nn.Conv2d(6, 4, 1)
+        self.skips = skips
+        self.kept: dict[int, Tensor] = {}
+        self.is_registered = False
+        if skips == "hook":
+            self.register()
+
+    def register(self) -> None:
+        self.is_registered = True
+        for i, stage in enumerate(self.down):
+            stage.register_forward_hook(lambda module, args, output, i=i: self.kept.update({i: output}))
+
+    def skip(self, i: int) -> Tensor:
+        return self.down[i].kept if self.skips == "attribute" else self.kept[i]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.skips == "late hook" and not self.is_registered:
+            self.register()
+        for stage in self.down:
+            x = stage(x)
+            x = F.relu_(x) if stage.in_place else x
+        x = self.middle(x)
+        for i, up in zip((1, 0), self.up):
+            x = F.interpolate(up(torch.cat([x, self.skip(i)], 1)), scale_factor=2).tanh()
+        return self.head(x)
+
+
+class HookedFeatures(nn.Module):
+    """timm's features by hooks, and a head on two levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options = {"features_only": True, "out_indices": (2, 3), "feature_cls": "hook"}
+        self.encoder = timm.create_model("resnet10t", pretrained=False, **options)
+        self.head = nn.Linear(sum(self.encoder.feature_info.channels()), 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([level.mean((2, 3)) for level in self.encoder(x)], 1))
+
+
+def dpt() -> nn.Module:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+    grids = {"image_size": 32, "patch_size": 8, "backbone_out_indices": [0, 1, 2, 3]}
+    neck = {"neck_hidden_sizes": [4, 4, 8, 8], "fusion_hidden_size": 8}
+    config = transformers.DPTConfig(**sizes, **grids, **neck, is_hybrid=False)
+    return transformers.DPTForDepthEstimation(config)
+
+
+def beit() -> nn.Module:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+    grids = {"image_size": 32, "patch_size": 8, "out_indices": [1, 2, 3, 4], "num_labels": 5, "auxiliary_channels": 8}
+    return transformers.BeitForSemanticSegmentation(
+        transformers.BeitConfig(**sizes, **grids, use_relative_position_bias=True)
+    )
+
+
+def upernet() -> nn.Module:
+    stages = ["stage1", "stage2", "stage3", "stage4"]
+    backbone = transformers.ConvNextConfig(hidden_sizes=[4, 4, 8, 8], depths=[1, 1, 1, 1], out_features=stages)
+    sizes = {"hidden_size": 8, "num_labels": 5, "auxiliary_in_channels": 8, "auxiliary_channels": 4}
+    config = transformers.UperNetConfig(backbone_config=backbone, pool_scales=[1, 2], **sizes)
+    return transformers.UperNetForSemanticSegmentation(config)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many modules there are to compare, at least
+    "skips by hooks": (UNet, 9),
+    "skips by attributes": (lambda: UNet("attribute"), 9),
+    "skips by late hooks": (lambda: UNet("late hook"), 9),
+    "views by hooks": (lambda: UNet(view=True), 9),
+    "views by attributes": (lambda: UNet("attribute", view=True), 9),
+    "changed in place behind": (lambda: UNet(in_place=True), 7),
+    "timm's hooks": (HookedFeatures, 30),
+    "DPT": (dpt, 100),
+    "BEiT": (beit, 80),
+    "UperNet": (upernet, 80),
+}
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[name][0]().double().eval()
+
+
+def score_of(output: Any) -> Tensor:
+    """A number that depends on all of the output, each part in its own way."""
+    output = getattr(output, "logits", getattr(output, "predicted_depth", output))
+    return (output * torch.linspace(0, 1, output[0].numel(), dtype=output.dtype).reshape(output.shape[1:])).sum()
+
+
+def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
+    """At every module that runs once: of all uses of what it gave; of what it gave back, of that use alone."""
+    model = build(name).requires_grad_(True)
+    found: dict[str, list[Tensor]] = {}
+    for layer, module in model.named_modules():
+
+        def look(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, layer: str = layer
+        ) -> Any:
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                return None
+            if any(output is given for given in (*args, *kwargs.values())) and not getattr(module, "inplace", False):
+                output = output + 0
+            output.retain_grad()
+            found.setdefault(layer, []).append(output)
+            return output
+
+        if layer:
+            module.register_forward_hook(look, with_kwargs=True, prepend=True)
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    score_of(model(IMAGES)).backward()
+    once = {layer: given[0].grad for layer, given in found.items() if len(given) == 1}
+    return {layer: gradient for layer, gradient in once.items() if gradient is not None and gradient.any()}
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "changed in place behind"])
+def test_every_module_has_the_gradient_of_plain_autograd_in_every_call(name: str) -> None:
+    expected = gradients_by_plain_autograd(name)
+    assert len(expected) >= NETWORKS[name][1]
+    model = build(name)
+    plain = score_of(build(name)(IMAGES))
+    for layer, gradient in expected.items():
+        for call in range(CALLS):
+            with TargetLayer(model.get_submodule(layer)) as recorded:
+                score = score_of(model(IMAGES))
+                recorded.backward(score)
+            case = f"{layer}, call {call}"
+            torch.testing.assert_close(score, plain, rtol=0, atol=1e-12, msg=case)
+            torch.testing.assert_close(recorded.gradients, gradient, rtol=1e-6, atol=1e-12, msg=case)
+
+
+@contextmanager
+def moved(module: nn.Module, step: Tensor) -> Iterator[None]:
+    """What a module gives is changed where it lies, before anybody else sees it."""
+
+    def move(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.add_(step)
+
+    hook = module.register_forward_hook(move, prepend=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("DPT", "BEiT", "UperNet")])
+def test_the_gradient_is_the_slope_along_any_direction(name: str) -> None:
+    """By differences, through whatever ways there are; of what is changed in place behind it, too."""
+    model = build(name)
+    for layer in ("down.0", "down.1", "down.0.conv", "middle") if name != "timm's hooks" else ("encoder.body.layer2",):
+        module = model.get_submodule(layer)
+        with TargetLayer(module) as recorded:
+            gradient = recorded.backward(score_of(model(IMAGES)))
+        step = 1e-6 * torch.randn(gradient.shape, dtype=gradient.dtype)
+        with torch.no_grad():
+            with moved(module, step):
+                above = score_of(model(IMAGES))
+            with moved(module, -step):
+                below = score_of(model(IMAGES))
+        torch.testing.assert_close((gradient * step).sum(), (above - below) / 2, rtol=1e-5, atol=1e-13, msg=layer)
+
+
+def test_several_layers_in_one_pass_see_the_same_as_each_alone() -> None:
+    for name in ("skips by hooks", "views by attributes", "changed in place behind"):
+        model = build(name)
+        layers = ["down.0", "down.0.conv", "down.1", "middle"]
+        together = gradcam.compare(model, IMAGES, layers=layers, methods=["hirescam"], target=class_score)
+        for layer in layers:
+            alone = gradcam.explain(model, IMAGES, layer, method="hirescam", target=class_score)
+            torch.testing.assert_close(together[layer, "hirescam"].maps, alone.maps, rtol=1e-5, atol=1e-7)
+            assert alone.maps.any()
+
+
+def class_score(output: Tensor) -> Tensor:
+    return output[:, 1].square().mean((1, 2))
+
+
+@pytest.mark.parametrize("name", ["skips by hooks", "skips by attributes", "views by hooks", "changed in place behind"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: int) -> None:
+    model, pictures = build(name), IMAGES[:images]
+    module = model.down[0]
+    with torch.no_grad():
+        kept: list[Tensor] = []
+        hook = module.register_forward_hook(lambda module, args, output: kept.append(output.clone()), prepend=True)
+        plain = class_score(model(pictures))
+        hook.remove()
+        expected = torch.zeros(images, *kept[0].shape[2:], dtype=torch.float64)
+        for channel in range(kept[0].shape[1]):
+
+            def take_away(module: nn.Module, args: Any, output: Tensor, channel: int = channel) -> None:
+                output[:, channel] = 0
+
+            hook = module.register_forward_hook(take_away, prepend=True)
+            lost = (plain - class_score(model(pictures))) / plain.abs()
+            hook.remove()
+            expected += lost[:, None, None] * kept[0][:, channel]
+    found = gradcam.explain(model, pictures, "down.0", method="ablationcam", target=class_score, evidence="signed")
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(found.maps[:, 0].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+class Flattens(nn.Module):
+    """Gives a view of what it keeps: the memory itself, or another view of it."""
+
+    def __init__(self, *, keeps_view: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 4, stride=4)
+        self.keeps_view = keeps_view
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.kept = x.flatten(1) if self.keeps_view else x
+        return x.flatten(2).mT
+
+
+class ReadsBoth(nn.Module):
+    def __init__(self, *, keeps_view: bool, reads: bool = True) -> None:
+        super().__init__()
+        self.patches = Flattens(keeps_view=keeps_view)
+        self.head = nn.Linear(4, 5)
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x)
+        more = self.patches.kept.flatten(1).mean(1, keepdim=True) if self.reads else 0
+        return self.head(tokens.mean(1)) + more
+
+
+@pytest.mark.parametrize("keeps_view", [False, True])
+def test_memory_that_is_read_as_another_view_is_an_error(keeps_view: bool) -> None:
+    model = ReadsBoth(keeps_view=keeps_view).double().eval()
+    for _ in range(CALLS):
+        with pytest.raises(
+            (LayerError, ModelError), match="another view of the same memory|reads, or changes in place"
+        ):
+            gradcam.explain(model, IMAGES, "patches", target=1)
+        assert not model.patches.kept.requires_grad
+    assert gradcam.explain(model, IMAGES, "patches.conv", target=1).maps.any()
+
+
+@pytest.mark.parametrize("keeps_view", [False, True])
+def test_memory_that_is_kept_and_not_read_is_none(keeps_view: bool) -> None:
+    model = ReadsBoth(keeps_view=keeps_view, reads=False).double().eval()
+    with TargetLayer(model.patches) as recorded:
+        gradient = recorded.backward(model(IMAGES)[:, 1].sum())
+    torch.testing.assert_close(gradient, (model.head.weight[1] / 64).expand_as(gradient).detach())
+    assert not model.patches.kept.requires_grad
+
+
+def test_a_layer_that_keeps_a_view_of_what_it_gives() -> None:
+    class Keeps(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            self.kept = x.flatten(1)
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = Keeps(3, 4, 4, stride=4), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.conv(x).mean((2, 3))) + self.conv.kept.mean(1, keepdim=True)
+
+    with pytest.raises(ModelError, match="reads, or changes in place"):
+        gradcam.explain(Model().double().eval(), IMAGES, "conv", target=1)
+
+
+@pytest.mark.parametrize("name", ["skips by hooks", "views by attributes", "views by hooks"])
+def test_what_is_recorded_and_edited_in_training_is_of_all_uses(name: str) -> None:
+    expected = gradients_by_plain_autograd(name)
+    model = build(name)
+    layers = ["down.0", "down.1"]
+    with gradcam.inspection.record(model, layers, keep="device") as recorder:
+        score_of(model(IMAGES)).backward()
+    for layer in layers:
+        torch.testing.assert_close(recorder.gradients[layer], expected[layer], rtol=1e-6, atol=1e-12)
+    with gradcam.inspection.edit_gradients(model, torch.zeros_like, layers="down.1"):
+        model.zero_grad()
+        score_of(model(IMAGES)).backward()
+    assert not model.down[1].conv.weight.grad.any()  # no way leads around the edit
+    assert model.down[0].conv.weight.grad.any()
+
+
+def test_hooks_and_outputs_are_left_as_they_were() -> None:
+    model = build("skips by hooks")
+    before = [len(getattr(module, kind)) for module in model.modules() for kind in HOOKS]
+    output = model(IMAGES)
+    for layer in ("down.0", "down.1"):
+        gradcam.explain(model, IMAGES, layer, target=class_score)
+    assert before == [len(getattr(module, kind)) for module in model.modules() for kind in HOOKS]
+    assert torch.equal(output, model(IMAGES))
+
+
+def test_the_default_layer_of_a_model_with_hooks_of_its_own_is_right_again_and_again() -> None:
+    model, reference = build("skips by late hooks"), oracles.gradcam_map
+    first = gradcam.explain(model, IMAGES[:1], "down.1", target=class_score)
+    again = [gradcam.explain(model, IMAGES[:1], "down.1", target=class_score) for _ in range(2)]
+    with TargetLayer(model.down[1]) as layer:
+        layer.backward(class_score(model(IMAGES[:1])).sum())
+    expected = reference(layer.activations[0].detach(), layer.gradients[0])
+    for found in (first, *again):
+        torch.testing.assert_close(found.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
