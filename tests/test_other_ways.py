@@ -353,3 +353,46 @@ def test_the_default_layer_of_a_model_with_hooks_of_its_own_is_right_again_and_a
     expected = reference(layer.activations[0].detach(), layer.gradients[0])
     for found in (first, *again):
         torch.testing.assert_close(found.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
+
+
+class ReadsAnEarlierBlock(nn.Module):
+    """A head on the last block's class token, and on what a hook kept of an earlier block."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__()
+        options = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
+        self.vit = timm.models.vision_transformer.VisionTransformer(**options)
+        self.vit.blocks[kept].register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.kept = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.vit(x) + self.kept[:, :1, :5].mean(1)
+
+
+def test_legrad_sees_that_an_earlier_block_is_read_by_a_hook() -> None:
+    model = ReadsAnEarlierBlock(0).double().eval()
+    for _ in range(2):
+        with pytest.raises(ModelError, match="depends on earlier ones in other ways"):
+            gradcam.explain(model, IMAGES, method="legrad", target=1)
+
+
+def test_legrad_of_a_last_block_that_a_hook_reads() -> None:
+    """The same network, whose head gets that as its input in place of by a hook."""
+
+    class ReadsTheLast(nn.Module):
+        def __init__(self, vit: nn.Module) -> None:
+            super().__init__()
+            self.vit = vit
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.vit.patch_embed(x)
+            tokens = self.vit.blocks(self.vit.norm_pre(self.vit.patch_drop(self.vit._pos_embed(tokens))))
+            return self.vit.forward_head(self.vit.norm(tokens)) + tokens[:, :1, :5].mean(1)
+
+    model = ReadsAnEarlierBlock(2).double().eval()
+    found = gradcam.explain(model, IMAGES, method="legrad", target=1)
+    expected = gradcam.explain(ReadsTheLast(model.vit), IMAGES, method="legrad", target=1)
+    assert found.maps.any()
+    torch.testing.assert_close(found.maps, expected.maps)

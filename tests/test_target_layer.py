@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -13,8 +14,9 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import gradcam
 from gradcam import TargetLayer
-from gradcam.errors import LayerError, ModelError
+from gradcam.errors import GradcamWarning, LayerError, ModelError
 from tests import oracles
 from tests.helpers import HOOKS
 
@@ -198,7 +200,7 @@ def test_half_precision_gradients_that_underflow_are_kept() -> None:
     def tiny(output: Tensor) -> Tensor:
         return output[:, 1].sum().to(torch.promote_types(output.dtype, torch.float32)) * 1e-7
 
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4 * 64, 2)).double()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4 * 64, 2)).double().eval()
     expected = oracles.reference(model, IMAGES, ["0"], tiny)["0"][1]
     half = model.half()
     with TargetLayer(half[0]) as layer:
@@ -352,7 +354,7 @@ def test_functional_relu_in_place_behind_the_layer() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.relu(self.conv(x), inplace=True).mean((2, 3))
 
-    model = Model().double()
+    model = Model().double().eval()
     with TargetLayer(model.conv) as layer:
         layer.backward(model(IMAGES)[:, 1].sum())
     plain = model.conv(IMAGES).detach()
@@ -396,7 +398,7 @@ def test_second_derivatives_through_the_pair_are_exact() -> None:
     head = nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 2)
     ).double()
-    model = nn.Sequential(nn.Conv2d(3, 4, 1).double(), head)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1).double(), head).eval()
     plain = model[0](IMAGES).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(head(plain)[:, 1].sum(), plain, create_graph=True)
     (expected,) = torch.autograd.grad(gradient.square().sum(), plain)
@@ -484,7 +486,7 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
         "function": RectifiesInPlace(),
         "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
     }
-    model = TwoNames(kinds[kind], old_name_only=old_name_only, by_keyword=by_keyword).double()
+    model = TwoNames(kinds[kind], old_name_only=old_name_only, by_keyword=by_keyword).double().eval()
     layer, before, output = run_recorded(model, model.target, model.before if outer else None)
     assert torch.equal(output, model(IMAGES))
     start = model.before(IMAGES).detach().requires_grad_()
@@ -517,7 +519,7 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
             x = self.before(images)
             return self.head((self.block(x) * x).mean((2, 3)))
 
-    model = Model().double()
+    model = Model().double().eval()
     layer, before, output = run_recorded(model, model.block, model.before if outer else None)
     torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
     start = model.before(IMAGES).detach().requires_grad_()
@@ -554,7 +556,7 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
             first, second = (first.clone(), second.clone()) if recorded else (first, second)
             return self.head((self.target(first) * second.sigmoid()).mean((2, 3)))
 
-    model = Halves().double()
+    model = Halves().double().eval()
     with contextlib.ExitStack() as stack:
         if recorded:  # the layer before it is recorded as well, so that its output has a gradient to lead on
             stack.enter_context(TargetLayer(model.before))
@@ -577,7 +579,7 @@ def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None
         def forward(self, images: Tensor) -> Tensor:
             return self.head((images * self.target(self.weight)).mean((2, 3)))
 
-    model = Rectified().double()
+    model = Rectified().double().eval()
     with TargetLayer(model.target) as layer:
         layer.backward(score_of(model(IMAGES)))
     assert model.weight.is_leaf
@@ -601,3 +603,27 @@ def test_the_gradient_before_a_norm_of_one_channels_last_image_is_that_of_the_ch
     expected = torch.zeros(images, 8, *[4] * rank)
     expected[:, 5] = 1 / (6.0 + norm.eps) ** 0.5 / 4**rank
     torch.testing.assert_close(gradient, expected)
+
+
+class TestTraining:
+    """A loss that is computed inside the context trains only what is behind the layer."""
+
+    def test_is_warned_of(self) -> None:
+        model = torchvision.models.resnet18(weights=None, num_classes=5)
+        with pytest.warns(GradcamWarning, match="'layer4' is in training mode, and nothing before it is recorded"):
+            layer = TargetLayer(model.layer4, name="layer4").__enter__()
+        model(torch.randn(2, 3, 64, 64)).sum().backward()
+        layer.__exit__(None, None, None)
+        trained = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+        assert trained == ["fc.weight", "fc.bias"]
+
+    @pytest.mark.parametrize("case", ["evaluation", "frozen", "recording off", "explained"])
+    def test_is_not_warned_of_where_nobody_trains(self, case: str) -> None:
+        model = small_network().train(case != "evaluation").requires_grad_(case != "frozen")
+        with torch.set_grad_enabled(case != "recording off"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if case == "explained":
+                gradcam.explain(model, IMAGES, "2", target=1)
+            else:
+                with TargetLayer(model[2]):
+                    model(IMAGES)

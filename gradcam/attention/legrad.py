@@ -16,6 +16,7 @@ from gradcam.attention.reaching import attention_kept, differentiable, passes_fl
 from gradcam.attention.rollout import blind_attention
 from gradcam.effort import Effort
 from gradcam.errors import ModelError
+from gradcam.exchange import can_exchange, exchange
 from gradcam.gradients import MOST_BYTES, jacobian, require_recording
 from gradcam.hooks import Hooks
 from gradcam.nested import first_floating, replace_tensor
@@ -94,10 +95,15 @@ def _run(recorded: Recorded, blocks: Blocks, effort: Effort, shown: Sequence[int
         outputs.append(tensor)
         if len(outputs) < len(blocks.modules):
             gates.append(tensor.detach().requires_grad_())
-            return replace_tensor(output, tensor, gates[-1].clone())  # which the next block may change in place
-        rows = _join([outputs[block] for block in shown], blocks)
-        joined.append(rows.grad_fn)
-        return replace_tensor(output, tensor, rows)
+            goes_on = gates[-1].clone()  # which the next block may change in place
+        else:
+            goes_on = _join([outputs[block] for block in shown], blocks)
+            joined.append(goes_on.grad_fn)
+        if not can_exchange(tensor):
+            return replace_tensor(output, tensor, goes_on)
+        exchange(tensor, goes_on)
+        outputs[-1] = goes_on  # which is what the block gave, now
+        return None
 
     with attention_kept(blocks, recorded, differentiable) as attentions, Hooks() as hooks:
         for module in blocks.modules.values():
