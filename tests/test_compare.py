@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import gradcam
 from gradcam import gradients
-from gradcam.errors import GradcamError, LayerError, ModelError, TargetError
+from gradcam.errors import GradcamError, GradcamWarning, LayerError, ModelError, TargetError
 from gradcam.methods import METHODS
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
@@ -423,8 +423,11 @@ def test_a_layer_may_be_blind_to_one_kind_of_score_alone() -> None:
     with torch.no_grad():
         model[8].weight[0].zero_()
         model[8].bias.copy_(torch.tensor([0.0, 9, 9, 9, 50]))
+    with pytest.warns(GradcamWarning, match="'0' nothing can change the score .*its maps are blank"):
+        found = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=0)
+    assert [bool(each.maps.any()) for each in found.values()] == [False, True]
     with pytest.raises(LayerError, match="exactly zero"):
-        gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=0)
+        gradcam.explain(model, TINY, "0", target=0)
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,7 @@ class TestModes:
             (lambda y, before: _changed_after_use(y.sigmoid()), "changes a value in place that its own gradient needs"),
             (
                 lambda y, before: before.add_(y[:, :1]).expand_as(y) * y,
-                "in place what is a view of a tensor from before",
+                "another view of the layer's memory or of what came to it",
             ),
             (lambda y, before: torch.igamma(y.abs() + 1, y.abs() + 1), "operation without a derivative"),
         ],
@@ -964,9 +964,12 @@ def test_twenty_classes_share_one_backward_pass() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.head(Counting.apply(self.body(images)).mean((2, 3)))
 
-    explanation = gradcam.explain(Model(), TINY, "body", target=[list(range(20))] * 3)
-    assert explanation.maps.shape[1] == 20
-    assert len(passes) == 1
+    model = Model()
+    for expected in (2, 1):  # what a function in Python does to a batch has to be looked at once
+        explanation = gradcam.explain(model, TINY, "body", target=[list(range(20))] * 3)
+        assert explanation.maps.shape[1] == 20
+        assert len(passes) == expected
+        passes.clear()
 
 
 def test_everything_but_the_output_is_float32_for_a_float64_model() -> None:
