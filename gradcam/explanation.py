@@ -23,6 +23,7 @@ from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
 from gradcam.recording import find_layers_with_grid, recorded_pass, to_batch
 from gradcam.reshaping import Reshape, to_reshape
+from gradcam.rounding import warn_of_rounding
 from gradcam.sites import find_grid
 
 
@@ -239,6 +240,8 @@ def _to_explanation(
     maps: Maps, views: Views, evidence: str, *, classes: Tensor | None, output: Any, layer: str, method: str
 ) -> Explanation:
     values = choose_evidence(views.average(maps.values), evidence)
+    if maps.was_rounding is not None:
+        warn_of_rounding(values, maps.was_rounding, evidence, f"{method} at layer '{layer}'")
     device = views.batch.device
     return Explanation(
         maps=values.to(device),

@@ -15,19 +15,24 @@ from gradcam.gradients import curvatures, jacobian
 from gradcam.methods import Method
 from gradcam.recording import Recorded
 from gradcam.reshaping import Reshape
+from gradcam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.scores import FINER_SHARE, difference, find_nearest
 from gradcam.sites import Site, blind_layer, check_range, find_site
 from gradcam.targets import RepeatedTarget, Scored
 
-Values = dict[tuple[str, str], list[Tensor]]  # by layer and method, pieces (N,k,...) along the classes
+Values = dict[tuple[str, str], list[Settled]]  # by layer and method, pieces (N,k,...) along the classes
 
 
 @dataclass(frozen=True)
 class Maps:
-    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained."""
+    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained.
+
+    `was_rounding`: where zeros have taken the place of rounding, (N,K,2), as in `Settled`; None where nowhere.
+    """
 
     values: Tensor
     scores: Tensor
+    was_rounding: Tensor | None = None
 
 
 def compute_maps(
@@ -49,17 +54,21 @@ def compute_maps(
     _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)
     _look_beside_layers(recorded, methods, values, effort, census)
     check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
-    maps = {key: torch.cat(parts, dim=1) for key, parts in values.items()}
-    for (layer, name), tensor in maps.items():
-        check_range(tensor, f"The {name} maps at layer '{layer}', in float32, are")
     kinds = {method.name: method.score for method in methods}
-    return {key: Maps(tensor, scores[kinds[key[1]]].detach().float()) for key, tensor in maps.items()}
+    return {key: _put_together(key, parts, scores[kinds[key[1]]]) for key, parts in values.items()}
+
+
+def _put_together(key: tuple[str, str], parts: Sequence[Settled], scores: Tensor) -> Maps:
+    maps, was_rounding = torch.cat([it.maps for it in parts], 1), torch.cat([it.was_rounding for it in parts], 1)
+    layer, name = key
+    *_, any_was = check_range(maps, f"The {name} maps at layer '{layer}', in float32, are", was_rounding.any())
+    return Maps(maps, scores.detach().float(), was_rounding if any_was else None)
 
 
 def _use_activations(sites: Sequence[Site], method: Method, classes: int, values: Values) -> None:
     for site in sites:
         found = method.compute(site.grid).float()
-        values[site.layer, method.name].append(found[:, None].repeat_interleave(classes, 1))
+        values[site.layer, method.name].append(undoubted(found[:, None].repeat_interleave(classes, 1)))
 
 
 def _use_gradients(
@@ -75,7 +84,7 @@ def _use_gradients(
     kinds = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
-    classes = recorded.scored.values.shape[1]
+    classes, slack = recorded.scored.values.shape[1], find_slack(recorded)
     seeing: set[tuple[str, str | None]] = set()  # layers and kinds of scores with a gradient
     first = 0
     for gradients in jacobian(joined, [site.recorded for site in sites], scaled=recorded.has_float16):
@@ -90,7 +99,8 @@ def _use_gradients(
                     seeing.add((site.layer, kind))
                 for method in methods:
                     if method.score == kind:
-                        values[site.layer, method.name].append(method.compute(site.grid, mine).float())
+                        found = settle_method(method.compute, slack, site.grid, mine)
+                        values[site.layer, method.name].extend(each.float() for each in found)
         first += on_grid.shape[1]
     for site in sites:
         if any((site.layer, kind) not in seeing for kind in kinds):
@@ -101,6 +111,7 @@ def _use_curvatures(recorded: Recorded, sites: Sequence[Site], methods: Sequence
     """Two backward passes for each class and layer."""
     if not methods:
         return
+    slack = find_slack(recorded)
     for site in sites:
         is_blind = True
         for derivatives in curvatures(recorded.scored.values, site.recorded, scaled=recorded.has_float16):
@@ -108,7 +119,8 @@ def _use_curvatures(recorded: Recorded, sites: Sequence[Site], methods: Sequence
             curvature, _ = site.to_grid(derivatives[1], "second derivatives")
             is_blind = is_blind and is_zero
             for method in methods:
-                values[site.layer, method.name].append(method.compute(site.grid, gradient, curvature).float())
+                found = settle_method(method.compute, slack, site.grid, gradient, curvature)
+                values[site.layer, method.name].extend(each.float() for each in found)
         if is_blind:
             raise blind_layer(site, recorded.model)
 
@@ -128,7 +140,8 @@ def _look_beside_layers(
         if method.place == "input":
             values["input", method.name].append(method.compute(recorded, effort).float())
         elif method.place == "attention":
-            values["attention", method.name].append(method.compute(recorded, census, effort).float())
+            found = method.compute(recorded, census, effort).float()
+            values["attention", method.name].append(undoubted(found))
 
 
 def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:

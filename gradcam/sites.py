@@ -119,16 +119,19 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def check_range(tensor: Tensor, what: str) -> tuple[float, float]:
-    """The least and the largest value. Raises `ModelError` where one is NaN or infinite: both pass through here."""
-    lowest, highest = torch.stack(torch.aminmax(tensor)).tolist()
+def check_range(tensor: Tensor, what: str, *others: Tensor) -> tuple[float, ...]:
+    """The least and the largest value, and single `others` that come to the processor on the same way.
+
+    Raises `ModelError` where one is NaN or infinite: both pass through here.
+    """
+    lowest, highest, *rest = torch.stack([*torch.aminmax(tensor), *(other.to(tensor) for other in others)]).tolist()
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         kind = "NaN" if math.isnan(lowest) else "infinite"
         hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
         raise ModelError(
             f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
         )
-    return lowest, highest
+    return lowest, highest, *rest
 
 
 def blind_layer(site: Site, model: nn.Module) -> BlindLayerError:
