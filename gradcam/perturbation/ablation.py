@@ -76,10 +76,11 @@ def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Settled:
 
 def _windows(numbers: range, lengths: torch.Size) -> Tensor:
     """The windows (v,...) around the places of these numbers; zero for the number behind the last."""
-    places = torch.tensor([number for number in numbers if number < lengths.numel()], dtype=torch.long)
-    windows = torch.ones(len(places), *[1] * len(lengths))
+    inside = [number for number in numbers if number < lengths.numel()]
+    places = torch.tensor(inside, dtype=torch.int64, device="cpu")
+    windows = torch.ones(len(places), *[1] * len(lengths), dtype=torch.float32, device="cpu")
     for axis, (length, index) in enumerate(zip(lengths, torch.unravel_index(places, lengths))):
-        distances = (torch.arange(length)[None] - index[:, None]).abs()
-        profile = torch.where(distances == 0, 0.5, torch.where(distances == 1, 0.25, 0.0))
+        distances = (torch.arange(length, dtype=torch.float32, device="cpu")[None] - index[:, None]).abs()
+        profile = (0.5 - distances / 4).relu()  # 1/2 at the place, 1/4 beside it
         windows = windows * profile.reshape(-1, *[length if other == axis else 1 for other in range(len(lengths))])
     return torch.cat([windows, windows.new_zeros(len(numbers) - len(places), *lengths)])

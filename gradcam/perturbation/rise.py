@@ -60,12 +60,12 @@ def _slices(count: int) -> Iterator[range]:
 
 def _draw_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
     """One mask of this size in [0,1]: cells, open or not, resized to one more in each direction, and a window of that."""
-    generator = torch.Generator().manual_seed(seed)
-    is_open = torch.rand([cells] * len(size), generator=generator) < probability
+    generator = torch.Generator("cpu").manual_seed(seed)
+    is_open = torch.rand([cells] * len(size), generator=generator, dtype=torch.float32, device="cpu") < probability
     lengths = [math.ceil(length / cells) for length in size]  # of a cell
     large = [(cells + 1) * length for length in lengths]
     mask = F.interpolate(is_open.float()[None, None], size=large, mode=MODES[len(size)], align_corners=False)[0, 0]
     for axis, (length, cell) in enumerate(zip(size, lengths)):
-        start = int(torch.randint(cell, (1,), generator=generator))
+        start = int(torch.randint(cell, (1,), generator=generator, dtype=torch.int64, device="cpu"))
         mask = mask.narrow(axis, start, length)
     return mask

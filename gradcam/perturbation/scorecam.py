@@ -56,12 +56,15 @@ def sscam(
     check_seed("sscam", seed)
 
     def add_noise(masks: Tensor, numbers: range) -> Tensor:
-        generators = (torch.Generator().manual_seed(seed + number) for number in numbers)
-        drawn = torch.stack([torch.randn(masks.shape[3:], generator=generator) for generator in generators])
+        drawn = torch.stack([_draw_noise(masks.shape[3:], seed + number) for number in numbers])
         return masks + noise * drawn.to(masks)[:, None, None]
 
     weights = _weights(recorded, site, effort, most=site.grid.shape[1], rounds=samples, alter=add_noise)
     return _join(recorded, site, weights, join)
+
+
+def _draw_noise(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu")
 
 
 def iscam(recorded: Recorded, site: Site, effort: Effort, *, steps: int, join: Join = add_up) -> Settled:
@@ -74,7 +77,7 @@ def iscam(recorded: Recorded, site: Site, effort: Effort, *, steps: int, join: J
 
     def scale(masks: Tensor, numbers: range) -> Tensor:
         shares = [(number % steps + 1) / steps for number in numbers]
-        return masks * torch.tensor(shares).to(masks).reshape(-1, *[1] * (masks.ndim - 1))
+        return masks * torch.tensor(shares, dtype=masks.dtype, device=masks.device).reshape(-1, *[1] * (masks.ndim - 1))
 
     weights = _weights(recorded, site, effort, most=site.grid.shape[1], rounds=steps, alter=scale)
     return _join(recorded, site, weights, join)
@@ -128,12 +131,12 @@ def _rank_channels(grid: Tensor, most: int, slack: float) -> tuple[Tensor, Tenso
     order = values.var(2, correction=0).masked_fill(~varies, -1).argsort(dim=1, descending=True, stable=True)
     counts = varies.sum(1).clamp(max=most)
     order = order[:, : int(counts.max())]
-    return order, torch.arange(order.shape[1], device=grid.device) < counts[:, None]
+    return order, torch.arange(order.shape[1], dtype=torch.int64, device=grid.device) < counts[:, None]
 
 
 def _masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
     """The channels (N,v) as masks (v,N,1,...) of the pictures' size, each from 0 to 1."""
-    chosen = grid[torch.arange(len(grid), device=grid.device), channels.mT]
+    chosen = grid[torch.arange(len(grid), dtype=torch.int64, device=grid.device), channels.mT]
     large = F.interpolate(chosen, size=tuple(size), mode=MODES[len(size)], align_corners=False).flatten(2)
     low, high = large.amin(2, keepdim=True), large.amax(2, keepdim=True)
     span = torch.where(high > low, high - low, 1)

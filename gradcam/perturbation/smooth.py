@@ -59,7 +59,8 @@ def _gradients(recorded: Recorded, site: Site, batch: Batch) -> Tensor:
 
 def _add_noise(batch: Batch, noise: float, seed: int) -> Batch:
     pictures = batch.pictures
-    drawn = torch.randn(pictures.shape[1:], generator=torch.Generator().manual_seed(seed)).to(pictures)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randn(pictures.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(pictures)
     values = pictures.flatten(1)
     ranges = (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (pictures.ndim - 1))
     return batch.copy(pictures=pictures + noise * ranges * drawn)
