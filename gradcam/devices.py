@@ -25,7 +25,7 @@ def find_device(name: str) -> torch.device:
         raise ModelError(f"There is no device {name!r}: choose auto, cpu, cuda, cuda:N or mps.")
     try:  # each build of PyTorch says in an error of its own what it lacks
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, dtype=torch.float32, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(

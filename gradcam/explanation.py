@@ -24,6 +24,7 @@ from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
 from gradcam.recording import Recorded, find_layers_with_grid, recorded_pass, to_batch
 from gradcam.reshaping import Reshape, to_reshape
+from gradcam.rounding import warn_of_rounding
 from gradcam.sites import find_grid
 
 
@@ -260,6 +261,8 @@ def _to_explanation(
 ) -> Explanation:
     signed = evidence == "signed"
     values = add_levels([choose_evidence(views.average(level), evidence) for level in maps.levels], signed=signed)
+    if maps.was_rounding is not None:
+        warn_of_rounding(values, maps.was_rounding, evidence, f"{method} at layer '{layer}'")
     device = views.batch.device
     return Explanation(
         maps=values.to(device),

@@ -70,7 +70,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
 def _to_images(model: nn.Module, images: Any) -> Any:
     """Images of the size, if that is what was given; on the meta device if the model is."""
-    some = next(chain(model.parameters(), model.buffers()), torch.empty(0))
+    some = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
     size = (images, images) if isinstance(images, int) else images
     if isinstance(size, tuple) and all(isinstance(side, int) for side in size):
         if len(size) != 2 or min(size) < 1:

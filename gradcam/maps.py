@@ -18,6 +18,7 @@ from gradcam.methods.method import ACTIVATIONS, CURVATURES, GRADIENTS
 from gradcam.mixing import depend_on_one_another
 from gradcam.recording import Recorded
 from gradcam.reshaping import Reshape
+from gradcam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.scores import FINER_SHARE, difference, find_nearest
 from gradcam.sites import Site, blind_layer, check_range, warn_of_blind_images
 from gradcam.targets import RepeatedTarget, Scored
@@ -29,11 +30,13 @@ Key = tuple[str, str]  # of a site and a method, or of a layer and one
 class Maps:
     """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained.
 
-    `levels`: one, or as many as are added up once it is chosen what they are evidence for.
+    `levels`: one, or as many as are added up once it is chosen what they are evidence for. `was_rounding`: where zeros have
+    taken the place of rounding, (N,K,2), as in `Settled`; None where nowhere.
     """
 
     levels: list[Tensor]
     scores: Tensor
+    was_rounding: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,14 @@ class _Values:
     `errors`: what there is to say if nothing reaches any of them.
     """
 
-    pieces: dict[Key, list[Tensor]] = field(default_factory=dict)
+    pieces: dict[Key, list[Settled]] = field(default_factory=dict)
     blind: dict[Key, list[bool]] = field(default_factory=dict)
     errors: list[BlindLayerError] = field(default_factory=list)
 
-    def add(self, site: str, method: Method, piece: Tensor, blind: Sequence[bool] | None = None) -> None:
-        """Add a piece; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
+    def add(self, site: str, method: Method, pieces: Sequence[Settled], blind: Sequence[bool] | None = None) -> None:
+        """Add pieces; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
         key = site, method.name
-        self.pieces.setdefault(key, []).append(piece.float())
+        self.pieces.setdefault(key, []).extend(piece.float() for piece in pieces)
         if blind is not None:
             known = self.blind.setdefault(key, [True] * len(blind))
             known[:] = [one and other for one, other in zip(known, blind)]
@@ -83,17 +86,24 @@ def compute_maps(
     _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)
     _look_beside_layers(recorded, methods, values, effort, census)
     check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
-    maps = {key: torch.cat(parts, dim=1) for key, parts in values.pieces.items()}
-    for (site, name), tensor in maps.items():
-        check_range(tensor, f"The {name} maps at layer '{site}', in float32, are")
+    maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
     _judge_blindness(chosen, values, recorded)
     found = {}
     for method in methods:
         explained = scores[method.score].detach().float()
         places = {layer: [site.layer for site in level] for layer, level in chosen.items()}
         for layer, names in (places if method.place == "layer" else {method.place: [method.place]}).items():
-            found[layer, method.name] = Maps([maps[name, method.name] for name in names], explained)
+            levels, was_rounding = zip(*(maps[name, method.name] for name in names))
+            was = [each for each in was_rounding if each is not None]
+            found[layer, method.name] = Maps([*levels], explained, torch.stack(was).any(0) if was else None)
     return {key: found[key] for layer in (*chosen, "input", "attention") for key in found if key[0] == layer}
+
+
+def _put_together(key: Key, pieces: Sequence[Settled]) -> tuple[Tensor, Tensor | None]:
+    maps, was_rounding = torch.cat([it.maps for it in pieces], 1), torch.cat([it.was_rounding for it in pieces], 1)
+    site, name = key
+    *_, any_was = check_range(maps, f"The {name} maps at layer '{site}', in float32, are", was_rounding.any())
+    return maps, was_rounding if any_was else None
 
 
 def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, recorded: Recorded) -> None:
@@ -116,7 +126,8 @@ def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, reco
 
 def _use_activations(sites: Sequence[Site], method: Method, classes: int, values: _Values) -> None:
     for site in sites:
-        values.add(site.layer, method, method.compute(site.grid)[:, None].repeat_interleave(classes, 1))
+        found = method.compute(site.grid)[:, None].repeat_interleave(classes, 1)
+        values.add(site.layer, method, [undoubted(found)])
 
 
 def _use_gradients(
@@ -134,7 +145,7 @@ def _use_gradients(
     kinds = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
-    classes = recorded.scored.values.shape[1]
+    classes, slack = recorded.scored.values.shape[1], find_slack(recorded)
     first = 0
     for pieces in _gradients(recorded, sites, joined, one_by_one=one_by_one):
         for site, (on_grid, is_zero) in zip(sites, pieces):
@@ -146,7 +157,7 @@ def _use_gradients(
                 blind = is_zero if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
                 for method in methods:
                     if method.score == kind:
-                        values.add(site.layer, method, method.compute(site.grid, mine), blind)
+                        values.add(site.layer, method, settle_method(method.compute, slack, site.grid, mine), blind)
         first += on_grid.shape[1]
 
 
@@ -186,7 +197,7 @@ def _use_curvatures(
     recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, *, one_by_one: bool
 ) -> None:
     """Two backward passes for each class and layer, and for each image where they depend on one another."""
-    scores = recorded.scored.values
+    scores, slack = recorded.scored.values, find_slack(recorded)
     groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
     with torch.enable_grad():
         of_groups = [scores[images] for images in groups] if one_by_one else [scores]
@@ -202,7 +213,8 @@ def _use_curvatures(
             )
             blind = [is_zero for (_, zeros), images in zip(first, groups) for is_zero in zeros[images]]
             for method in methods:
-                values.add(site.layer, method, method.compute(site.grid, gradient, curvature), blind)
+                found_maps = settle_method(method.compute, slack, site.grid, gradient, curvature)
+                values.add(site.layer, method, found_maps, blind)
 
 
 def _run_again(
@@ -214,10 +226,12 @@ def _run_again(
                 found = method.compute(recorded, site, effort)
             except BlindLayerError as error:
                 values.errors.append(error)
-                found = site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:])
+                zeros = site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:])
+                found = undoubted(zeros)
             # A method that is judged by what it changes: nothing was, though there was something to change.
-            blind = site.grid.flatten(1).any(1) & ~found.flatten(1).any(1).to(site.grid.device)
-            values.add(site.layer, method, found, blind.tolist() if method.is_signed else None)
+            has_map = found.maps.flatten(1).any(1) | found.was_rounding.flatten(1).any(1)
+            blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
+            values.add(site.layer, method, [found], blind.tolist() if method.is_signed else None)
 
 
 def _look_beside_layers(
@@ -225,9 +239,9 @@ def _look_beside_layers(
 ) -> None:
     for method in methods:
         if method.place == "input":
-            values.add("input", method, method.compute(recorded, effort))
+            values.add("input", method, [method.compute(recorded, effort)])
         elif method.place == "attention":
-            values.add("attention", method, method.compute(recorded, census, effort))
+            values.add("attention", method, [undoubted(method.compute(recorded, census, effort))])
 
 
 def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:

@@ -95,7 +95,7 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     if not (bool((found == found.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count):
         raise _computes(what)
     # Numbers alone do not tell: of positive ones a ReLU changes none, and the largest may be where it was.
-    others = torch.randn(count, dtype=kind, device="cpu", generator=torch.Generator().manual_seed(0)).to(numbers)
+    others = torch.randn(count, dtype=kind, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(numbers)
     again = _call(function, others.reshape(shape), what)
     if again.shape != found.shape or not torch.equal(again, others[indices].to(again.dtype)):
         raise _computes(what)
@@ -126,7 +126,7 @@ def _computes(what: str) -> LayerError:
 def _image_axis(indices: Tensor, shape: torch.Size, images: int, what: str) -> tuple[int, int]:
     """The axis along which the images lie, and how many rows each has: one, or several where they were folded into it."""
     coordinates = torch.unravel_index(indices, shape)
-    own = torch.arange(images, device=indices.device).reshape(-1, *[1] * (indices.ndim - 1))
+    own = torch.arange(images, dtype=torch.int64, device=indices.device).reshape(-1, *[1] * (indices.ndim - 1))
     axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != images)
     for axis in axes:
         folds, rest = divmod(shape[axis], images)
@@ -136,7 +136,12 @@ def _image_axis(indices: Tensor, shape: torch.Size, images: int, what: str) -> t
 
 
 def _picked(indices: Tensor, shape: torch.Size, axis: int, folds: int) -> Picked:
-    before = torch.arange(math.prod(shape), device=indices.device).reshape(shape).movedim(axis, 0).flatten()
+    before = (
+        torch.arange(math.prod(shape), dtype=torch.int64, device=indices.device)
+        .reshape(shape)
+        .movedim(axis, 0)
+        .flatten()
+    )
     after = torch.empty_like(before)
-    after[before] = torch.arange(len(before), device=indices.device)
+    after[before] = torch.arange(len(before), dtype=torch.int64, device=indices.device)
     return Picked(after[indices], axis, folds)

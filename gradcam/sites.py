@@ -121,25 +121,34 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def check_range(tensor: Tensor, what: str) -> tuple[float, float]:
-    """The least and the largest value. Raises `ModelError` where one is NaN or infinite: both pass through here."""
-    return check_ranges(tensor[None], what)[0]
+def check_range(tensor: Tensor, what: str, *others: Tensor) -> tuple[float, ...]:
+    """The least and the largest value, and single `others` that come to the processor on the same way.
+
+    Raises `ModelError` where one is NaN or infinite: both pass through here.
+    """
+    found = torch.stack([*torch.aminmax(tensor), *(other.to(tensor) for other in others)]).tolist()
+    _require_finite(found[:2], tensor, what)
+    return tuple(found)
 
 
 def check_ranges(tensor: Tensor, what: str) -> list[tuple[float, float]]:
     """The least and the largest value of each row. Raises as `check_range`."""
     axes = tuple(range(1, tensor.ndim))
-    ranges: list[tuple[float, float]] = torch.stack([tensor.amin(axes), tensor.amax(axes)], 1).tolist()
-    for each in itertools.chain.from_iterable(ranges):
-        if not math.isfinite(each):
-            kind = "NaN" if math.isnan(each) else "infinite"
+    ranges = torch.stack([tensor.amin(axes), tensor.amax(axes)], 1).tolist()
+    _require_finite(itertools.chain.from_iterable(ranges), tensor, what)
+    return [(low, high) for low, high in ranges]
+
+
+def _require_finite(values: Iterable[float], tensor: Tensor, what: str) -> None:
+    for value in values:
+        if not math.isfinite(value):
+            kind = "NaN" if math.isnan(value) else "infinite"
             hint = (
                 " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
             )
             raise ModelError(
                 f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
             )
-    return [(low, high) for low, high in ranges]
 
 
 def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:

@@ -94,7 +94,7 @@ def test_a_model_that_keeps_images_apart_is_not_warned_of_and_one_that_is_change
         warnings.simplefilter("error")
         for _ in range(2):
             gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])
-            gradcam.explain(network(MIXING["batch norm"]()), IMAGES[:1], "1", target=1)  # one image alone
+            gradcam.explain(network(MIXING["batch norm"]()), IMAGES[:1], "3", target=1)  # one image alone
     model[2].running_mean = model[2].running_var = None
     with pytest.warns(GradcamWarning, match="depend on one another"):
         gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])

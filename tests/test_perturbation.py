@@ -90,7 +90,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
 
         weight = (plain - slow.scores_with(model, image, layer, ablate, score)) / plain.abs()
         weighted.append(weight[..., None, None] * slow.layer_output(model, image, layer)[:, None, channel])
-    assert_maps(found, sum(weighted).double())
+    assert_maps(found.maps, sum(weighted).double())
 
 
 @pytest.mark.parametrize("layer", ["layer4", "layer3", "layer4.1.conv2"])

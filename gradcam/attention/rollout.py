@@ -68,7 +68,7 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
     """
     values = row.to(attentions[0]).expand(len(attentions[0]), 1, -1)
     for attention in reversed(attentions):
-        half = attention / 2 + torch.eye(len(row)).to(attention) / 2
+        half = attention / 2 + torch.eye(len(row), dtype=attention.dtype, device=attention.device) / 2
         values = values @ (half / half.sum(-1, keepdim=True))
     return values[:, 0]
 
@@ -133,5 +133,5 @@ def _any_score(scored: Scored) -> Tensor:
     with torch.enable_grad():
         if scored.logits is None:
             return scored.values[:, :1]
-        weights = torch.linspace(1, 2, scored.logits.shape[1]).to(scored.logits)
+        weights = torch.linspace(1, 2, scored.logits.shape[1], dtype=torch.float32, device="cpu").to(scored.logits)
         return (scored.logits * weights).sum(1, keepdim=True)

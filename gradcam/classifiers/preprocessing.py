@@ -55,7 +55,9 @@ class Preprocessing:
         # rounding to 8 bits, but a picture of 2000 x 3 is not blown up to millions of pixels first.
         box = (left, top, left + width, top + height)
         resized = self._resize_bytes(values, box) if values.dtype == np.uint8 else self._resize_deep(values, box)
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(values, dtype=torch.float32, device="cpu")[:, None, None] for values in (self.mean, self.std)
+        )
         return resized.sub(mean).div_(std)
 
     def _resize_bytes(self, values: NDArray[np.uint8], box: Box) -> Tensor:

@@ -17,6 +17,7 @@ from gradcam.classifiers import DEFAULT
 from gradcam.classifiers.preparation import find_input_dtype
 from gradcam.classifiers.providers import find_blueprint
 from gradcam.classifiers.providers.blueprint import Blueprint
+from gradcam.classifiers.providers.defaults import pytorchs_own_defaults
 from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.listing import LayerRow, list_layers
 
@@ -149,7 +150,8 @@ def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
 def _build(name: str, blueprint: Blueprint) -> nn.Module:
     """The model, with random weights. Raises `ModelError` where that fails, or gives something else."""
     try:
-        model = blueprint.build()
+        with pytorchs_own_defaults():
+            model = blueprint.build()
     except ModelError:
         raise
     except (Exception, SystemExit) as error:  # whatever the code of somebody's model raises

@@ -31,28 +31,36 @@ def _scale(maps: Tensor) -> Tensor:
 
 def make_constant(images: Tensor, seed: int = 0) -> Tensor:
     """One everywhere."""
-    return torch.ones(len(images), *images.shape[2:], device=images.device)
+    return torch.ones(len(images), *images.shape[2:], dtype=torch.float32, device=images.device)
 
 
 def make_centre(images: Tensor, seed: int = 0) -> Tensor:
     """A blob in the middle, where photographers put things: a Gaussian, a quarter of each side wide."""
     rows, columns = (
-        torch.exp(-(((torch.arange(length, device=images.device) + 0.5) / length - 0.5) ** 2) / (2 * CENTRE**2))
+        torch.exp(-(((_count(length, images.device) + 0.5) / length - 0.5) ** 2) / (2 * CENTRE**2))
         for length in images.shape[2:]
     )
     return _scale((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
 
 
+def _count(length: int, device: torch.device) -> Tensor:
+    return torch.arange(length, dtype=torch.float32, device=device)
+
+
 def make_random(images: Tensor, seed: int = 0) -> Tensor:
     """Noise on a coarse grid, enlarged as smoothly as class activation maps are."""
-    noise = torch.rand(len(images), 1, CELLS, CELLS, generator=draw(seed, "random map")).to(images.device)
+    generator = draw(seed, "random map")
+    noise = torch.rand(len(images), 1, CELLS, CELLS, generator=generator, dtype=torch.float32, device="cpu")
     size = (int(images.shape[2]), int(images.shape[3]))
-    return _scale(F.interpolate(noise, size=size, mode="bicubic", align_corners=False)[:, 0].clamp(min=0))
+    return _scale(
+        F.interpolate(noise.to(images.device), size=size, mode="bicubic", align_corners=False)[:, 0].clamp(min=0)
+    )
 
 
 def make_edges(images: Tensor, seed: int = 0) -> Tensor:
     """The picture's edges: the length of the Sobel gradient of the channels' mean."""
-    kernel = torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]], device=images.device)
+    sobel = [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]
+    kernel = torch.tensor(sobel, dtype=torch.float32, device=images.device)
     grey = F.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     gradients = F.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
     return _scale(gradients.norm(dim=1))

@@ -21,7 +21,7 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
     """
     values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
     try:
-        found = torch.as_tensor(np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values).detach()
+        found = to_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (N,H,W).") from None
     if found.ndim == 4 and found.shape[1] == 1:
@@ -37,6 +37,11 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
     if not found.isfinite().all():
         raise ImageError("The heatmaps hold NaN or infinite values: a metric of these would say nothing.")
     return found
+
+
+def to_tensor(values: Any) -> Tensor:
+    """A tensor itself, detached; arrays and nested sequences on the processor, whatever PyTorch's default device is."""
+    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
 def to_unit(heatmaps: Tensor) -> Tensor:

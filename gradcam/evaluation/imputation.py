@@ -42,7 +42,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     found = torch.cat([fill(*part) for part in parts]).masked_fill_(hopeless[:, None, None, None], 0)
     if noise:
         source = draw(0, "imputation") if generator is None else generator
-        drawn = torch.randn(images.shape[1:], generator=source, device=source.device)
+        drawn = torch.randn(images.shape[1:], generator=source, dtype=torch.float32, device=source.device)
         found.add_(drawn.to(found), alpha=noise)
     return torch.where(known[:, None], images.detach(), found.to(images.dtype))
 

@@ -125,15 +125,16 @@ def _describe_few(classifier: Classifier, tiles: Sequence[Tile], sure: Sequence[
 def _choose(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
     """Fours of places, no two alike, of four classes each, in an order by chance; those least used come first."""
     generator = draw(seed, "mosaics")
-    uses = torch.zeros(len(classes))
+    uses = torch.zeros(len(classes), dtype=torch.float32, device="cpu")
     chosen: dict[frozenset[int], list[int]] = {}
     for _ in range(limit):
         for attempt in range(ATTEMPTS):
             # Chance decides between places of equal use; and between others, the longer nothing new is found.
-            chance = torch.rand(len(classes), generator=generator) * (1 + attempt / 10)
+            drawn = torch.rand(len(classes), generator=generator, dtype=torch.float32, device="cpu")
+            chance = drawn * (1 + attempt / 10)
             quartet = _take_four(classes, (uses + chance).argsort().tolist())
             if frozenset(quartet) not in chosen:
-                shuffled = torch.randperm(CELLS, generator=generator).tolist()
+                shuffled = torch.randperm(CELLS, generator=generator, dtype=torch.int64, device="cpu").tolist()
                 chosen[frozenset(quartet)] = [quartet[i] for i in shuffled]
                 uses[quartet] += 1
                 break

@@ -70,7 +70,7 @@ def fill(images: Tensor, unknown: Tensor) -> Tensor:
     finest = grids[0]
     least = TOLERANCE * (values.amax((1, 2, 3), keepdim=True) - values.amin((1, 2, 3), keepdim=True))
     rest = finest.defect(values)
-    direction, before = torch.zeros_like(rest), torch.zeros((), device=images.device)
+    direction, before = torch.zeros_like(rest), torch.zeros((), dtype=images.dtype, device=images.device)
     moving = torch.ones_like(least, dtype=torch.bool)
     for _ in range(MOST_STEPS):
         towards = _cycle(grids[:-1], rest)

@@ -37,9 +37,10 @@ def max_sensitivity(
     made = run_explain(explain, subject.model, images, subject.classes) if heatmaps is None else heatmaps
     before = check_heatmaps(made, subject.size, images.device)
     generator = draw(seed, "noise")
-    most = torch.zeros(len(images), device=images.device)
+    most = torch.zeros(len(images), dtype=torch.float32, device=images.device)
     for _ in range(samples):
-        noise = (2 * torch.rand(images.shape, generator=generator) - 1) * radius
+        drawn = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu")
+        noise = (2 * drawn - 1) * radius
         after = run_explain(explain, subject.model, images + noise.to(images.device, images.dtype), subject.classes)
         change = check_heatmaps(after, subject.size, images.device) - before
         most = torch.maximum(most, change.flatten(1).norm(dim=1))

@@ -15,9 +15,11 @@ def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
     it by rows would give it one.
     """
     values = heatmaps.flatten(1)
-    shuffled = torch.randperm(values.shape[1], generator=draw(seed, "ties")).to(values.device)
+    shuffled = torch.randperm(values.shape[1], generator=draw(seed, "ties"), dtype=torch.int64, device="cpu").to(
+        values.device
+    )
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
-    places = torch.arange(values.shape[1], device=values.device).expand_as(order)
+    places = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places).reshape(heatmaps.shape)
 
 

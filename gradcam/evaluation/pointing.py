@@ -32,8 +32,8 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
         raise GradcamError(f"tolerance is {shorten(tolerance)}, expected a distance in pixels, 0 or more.")
     found, inside = _check(heatmaps, masks)
     maxima = found == found.amax((1, 2), keepdim=True)
-    hits = (maxima & _grow(inside, tolerance)).sum((1, 2)) / maxima.sum((1, 2))
-    return torch.where(found.any(2).any(1), hits, 0.0)
+    hits, all_maxima = (it.sum((1, 2), dtype=torch.float32) for it in (maxima & _grow(inside, tolerance), maxima))
+    return torch.where(found.any(2).any(1), hits / all_maxima, 0.0)
 
 
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:

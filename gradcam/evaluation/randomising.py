@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, GradcamError, ModelError, describe_unexpected, shorten
 from gradcam.evaluation.explainers import Explain, run_explain
-from gradcam.evaluation.heatmaps import check_heatmaps
+from gradcam.evaluation.heatmaps import check_heatmaps, to_tensor
 from gradcam.evaluation.ranks import rank_correlation
 from gradcam.evaluation.seeds import draw
 from gradcam.evaluation.subject import Subject
@@ -91,7 +91,7 @@ def _divide(layers: int, stages: int) -> set[int]:
 
 
 def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
-    order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+    order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu").to(parameter.device)
     with torch.no_grad():
         parameter.copy_(parameter.flatten()[order].reshape(parameter.shape))
 
@@ -121,8 +121,8 @@ def _explain_blankly(subject: Subject, explain: Explain, model: nn.Module) -> Te
     try:
         found = run_explain(explain, model, subject.images, subject.classes)
     except BlindLayerError:
-        return torch.zeros(subject.size, device=subject.images.device)
-    return check_heatmaps(torch.as_tensor(found).nan_to_num(0, 0, 0), subject.size, subject.images.device)
+        return torch.zeros(subject.size, dtype=torch.float32, device=subject.images.device)
+    return check_heatmaps(to_tensor(found).nan_to_num(0, 0, 0), subject.size, subject.images.device)
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -41,9 +41,9 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
 
 def _check_shares(name: str, value: Any) -> Tensor:
     try:
-        found = torch.as_tensor(value, dtype=torch.float32)
+        found = torch.as_tensor(value, dtype=torch.float32, device=value.device if isinstance(value, Tensor) else "cpu")
     except (TypeError, ValueError, RuntimeError):
-        found = torch.empty(())
+        found = torch.empty((), dtype=torch.float32, device="cpu")
     if found.ndim != 1 or not ((found >= 0) & (found <= 1)).all():
         raise GradcamError(f"The {name} is {shorten(value)}, expected a tensor (N,) of values from 0 to 1.")
     return found

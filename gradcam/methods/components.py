@@ -2,8 +2,8 @@
 
 A component's sign is not determined. The rules here: of activations alone, its value furthest from zero is positive; of
 activations times gradients, which have a sign of their own, it agrees with their sum over the channels, that is with
-HiResCAM: the inner product of both is positive. For activations behind a ReLU, without centring, all of Eigen-CAM is
-then positive.
+HiResCAM: the inner product of both is positive. Where nothing but rounding is left of that product, the first rule holds.
+For activations behind a ReLU, without centring, all of Eigen-CAM is then positive.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import LayerError
+from gradcam.methods.joining import ROUNDING
 
 MOST_CELLS = 1024  # of a grid whose places are compared with one another: a matrix of this squared, decomposed
 
@@ -42,6 +43,9 @@ def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
     products = activations[:, None] * places
     components = _first_component(products.flatten(0, 1)).unflatten(0, products.shape[:2])
     agreement = (components * products.sum(2)).flatten(2).sum(2)
+    terms = (components * products.abs().sum(2)).flatten(2).abs().sum(2)
+    is_certain = agreement.abs() > ROUNDING * torch.finfo(terms.dtype).eps * terms
+    agreement = torch.where(is_certain, agreement, _peaks(components.flatten(0, 1)).view_as(agreement))
     return torch.where(_like(agreement, components) < 0, -components, components)
 
 
@@ -96,9 +100,13 @@ def _first_component(tensor: Tensor) -> Tensor:
 
 def _with_peak(components: Tensor) -> Tensor:
     """Components (N,...), each turned so that its value furthest from zero is positive."""
+    return torch.where(_like(_peaks(components), components) < 0, -components, components)
+
+
+def _peaks(components: Tensor) -> Tensor:
+    """Of each of components (N,...), the value furthest from zero."""
     flat = components.flatten(1)
-    peaks = flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]
-    return torch.where(_like(peaks, components) < 0, -components, components)
+    return flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]
 
 
 def _like(values: Tensor, components: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from gradcam.methods.joining import Join, add_up
+from gradcam.methods.joining import ROUNDING, Join, add_up
 
 
 def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
@@ -36,12 +37,14 @@ def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
     """XGrad-CAM: weighted by the mean of the gradient, in which each place counts by its share of the channel's sum.
 
     Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Fu et al., BMVC 2020, section 3: the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero.
+    Fu et al., BMVC 2020, section 3: the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero, and one
+    of whose sum nothing but rounding is left, as behind an instance norm.
     """
     a = activations.flatten(2)[:, None]
     total = a.sum(3)
     products = (a * gradients.flatten(3)).sum(3)
-    return join(activations, (products / total).masked_fill(total == 0, 0))
+    is_nothing = total.abs() <= ROUNDING * torch.finfo(a.dtype).eps * a.abs().sum(3)
+    return join(activations, (products / total).masked_fill(is_nothing, 0))
 
 
 def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+ROUNDING = 64.0  # a sum of no more than so many units in the last place of its terms is nothing but rounding
+
 # From activations (N,C,...) and weights, (N,K,C) for the channels or (N,K,C,...) for their places, to maps (N,K,...).
 Join = Callable[[Tensor, Tensor], Tensor]
 

@@ -28,7 +28,8 @@ class Method:
     `needs`: what the function takes, of which `activations` are (N,C,...), `gradients` and `curvatures` (H A, the
     second derivatives times the activations) (N,K,C,...), on a grid of any rank, float32 or float64. It gives maps
     (N,K,...), or (N,...) if it takes activations only and is of no class. A method that needs none of them runs the
-    model again: its function takes what was recorded, the layer's site and the effort, and gives maps (N,K,...).
+    model again: its function takes what was recorded, the layer's site and the effort, and gives maps (N,K,...), settled
+    by `rounding` where it is no method of attention.
     `place`: where its maps lie, at a "layer", on the "input", or in all blocks' "attention"; a function on the input takes
     no site, one of attention takes the census of it instead.
     `is_signed`: whether its negative values are evidence against the class. `score`: a key of `scores.METHOD_SCORES`, if it

@@ -10,10 +10,11 @@ from gradcam.methods.joining import Join, add_up
 from gradcam.perturbation.rerun import layer_output, require_effect, score_layer
 from gradcam.perturbation.variants import Variants
 from gradcam.recording import Recorded
+from gradcam.rounding import Settled, Shake, find_score_slack, settle
 from gradcam.sites import Site
 
 
-def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add_up) -> Tensor:
+def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add_up) -> Settled:
     """Ablation-CAM: the channels, each weighted by how much of the score is lost where it is zero.
 
     Maps (N,K,...), before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) / y. Divided
@@ -33,12 +34,18 @@ def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = 
 
     found = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), effort)
     require_effect(found, site, recorded)
-    lost = found.plain - found.values
-    weights = torch.where(found.plain == 0, lost, lost / found.plain.abs())  # (C,N,K)
-    return join(site.grid, weights.permute(1, 2, 0).to(site.grid))  # which may be on another device than the scores
+    without = found.values.permute(1, 2, 0)  # (N,K,C)
+
+    def weigh(shake: Shake) -> Tensor:
+        plain = shake(found.plain, 2)[..., None]
+        lost = plain - shake(without, 2)
+        weights = torch.where(plain == 0, lost, lost / plain.abs())
+        return join(site.grid, weights.to(site.grid))  # which may be on another device than the scores
+
+    return settle(weigh, find_score_slack(recorded))
 
 
-def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Tensor:
+def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Settled:
     """Recipro-CAM: at each place of the grid, the score of what lies around it alone.
 
     Maps (N,K,...) of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are multiplied by a Gaussian
@@ -58,15 +65,22 @@ def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Tensor:
 
     found = score_layer(recorded, site, Variants(output, places + 1, look_through_window), effort)
     require_effect(found, site, recorded)
-    return (found.values[:-1] - found.values[-1]).permute(1, 2, 0).unflatten(2, lengths)
+    scores = found.values.permute(1, 2, 0)  # (N,K,V)
+
+    def subtract(shake: Shake) -> Tensor:
+        shaken = shake(scores, 2)
+        return (shaken[..., :-1] - shaken[..., -1:]).unflatten(2, lengths)
+
+    return settle(subtract, find_score_slack(recorded))
 
 
 def _windows(numbers: range, lengths: torch.Size) -> Tensor:
     """The windows (v,...) around the places of these numbers; zero for the number behind the last."""
-    places = torch.tensor([number for number in numbers if number < lengths.numel()], dtype=torch.long)
-    windows = torch.ones(len(places), *[1] * len(lengths))
+    inside = [number for number in numbers if number < lengths.numel()]
+    places = torch.tensor(inside, dtype=torch.int64, device="cpu")
+    windows = torch.ones(len(places), *[1] * len(lengths), dtype=torch.float32, device="cpu")
     for axis, (length, index) in enumerate(zip(lengths, torch.unravel_index(places, lengths))):
-        distances = (torch.arange(length)[None] - index[:, None]).abs()
-        profile = torch.where(distances == 0, 0.5, torch.where(distances == 1, 0.25, 0.0))
+        distances = (torch.arange(length, dtype=torch.float32, device="cpu")[None] - index[:, None]).abs()
+        profile = (0.5 - distances / 4).relu()  # 1/2 at the place, 1/4 beside it
         windows = windows * profile.reshape(-1, *[length if other == axis else 1 for other in range(len(lengths))])
     return torch.cat([windows, windows.new_zeros(len(numbers) - len(places), *lengths)])

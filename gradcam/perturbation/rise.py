@@ -15,11 +15,12 @@ from gradcam.perturbation.rerun import score_input
 from gradcam.perturbation.scorecam import MODES
 from gradcam.perturbation.variants import Variants
 from gradcam.recording import Recorded
+from gradcam.rounding import TURNS, Settled, compare, find_score_slack, shake
 
 MASKS_AT_ONCE = 64  # in the sum; their scores are computed in chunks that fit the memory budget
 
 
-def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probability: float, seed: int) -> Tensor:
+def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probability: float, seed: int) -> Settled:
     """RISE: where showing a place raises the score above its mean over random masks, and where it lowers it.
 
     Maps (N,K,...) at the pictures' own size, of either sign. Petsiuk et al., BMVC 2018, equation 6: the sum of the masks
@@ -43,12 +44,14 @@ def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probabil
         copies.unflatten(0, (len(numbers), -1)).mul_(draw(numbers).to(copies)[:, None, None])
 
     scores = score_input(recorded, Variants(pictures, masks, see_through), effort).values
-    above = scores - scores.mean(0)
-    total = sum(
-        torch.tensordot(above[numbers.start : numbers.stop], draw(numbers).to(above), dims=([0], [0]))
-        for numbers in _slices(masks)
-    )
-    return torch.as_tensor(total) / (masks * probability)
+    slack, in_order = find_score_slack(recorded), scores.permute(1, 2, 0)
+    shaken = [shake(in_order, 2, slack, turn).permute(2, 0, 1) for turn in range(TURNS)]
+    above = torch.stack([each - each.mean(0) for each in (scores, *shaken)], 1)  # (V,turns,N,K)
+    total = above.new_zeros((*above.shape[1:], *size))
+    for numbers in _slices(masks):
+        total += torch.tensordot(above[numbers.start : numbers.stop], draw(numbers).to(above), dims=([0], [0]))
+    maps, *others = total.div_(masks * probability).unbind()
+    return compare(maps, others)
 
 
 def _slices(count: int) -> Iterator[range]:
@@ -57,12 +60,12 @@ def _slices(count: int) -> Iterator[range]:
 
 def _draw_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
     """One mask of this size in [0,1]: cells, open or not, resized to one more in each direction, and a window of that."""
-    generator = torch.Generator().manual_seed(seed)
-    is_open = torch.rand([cells] * len(size), generator=generator) < probability
+    generator = torch.Generator("cpu").manual_seed(seed)
+    is_open = torch.rand([cells] * len(size), generator=generator, dtype=torch.float32, device="cpu") < probability
     lengths = [math.ceil(length / cells) for length in size]  # of a cell
     large = [(cells + 1) * length for length in lengths]
     mask = F.interpolate(is_open.float()[None, None], size=large, mode=MODES[len(size)], align_corners=False)[0, 0]
     for axis, (length, cell) in enumerate(zip(size, lengths)):
-        start = int(torch.randint(cell, (1,), generator=generator))
+        start = int(torch.randint(cell, (1,), generator=generator, dtype=torch.int64, device="cpu"))
         mask = mask.narrow(axis, start, length)
     return mask

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradcam.errors import TargetError
 from gradcam.nested import map_tensors, tensors
 from gradcam.recording import Recorded
+from gradcam.rounding import find_slack
 from gradcam.sites import at_least_float32
 from gradcam.targets import ClassTarget, compute_scores
 
@@ -44,7 +45,7 @@ def reproduces_plain(recorded: Recorded, output: Any, count: int) -> bool:
         plain, found = list(tensors(recorded.output)), list(tensors(output))
     if len(plain) != len(found):
         return False
-    slack = _rounding(recorded)
+    slack = find_slack(recorded)
     return all(_has_rows(one, other, images, count, slack) for one, other in zip(plain, found))
 
 
@@ -56,13 +57,3 @@ def _has_rows(plain: Tensor, found: Tensor, images: int, count: int, slack: floa
     plain, found = at_least_float32(plain.detach()), at_least_float32(found)
     allowed = slack * plain.abs().amax()
     return all(bool((rows - plain).abs().amax() <= allowed) for rows in (found[:images], found[-images:]))
-
-
-def _rounding(recorded: Recorded) -> float:
-    """How far, by the largest value, the same rows may differ between batches of different sizes."""
-    values = tensors((recorded.activations, recorded.output, recorded.batch.pictures))
-    kinds = {tensor.dtype for tensor in values if tensor.is_floating_point()} | {recorded.autocast or torch.float64}
-    epsilon = max(torch.finfo(kind).eps for kind in kinds)
-    if recorded.batch.device.type == "cuda" and torch.float32 in kinds:
-        epsilon = max(epsilon, 2.0**-10)  # TF32
-    return epsilon * (256 if epsilon < 1e-5 else 4)

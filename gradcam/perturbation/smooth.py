@@ -10,12 +10,13 @@ from gradcam.gradients import jacobian
 from gradcam.methods.joining import Join, add_up
 from gradcam.perturbation.options import check_integer, check_number, check_seed
 from gradcam.recording import Batch, Recorded, recorded_pass
+from gradcam.rounding import Settled, find_slack, settle
 from gradcam.sites import Site, blind_layer
 
 
 def smooth_gradcam_pp(
     recorded: Recorded, site: Site, effort: Effort, *, samples: int, noise: float, seed: int, join: Join = add_up
-) -> Tensor:
+) -> Settled:
     """Smooth Grad-CAM++: channels weighted as in Grad-CAM++, from means of derivatives over noisy copies of the pictures.
 
     Maps (N,K,...). Omeiza et al., arXiv:1908.01224, equation 8: the first three derivatives are averaged over `samples`
@@ -41,7 +42,7 @@ def smooth_gradcam_pp(
     denominators = 2 * second + site.grid.flatten(2).sum(2)[:, None, :, None] * third
     coefficients = (second / denominators).masked_fill(denominators == 0, 0)
     weights = (coefficients * first.relu()).sum(3)
-    return join(site.grid, weights)
+    return settle(lambda shake: join(shake(site.grid, 1), weights), find_slack(recorded))
 
 
 def _gradients(recorded: Recorded, site: Site, batch: Batch) -> Tensor:
@@ -58,7 +59,8 @@ def _gradients(recorded: Recorded, site: Site, batch: Batch) -> Tensor:
 
 def _add_noise(batch: Batch, noise: float, seed: int) -> Batch:
     pictures = batch.pictures
-    drawn = torch.randn(pictures.shape[1:], generator=torch.Generator().manual_seed(seed)).to(pictures)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randn(pictures.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(pictures)
     values = pictures.flatten(1)
     ranges = (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (pictures.ndim - 1))
     return batch.copy(pictures=pictures + noise * ranges * drawn)

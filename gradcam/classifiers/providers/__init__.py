@@ -59,8 +59,11 @@ PROVIDERS = (
 
 def load_parts(name: str, weights: Path | None) -> Parts:
     """The model of that name, from whichever provider knows it. Raises `ModelError` where there is none."""
+    from gradcam.classifiers.providers.defaults import pytorchs_own_defaults
+
     provider, rest = _find_provider(name)
-    return provider.load(rest, weights)
+    with pytorchs_own_defaults():
+        return provider.load(rest, weights)
 
 
 def find_blueprint(name: str) -> Blueprint:

@@ -204,7 +204,7 @@ def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
 
     if len(items) <= limit:
         return list(items)
-    places = torch.randperm(len(items), generator=draw(seed, "pictures"))[:limit]
+    places = torch.randperm(len(items), generator=draw(seed, "pictures"), dtype=torch.int64, device="cpu")[:limit]
     return [items[place] for place in sorted(places.tolist())]
 
 

@@ -163,7 +163,7 @@ def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
 
     from gradcam.classifiers.preparation import find_input_device, find_input_dtype
 
-    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(1, *shape, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu")
     return noise.to(find_input_device(model), find_input_dtype(model))
 
 

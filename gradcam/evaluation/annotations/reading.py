@@ -72,7 +72,7 @@ class Annotations:
         if not seen:
             return None
         mask = np.logical_or.reduce([mask for mask, _ in seen])
-        boxes = torch.tensor([box for _, box in seen], dtype=torch.float64)
+        boxes = torch.tensor([box for _, box in seen], dtype=torch.float64, device="cpu")
         return Truth(torch.from_numpy(mask)[None], [boxes])
 
     def classes(self, name: str | os.PathLike[str]) -> list[int]:

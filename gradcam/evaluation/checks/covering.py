@@ -106,7 +106,8 @@ def _move(heatmap: Tensor, generator: torch.Generator) -> Tensor:
     """Turned, mirrored and shifted by chance."""
     height, width = heatmap.shape
     turns, mirrored, down, right = (
-        int(torch.randint(most, (1,), generator=generator)) for most in (4, 2, height, width)
+        int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
+        for most in (4, 2, height, width)
     )
     if height != width:
         turns = 2 * (turns % 2)

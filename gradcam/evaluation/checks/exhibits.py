@@ -111,7 +111,8 @@ class _Watch:
 def _choose_rivals(subject: Subject, seed: int) -> tuple[int, ...]:
     """The strongest rival, and others by chance."""
     known = int(find_rivals(subject)), int(subject.classes)
-    shuffled = torch.randperm(subject.all_probabilities.shape[1], generator=draw(seed, "other classes")).tolist()
+    count, generator = subject.all_probabilities.shape[1], draw(seed, "other classes")
+    shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
     return (known[0], *[index for index in shuffled if index not in known][:OTHERS])
 
 

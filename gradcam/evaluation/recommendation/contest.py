@@ -41,13 +41,13 @@ class Contest:
     def play(self, combinations: Sequence[Combination]) -> tuple[Values, Values]:
         """The grid pointing game: mass and hits, each picture's mean over the mosaics that it is in."""
         places = {tile.name: place for place, tile in enumerate(self.tiles)}
-        sums = {it: torch.zeros(2, len(places), dtype=torch.float64) for it in combinations}
-        counts = torch.zeros(len(places), dtype=torch.float64)
+        sums = {it: torch.zeros(2, len(places), dtype=torch.float64, device="cpu") for it in combinations}
+        counts = torch.zeros(len(places), dtype=torch.float64, device="cpu")
         for mosaic in self.mosaics:
             at = [places[name] for name in mosaic.names]
             counts[at] += 1
             image = to_batch(self.trials.classifier, [mosaic.image])
-            classes = torch.tensor([mosaic.classes], device=image.device)
+            classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=image.device)
             for it, heatmaps in self.trials.explain(image, classes, combinations):
                 found = grid_pointing_game(heatmaps)
                 sums[it][:, at] += torch.cat([found.mass, found.hits]).double().cpu()

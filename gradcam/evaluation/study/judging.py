@@ -80,7 +80,7 @@ class Judge:
 
     def judge_mosaic(self, mosaic: Mosaic, sha256: str, step: Step) -> Entry:
         """The numbers of one mosaic's maps by all methods, each a mean over its four classes."""
-        classes = torch.tensor([mosaic.classes], device=self.classifier.device)
+        classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)
         values = {}
         for method, maps in self.explain(self._to_batch(mosaic.image), classes, sha256).items():
             values[method] = measure_mosaic(maps, self.plan.metrics)

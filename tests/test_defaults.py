@@ -1,0 +1,247 @@
+"""PyTorch's default dtype and default device are the caller's, and change nothing of what is computed here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam import evaluation
+from gradcam.attributions import ATTRIBUTIONS
+from gradcam.classifiers.preprocessing import Preprocessing
+from gradcam.evaluation.controls import CONTROLS
+from gradcam.methods import METHODS
+
+SOURCES = sorted(Path(gradcam.__file__).parent.rglob("*.py"))
+FACTORIES = set(
+    "arange as_tensor asarray empty eye full linspace logspace normal ones rand randint randn randperm scalar_tensor tensor "
+    "zeros".split()
+)
+IMAGES = torch.rand(2, 3, 24, 32, generator=torch.Generator("cpu").manual_seed(0))
+
+
+def test_every_tensor_names_its_dtype_and_its_device() -> None:
+    anonymous = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _name(node) in FACTORIES:
+                missing = {"dtype", "device"} - {keyword.arg for keyword in node.keywords}
+                anonymous += [
+                    f"{path.name}:{node.lineno}: torch.{_name(node)} without {name}" for name in sorted(missing)
+                ]
+            if isinstance(node, ast.Call) and _name(node) == "Generator" and not (node.args or node.keywords):
+                anonymous.append(f"{path.name}:{node.lineno}: torch.Generator without a device")
+    assert not anonymous
+
+
+def _name(call: ast.Call) -> str:
+    function = call.func
+    is_of_torch = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+    return function.attr if is_of_torch and function.value.id == "torch" else ""
+
+
+@pytest.fixture(params=["float64", "bfloat16", "meta"])
+def other_defaults(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
+    """What runs a function where PyTorch's defaults are others; anything that is made without a device has no values."""
+
+    def run(function: Callable[[], Any]) -> Any:
+        try:
+            if request.param == "meta":
+                torch.set_default_device("meta")
+            else:
+                torch.set_default_dtype(getattr(torch, request.param))
+            return function()
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+
+    return run
+
+
+def make_model() -> nn.Module:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        body = [nn.Conv2d(3, 8, 3, 2, 1), nn.GELU(), nn.Conv2d(8, 6, 3, 1, 1), nn.GELU()]
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)).eval()
+
+
+MODEL = make_model()
+FEW = {"masks": 6, "samples": 2, "steps": 2}
+
+
+def few(name: str) -> gradcam.Method:
+    method = METHODS[name]
+    return method.using(**{option: FEW[option] for option in method.options if option in FEW})
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.place != "attention"])
+def test_methods(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    def explain() -> tuple[Tensor, Tensor]:
+        found = gradcam.explain(MODEL, IMAGES, "3", method=few(name), target=[[0, 1], [2, 3]])
+        return found.maps, found.heatmaps
+
+    assert_same(explain, other_defaults)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.place == "attention"])
+def test_methods_of_attention(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    import torchvision
+
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5).eval()
+    nn.init.normal_(model.heads.head.weight)
+    images = torch.nn.functional.interpolate(IMAGES, size=(32, 32))
+    assert_same(lambda: [gradcam.explain(model, images, method=name).maps], other_defaults)
+
+
+@pytest.mark.parametrize("options", [{"augmentation": "flip-scale"}, {"smoothing": "eigen"}, {"evidence": "signed"}])
+def test_options(options: dict[str, str], other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    assert_same(lambda: [gradcam.explain(MODEL, IMAGES, **options).heatmaps], other_defaults)
+
+
+def test_reshape(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    assert_same(lambda: [gradcam.explain(MODEL, IMAGES, "3", reshape=lambda it: it.flip(2)).maps], other_defaults)
+
+
+@pytest.mark.parametrize("score", ["logit", "probability", "contrast"])
+def test_scores(score: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    from gradcam.targets import ClassTarget
+
+    assert_same(lambda: [gradcam.explain(MODEL, IMAGES, target=ClassTarget(1, score=score)).maps], other_defaults)
+
+
+@pytest.mark.parametrize("name", list(ATTRIBUTIONS))
+def test_attributions(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    model = nn.Sequential(*[nn.ReLU() if isinstance(layer, nn.GELU) else layer for layer in MODEL])
+    method, options = ATTRIBUTIONS[name], {"layer": "3"} if ATTRIBUTIONS[name].has_layer else {}
+    assert_same(lambda: [method.function(model, IMAGES, target=1, **options).values], other_defaults)
+
+
+@pytest.mark.parametrize("name", list(CONTROLS))
+def test_controls(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    assert_same(lambda: [CONTROLS[name].make(IMAGES, seed=3)], other_defaults)
+
+
+OF_HEATMAPS = ["deletion", "insertion", "road", "sufficiency", "confidence_change"]
+OF_EXPLAIN = ["max_sensitivity", "randomisation", "class_difference"]
+
+
+@pytest.mark.parametrize("name", [*OF_HEATMAPS, *OF_EXPLAIN])
+def test_metrics(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    heatmaps = gradcam.explain(MODEL, IMAGES, "3", target=1, method="layercam").heatmaps[:, 0]
+
+    def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+        return gradcam.explain(model, images, "3", target=classes[:, None], method="layercam").heatmaps[:, 0]
+
+    def measure() -> list[Tensor]:
+        subject = evaluation.Subject(MODEL, IMAGES, 1)
+        return list(tensors_of(getattr(evaluation, name)(subject, explain if name in OF_EXPLAIN else heatmaps)))
+
+    assert_same(measure, other_defaults)
+
+
+def tensors_of(found: Any) -> Iterator[Tensor]:
+    if isinstance(found, Tensor):
+        yield found
+    elif hasattr(found, "__dataclass_fields__"):
+        for name in found.__dataclass_fields__:
+            yield from tensors_of(getattr(found, name))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+def test_preprocessing(kind: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    picture = (np.random.default_rng(0).random((30, 40, 3)) * (1 if kind == "float32" else 255)).astype(kind)
+    preprocess = Preprocessing(size=(24, 24), resize=28, mean=(0.1, 0.2, 0.3), std=(0.7, 0.8, 0.9))
+    assert_same(lambda: [preprocess(picture)], other_defaults)
+
+
+def test_imputation(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    known = torch.rand(2, 24, 32, generator=torch.Generator("cpu").manual_seed(1)) < 0.6
+    assert_same(lambda: [evaluation.impute(IMAGES, known)], other_defaults)
+
+
+def test_summaries(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    maps = IMAGES[:, 0]
+    masks = maps > 0.5
+    boxes = [[(1, 2, 20, 15)], [(3, 3, 9, 9)]]
+
+    def measure() -> list[Tensor]:
+        found = [evaluation.complexity(maps), evaluation.adcc([0.1, 0.2], [0.3, 0.4], [0.5, 0.6])]
+        found += [evaluation.pointing_game(maps, masks), evaluation.energy_pointing_game(maps, masks)]
+        return [*found, *tensors_of(evaluation.localisation(maps, boxes))]
+
+    assert_same(measure, other_defaults)
+
+
+def test_the_check_and_a_classifier(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    picture = (np.random.default_rng(0).random((30, 40, 3)) * 255).astype(np.uint8)
+
+    def judge() -> list[Tensor]:
+        classifier = gradcam.load_classifier(MODEL, layer="3", size=(24, 32), device="auto", activation="softmax")
+        found = classifier.explain(picture, target=1)
+        verdict = evaluation.check(classifier, picture, target=1, seed=1)
+        return [found.maps, torch.tensor([test.value for test in verdict.tests], dtype=torch.float64, device="cpu")]
+
+    assert_same(judge, other_defaults)
+
+
+def test_the_embedded_classifier(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    picture = (np.random.default_rng(0).random((230, 240, 3)) * 255).astype(np.uint8)
+    assert_same(lambda: [gradcam.load_classifier(device="cpu").explain(picture, target=1).maps], other_defaults)
+
+
+def test_models_that_are_built_here(tmp_path: Path, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    """Weights are loaded as they are: none is rounded on the way into a model of another precision."""
+    from torchvision import models
+
+    torch.manual_seed(0)
+    torch.save(models.squeezenet1_1().state_dict(), tmp_path / "weights.pth")
+    picture = (np.random.default_rng(0).random((230, 240, 3)) * 255).astype(np.uint8)
+
+    def explain() -> list[Tensor]:
+        classifier = gradcam.load_classifier("squeezenet1_1", weights=tmp_path / "weights.pth", device="cpu")
+        assert {it.dtype for it in classifier.model.parameters()} == {torch.float32}
+        return [classifier.explain(picture, target=1).maps]
+
+    assert_same(explain, other_defaults)
+
+
+def test_skeletons(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    from gradcam.classifiers.skeletons import build_with_random_weights, survey
+
+    rows = survey("squeezenet1_1").rows
+    assert other_defaults(lambda: survey("squeezenet1_1").rows) == rows
+    model = other_defaults(lambda: build_with_random_weights("squeezenet1_1").model)
+    assert {(it.dtype, it.device.type) for it in model.parameters()} == {(torch.float32, "cpu")}
+
+
+def test_the_callers_defaults_stay(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    def load() -> tuple[torch.dtype, torch.device]:
+        before = torch.get_default_dtype(), torch.get_default_device()
+        gradcam.load_classifier(device="cpu")
+        assert (torch.get_default_dtype(), torch.get_default_device()) == before
+        return before
+
+    assert other_defaults(load) != (torch.float32, torch.device("cpu"))
+
+
+def test_layers(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
+    rows = gradcam.list_layers(MODEL, (24, 32))
+    assert other_defaults(lambda: gradcam.list_layers(MODEL, (24, 32))) == rows
+
+
+def assert_same(compute: Callable[[], Any], run: Callable[[Callable[[], Any]], Any]) -> None:
+    expected, found = compute(), run(compute)
+    assert len(expected) == len(found) > 0
+    for one, other in zip(expected, found):
+        assert other.device.type == "cpu"
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+    assert any(one.any() for one in expected)

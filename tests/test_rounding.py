@@ -1,0 +1,259 @@
+"""Maps in which all terms cancel are blank, and said to be; small ones that are right stay. Float64 knows which is which."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.methods import METHODS
+from gradcam.rounding import settle_method
+from gradcam.targets import ClassTarget
+
+IMAGES = torch.rand(3, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+LAYER = "3"
+ALL = [[0, 1, 2, 3]] * 3
+CHANNELS = 24
+
+
+class ChannelNorm(nn.LayerNorm):
+    """A layer norm over the channels of each place, without an epsilon: nothing changes where all channels are scaled."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.movedim(1, -1)).movedim(-1, 1)
+
+
+def network(behind: nn.Module, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    front = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, CHANNELS, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(
+        *front, behind, nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS, 4)
+    ).eval()
+
+
+def channel_norm(seed: int = 0) -> nn.Sequential:
+    return network(ChannelNorm(CHANNELS, eps=0.0), seed)
+
+
+def instance_norm(seed: int = 0) -> nn.Sequential:
+    return network(nn.InstanceNorm2d(CHANNELS), seed)
+
+
+CANCELLING = [("hirescam", channel_norm), ("gradcam", instance_norm), ("finercam", instance_norm)]
+
+
+@pytest.mark.parametrize(("method", "make"), CANCELLING)
+@pytest.mark.parametrize("evidence", ["positive", "negative", "signed"])
+@pytest.mark.parametrize("augmentation", ["none", "flip"])
+def test_a_map_whose_terms_cancel_is_blank_and_said_to_be(
+    method: str, make: Callable[[], nn.Sequential], evidence: str, augmentation: str
+) -> None:
+    options: dict[str, Any] = {"method": method, "target": ALL, "evidence": evidence, "augmentation": augmentation}
+    with pytest.warns(
+        gradcam.GradcamWarning, match=f"of 12 maps of {method} at layer '3' held nothing but rounding"
+    ) as said:
+        found = gradcam.explain(make(), IMAGES, LAYER, **options)
+    assert not found.maps.any()
+    assert not found.heatmaps.any()
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    assert len(str(said[0].message)) < 250
+    assert gradcam.explain(make(), IMAGES, LAYER, method="layercam", target=ALL).maps.any()  # whose terms do not cancel
+
+
+@pytest.mark.parametrize(("method", "make"), CANCELLING)
+@pytest.mark.filterwarnings("ignore::gradcam.GradcamWarning")
+def test_no_rounding_slips_through(method: str, make: Callable[[int], nn.Sequential]) -> None:
+    for seed in range(15):
+        maps = gradcam.explain(make(seed), IMAGES, LAYER, method=method, target=ALL, evidence="signed").maps
+        assert not maps.any()
+
+
+def test_terms_that_cancel_by_hand() -> None:
+    """3 x 0.1 - 0.3 is 0, and in float32 1e-8: each image and each class is judged alone."""
+    activations = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.2, 0.4]])[..., None, None]
+    gradients = torch.tensor([[1.0, 1.0, -1.0], [0.0, 1.0, 0.0]])[None, :, :, None, None].repeat(2, 1, 1, 1, 1)
+    plain = METHODS["hirescam"].compute(activations, gradients)
+    assert plain[0, 0].item() != 0 or plain[1, 0].item() != 0
+    (settled,) = settle_method(METHODS["hirescam"].compute, 1e-5, activations, gradients)
+    assert settled.maps.flatten().tolist() == [0, *plain.flatten().tolist()[1:]]
+    assert settled.was_rounding.sum() == int(plain[0, 0].item() != 0)
+
+
+def test_a_genuine_class_beside_one_that_cancels() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.norm = instance_norm()[:4], nn.InstanceNorm2d(CHANNELS)
+
+        def forward(self, images: Tensor) -> Tensor:
+            features = self.net(images)
+            return torch.stack([self.norm(features)[:, :, :3].square().sum((1, 2, 3)), features.sum((1, 2, 3))], 1)
+
+    with pytest.warns(gradcam.GradcamWarning, match="of 6 maps of gradcam at layer 'net'"):
+        found = gradcam.explain(TwoHeads().eval(), IMAGES, "net", target=[[0, 1]] * 3, evidence="signed")
+    assert not found.maps[:, 0].any()
+    torch.testing.assert_close(found.maps[:, 1], instance_norm()[:4](IMAGES).sum(1))
+
+
+@pytest.mark.parametrize("factor", [2.0**-60, 2.0**40])
+def test_how_large_a_map_is_says_nothing(factor: float) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.net, self.factor = network(nn.Identity()), factor
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.net(images) * self.factor
+
+    for method in ("gradcam", "hirescam", "layercam", "xgradcam", "eigengradcam", "reciprocam"):
+        found, plain = (
+            gradcam.explain(Scaled(each), IMAGES, "net.3", method=method, target=ALL, evidence=evidence(method))
+            for each in (factor, 1.0)
+        )
+        assert plain.maps.flatten(2).any(2).sum() >= 4
+        torch.testing.assert_close(found.heatmaps, plain.heatmaps, rtol=1e-5, atol=1e-6)
+
+
+def evidence(method: str) -> str:
+    return "signed" if METHODS[method].is_signed else "positive"
+
+
+def test_the_map_of_a_tiny_probability_is_not_blank() -> None:
+    model = network(nn.Identity())
+    with torch.no_grad():
+        model[-1].bias[2] = -20.0
+    target = ClassTarget(2, score="probability")
+    found = gradcam.explain(model, IMAGES, LAYER, target=target, evidence="signed")
+    expected = gradcam.explain(copy.deepcopy(model).double(), IMAGES.double(), LAYER, target=target, evidence="signed")
+    assert found.scores.max() < 1e-8
+    assert found.maps.abs().max() < 1e-9
+    torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=1e-3, atol=1e-4)
+
+
+def test_a_map_without_positive_evidence_is_blank_without_a_word() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    ).eval()
+    with torch.no_grad():
+        model[4].weight.fill_(-1.0)
+    assert not gradcam.explain(model, IMAGES, "1").maps.any()  # warnings are errors here
+
+
+def test_a_side_of_rounding_beside_genuine_evidence_is_blank() -> None:
+    """Against the class at one place; at all others the terms cancel, and rounding of either sign is left."""
+    activations = torch.rand(1, 1, 1, 50, generator=torch.Generator().manual_seed(0)).repeat(1, 3, 1, 1)
+    activations[0, 1] *= 3.1
+    activations[0, 2] *= 4.1
+    gradients = torch.tensor([1.0, 1.0, -1.0])[None, None, :, None, None].repeat(1, 1, 1, 1, 50)
+    gradients[..., 0] = -1.0
+    compute = METHODS["hirescam"].compute
+    assert (compute(activations, gradients)[..., 1:] > 0).any()
+    (settled,) = settle_method(compute, 3e-5, activations, gradients)
+    assert settled.maps.max() == 0
+    assert settled.maps[0, 0, 0, 0] < -1
+    assert settled.was_rounding.tolist() == [[[True, False]]]
+
+
+class SumOfShares(nn.Module):
+    """A score that is always 1, up to rounding, beside one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(nn.Identity())
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.net[:4](images).flatten(1)
+        shares = (features * 3).softmax(1)
+        return torch.stack([shares.sum(1), features.sum(1)], 1)
+
+
+@pytest.mark.parametrize("name", ["ablationcam", "reciprocam", "rise"])
+def test_scores_that_differ_by_rounding_alone_make_no_map(name: str) -> None:
+    method = METHODS[name].using(masks=40) if name == "rise" else METHODS[name]
+    model = SumOfShares().eval()
+    assert 0 < (model(IMAGES)[:, 0] - 1).abs().max() < 1e-5
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = gradcam.explain(model, IMAGES, "net.3", method=method, target=[[0, 1]] * 3, evidence="signed")
+    assert not found.maps[:, 0].any()
+    assert found.maps[:, 1].flatten(1).any(1).all()
+    assert [warning.category for warning in said] == [gradcam.GradcamWarning]
+
+
+def test_half_precision_has_rounding_of_its_own() -> None:
+    with pytest.warns(gradcam.GradcamWarning, match="12 maps"):
+        found = gradcam.explain(channel_norm().bfloat16(), IMAGES.bfloat16(), LAYER, method="hirescam", target=ALL)
+    assert not found.maps.any()
+    model = network(nn.Identity())
+    plain = gradcam.explain(model, IMAGES, LAYER, target=ALL).heatmaps
+    half = gradcam.explain(model.bfloat16(), IMAGES.bfloat16(), LAYER, target=ALL).heatmaps
+    torch.testing.assert_close(half, plain, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "gradients" in method.needs])
+def test_nothing_waits_for_the_device(name: str) -> None:
+    """Tensors without values: whatever asked for one would fail."""
+    if METHODS[name].channels == "component":
+        pytest.skip("the decomposition itself waits")
+    activations, gradients = torch.empty(2, 5, 4, 6, device="meta"), torch.empty(2, 3, 5, 4, 6, device="meta")
+    derivatives = [gradients] * (len(METHODS[name].needs) - 1)
+    (settled,) = settle_method(METHODS[name].compute, 1e-5, activations, *derivatives)
+    assert settled.maps.shape == (2, 3, 4, 6)
+
+
+def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
+    monkeypatch.setattr("gradcam.rounding.MOST_BYTES", 1)
+    found = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
+    torch.testing.assert_close(found.maps, whole.maps, rtol=1e-5, atol=1e-9)
+
+
+def test_the_sign_of_a_component_is_no_matter_of_rounding() -> None:
+    """Where the channels' sum cancels, it would turn the component either way: its peak is positive instead."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        place = torch.rand(1, 1, 4, 5, generator=generator)
+        activations = torch.cat([place, place * 3.1, place * 4.1], 1)
+        gradients = torch.tensor([1.0, 1.0, -1.0])[None, None, :, None, None].repeat(1, 1, 1, 4, 5)
+        found = METHODS["eigengradcam"].compute(activations, gradients)
+        torch.testing.assert_close(found / found.max(), place / place.max())
+
+
+def test_a_channel_whose_sum_is_rounding_has_no_weight_in_xgradcam() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.InstanceNorm2d(6), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).eval()
+    assert not gradcam.explain(model, IMAGES, "1", method="xgradcam", target=[[0, 1]] * 3, evidence="signed").maps.any()
+
+
+def test_a_channel_that_is_constant_up_to_rounding_stands_out_nowhere() -> None:
+    channel = torch.full((1, 2, 5, 5), 0.7)
+    channel[0, 0, 2, 3] += 1e-7
+    channel[0, 1] = 0.0
+    channel[0, 1, 1, 1] = 1.0
+    found = METHODS["fem"].compute(channel)
+    assert found.nonzero().tolist() == [[0, 1, 1]]
+
+
+def test_a_channel_that_is_constant_up_to_rounding_has_no_mask() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Identity()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.layer(images).mean((2, 3))[:, :1]
+
+    images = torch.rand(1, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    images[0, 1] = 0.7
+    expected = gradcam.explain(Model(), images, "layer", method="scorecam", target=0).maps
+    images[0, 1, 2, 3] += 1e-7
+    torch.testing.assert_close(gradcam.explain(Model(), images, "layer", method="scorecam", target=0).maps, expected)
