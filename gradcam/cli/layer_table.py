@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradcam.methods import METHODS
+
 if TYPE_CHECKING:
     from gradcam.classifiers.skeletons import Survey
     from gradcam.listing import LayerRow
 
 TITLES = ("layer", "type", "output", "stride", "parameters", "map")
+BOTH_SIGNS = "±"
 LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they are there to be copied
 
 
@@ -27,6 +30,8 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow]) -> str:
     lines += ["", *_table(rows), ""]
     if len(rows) < len(survey.rows):
         lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
+    if any(row.both_signs for row in rows):
+        lines.append(_explain_signs(survey))
     return "\n".join([*lines, _use(survey)])
 
 
@@ -43,6 +48,7 @@ def _table(rows: Sequence[LayerRow]) -> list[str]:
 def _cells(row: LayerRow) -> tuple[str, ...]:
     kind = row.type if len(row.type) <= LONGEST_TYPE else row.type[: LONGEST_TYPE - 1] + "…"
     place = "suggested" if row.is_suggested else "yes" if row.cam else str(row.reason)
+    place += f" {BOTH_SIGNS}" if row.both_signs else ""
     return row.name, kind, _output(row), _stride(row), f"{row.parameters:,}" if row.parameters else "-", place
 
 
@@ -64,6 +70,13 @@ def _mark(row: LayerRow, line: str) -> str:
     if row.is_suggested:
         return click.style(f"→ {line}", fg="green", bold=True)
     return f"  {line}" if row.cam else click.style(f"  {line}", dim=True)
+
+
+def _explain_signs(survey: Survey) -> str:
+    """What the sign means, and for whom: wrapped, since the methods are many."""
+    methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
+    own = next((f", which take {row.name}" for row in survey.rows if row.is_suggested_for_positive), "")
+    return f"{BOTH_SIGNS} negative values too: not for {methods}{own}."
 
 
 def _use(survey: Survey) -> str:
