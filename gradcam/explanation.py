@@ -26,6 +26,7 @@ from gradcam.reshaping import Reshape, to_reshape
 from gradcam.signs import warn_of_signs
 from gradcam.sites import find_grid
 from gradcam.suggestion import find_suggestion
+from gradcam.targets import refuse_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +199,7 @@ def _compare(
 ) -> dict[tuple[str, str], Explanation]:
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers) if wish.needs_layers or layers else {}
+    refuse_features(model, wish.target)
     views = make_views(batch, wish.augmentation)
     effort, census = Effort(views.batch, wish.memory_budget, wish.progress), Census()
     with recorded_pass(

@@ -30,7 +30,7 @@ class LayerRow:
     `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's; None without a grid.
     `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can be taken there, and
     `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `both_signs`: a map can be
-    taken, of values that may be negative, since no activation such as ReLU comes last. `is_suggested_for_positive`: it is
+    taken, of values that may be negative, since no activation such as ReLU comes last. `suggested_for_positive`: it is
     what `gradcam.explain` takes for methods that assume activations that are not negative, where that is another layer.
     """
 
@@ -44,7 +44,7 @@ class LayerRow:
     reason: str | None
     is_suggested: bool
     both_signs: bool = field(default=False, compare=False)
-    is_suggested_for_positive: bool = field(default=False, compare=False)
+    suggested_for_positive: bool = field(default=False, compare=False)
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
@@ -76,7 +76,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
         replace(
             look.row(name, layers[name], reason),
             is_suggested=name == first,
-            is_suggested_for_positive=name == positive != first,
+            suggested_for_positive=name == positive != first,
         )
         for name, reason in reasons.items()
     )

@@ -133,7 +133,7 @@ def _suggest(rows: tuple[LayerRow, ...], skeleton: Skeleton) -> tuple[LayerRow, 
     if first is None:
         return rows
     return tuple(
-        replace(row, is_suggested=row.name == first, is_suggested_for_positive=row.name == positive) for row in rows
+        replace(row, is_suggested=row.name == first, suggested_for_positive=row.name == positive) for row in rows
     )
 
 

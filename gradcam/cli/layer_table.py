@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 TITLES = ("layer", "type", "output", "stride", "parameters", "map")
 BOTH_SIGNS = "±"
+WIDTH = 80
 LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they are there to be copied
 
 
@@ -28,10 +30,10 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow]) -> str:
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     lines += ["", *_table(rows), ""]
+    if any(row.both_signs for row in rows):
+        lines += _explain_signs(survey)
     if len(rows) < len(survey.rows):
         lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
-    if any(row.both_signs for row in rows):
-        lines.append(_explain_signs(survey))
     return "\n".join([*lines, _use(survey)])
 
 
@@ -72,11 +74,11 @@ def _mark(row: LayerRow, line: str) -> str:
     return f"  {line}" if row.cam else click.style(f"  {line}", dim=True)
 
 
-def _explain_signs(survey: Survey) -> str:
-    """What the sign means, and for whom: wrapped, since the methods are many."""
+def _explain_signs(survey: Survey) -> list[str]:
+    """What the sign means, and for which methods."""
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
-    own = next((f", which take {row.name}" for row in survey.rows if row.is_suggested_for_positive), "")
-    return f"{BOTH_SIGNS} negative values too: not for {methods}{own}."
+    own = next((f", which take {row.name}" for row in survey.rows if row.suggested_for_positive), "")
+    return textwrap.wrap(f"{BOTH_SIGNS} negative values too: not for {methods}{own}.", WIDTH)
 
 
 def _use(survey: Survey) -> str:

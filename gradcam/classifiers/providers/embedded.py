@@ -16,7 +16,6 @@ from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
 
-
 Found = TypeVar("Found", Parts, Blueprint)
 
 
