@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradcam.attention.census import Census
 from gradcam.augmentation import Views, check_augmentation, make_views
 from gradcam.effort import Effort, Progress, check_effort
-from gradcam.errors import BlindLayerError, LayerError, join_names, shorten
+from gradcam.errors import BlindLayerError, LayerError, join_names, shorten, warn
 from gradcam.evidence import check_evidence, choose_evidence
 from gradcam.gradients import jacobian
 from gradcam.heatmap import to_heatmaps
@@ -22,10 +22,12 @@ from gradcam.levels import JOINS, add_levels
 from gradcam.maps import Maps, compute_maps
 from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
-from gradcam.recording import Recorded, find_layers_with_grid, recorded_pass, to_batch
+from gradcam.recording import Recorded, recorded_pass, to_batch
 from gradcam.reshaping import Reshape, to_reshape
 from gradcam.rounding import warn_of_rounding
 from gradcam.sites import find_grid
+from gradcam.suggestion import find_suggestion
+from gradcam.targets import refuse_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +82,13 @@ def explain(
 
     `images`: what the model takes, usually a floating tensor (N,C,H,W) or (N,C,D,H,W), preprocessed. A tuple is passed as
     positional arguments, a dict as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor.
-    `layer`: dotted name, or module. None takes the last layer that has a grid and that the score depends on, which costs
-    one more forward pass (of one image, where the input is one tensor), and another where the last one has no gradient:
-    name the layer in loops. A name may say which of several tensors is meant, by its key or index ("backbone:out",
-    "backbone.fpn:2"), and which run of a layer that runs several times, counted from 0 ("encoder.layer4#1"). Where
-    the output holds several tensors and none is named, it is the first with a grid that the score depends on, and of a
-    pyramid, whose levels all have different grids, the sum of the levels.
+    `layer`: dotted name, or module. None takes the last layer that has a grid and through which all of the picture reaches
+    the score; behind an activation such as ReLU for methods that assume activations that are not negative; for scores of
+    places in a dense output, as in segmentation, the last of the coarsest grid. That costs one more forward pass (of one
+    image, where the input is one tensor), and another where there is no gradient: name the layer in loops. A name may say
+    which of several tensors is meant, by its key or index ("backbone:out", "backbone.fpn:2"), and which run of a layer that
+    runs several times, counted from 0 ("encoder.layer4#1"). Where the output holds several tensors and none is named, it is
+    the first with a grid that the score depends on, and of a pyramid, whose levels all have different grids, their sum.
     `layers`, `join`: in place of `layer`, with "sum", the raw maps of several layers, added at the finest of their grids;
     one that nothing reaches contributes nothing.
     `method`: a key of `gradcam.METHODS`, or one of its values. Those that follow attention (rollout, gradient-rollout,
@@ -218,6 +221,7 @@ def _compare(
 ) -> dict[tuple[str, str], Explanation]:
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers) if wish.needs_layers or layers else []
+    refuse_features(model, wish.target)
     views = make_views(batch, wish.augmentation)
     effort, census = Effort(views.batch, wish.memory_budget, wish.progress), Census()
     with recorded_pass(
@@ -277,12 +281,14 @@ def _to_explanation(
 
 
 def _compare_last_layer(model: nn.Module, images: Any, wish: _Wish) -> dict[tuple[str, str], Explanation]:
-    """Explain at the last layer that has a grid and, on it, a gradient."""
+    """Explain at the best layer that has a grid and, on it, a gradient."""
     if callable(wish.reshape):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
-    last, *others = find_layers_with_grid(unwrap(model), to_batch(_copy(images)), wish.reshape)
+    found = find_suggestion(unwrap(model), to_batch(_copy(images)), wish.target, wish.reshape)
+    is_positive = all(method.assumes_positive for method in wish.methods)
+    last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
     try:
-        return _compare(model, _copy(images), [last], wish)
+        explained = _compare(model, _copy(images), [last], wish)
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
         layer = _find_last_with_gradient(model, _copy(images), others, wish) if others else None
         if layer is None:
@@ -291,6 +297,9 @@ def _compare_last_layer(model: nn.Module, images: Any, wish: _Wish) -> dict[tupl
                 "(weights of zero in the head, a probability that is exactly 0 or 1). Choose another score or class."
             ) from None
         return _compare(model, images, [layer], wish)
+    if found.note is not None and last == found.layers[0]:
+        warn(found.note)
+    return explained
 
 
 def _copy(images: Any) -> Any:

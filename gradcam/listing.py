@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradcam.dependence import Edge, edge_of, find_dependence
+from gradcam.dependence import Edge, Ways, edge_of, is_activated
 from gradcam.errors import ImageError, shorten
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
-from gradcam.nested import first_floating, map_tensors
+from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
 from gradcam.recording import Batch, caller_keeps, to_batch
+from gradcam.suggestion import Place, no_graph_kept, read_scores, suggest, to_place
 from gradcam.tokens import Layout, find_layout
 
 
@@ -28,7 +29,9 @@ class LayerRow:
     `type`: its class. `shape`: its output's, the first floating tensor's where there are several; None where there is none.
     `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's; None without a grid.
     `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can be taken there, and
-    `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named.
+    `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `both_signs`: a map can be
+    taken, of values that may be negative, since no activation such as ReLU comes last. `suggested_for_positive`: it is
+    what `gradcam.explain` takes for methods that assume activations that are not negative, where that is another layer.
     """
 
     name: str
@@ -40,6 +43,8 @@ class LayerRow:
     cam: bool
     reason: str | None
     is_suggested: bool
+    both_signs: bool = field(default=False, compare=False)
+    suggested_for_positive: bool = field(default=False, compare=False)
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
@@ -49,8 +54,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     in pixels, or its (height, width). On the meta device a model needs no weights, and nothing is computed. Any other is
     run, in evaluation mode, and left as it was.
 
-    The suggestion is the layer that `gradcam.explain` takes by itself, the last one with a grid that the score depends on.
-    That is read off autograd's graph: a gradient that is zero by its value, as behind a head of zeros, is not seen there.
+    The suggestion is the layer that `gradcam.explain` takes by itself: see there. It is read off autograd's graph: a
+    gradient that is zero by its value, as behind a head of zeros, is not seen there.
 
     Raises `ModelError` for what is no module, `ImageError` for images that are none. Errors of the model itself come
     through as they are; one may be that it does not run on the meta device.
@@ -58,14 +63,23 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     model = unwrap(model)
     batch = to_batch(_to_images(model, images))
     look = _Look(model, batch)
-    with undisturbed(model), Hooks() as hooks:
+    with undisturbed(model), no_graph_kept(model), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
-    depends = find_dependence(look.scores, look.find_layout)
+    ways = Ways(look.scores, look.pictures, look.find_layout)
     layers = {name: module for name, module in model.named_modules() if name}
-    reasons = {name: look.why_not(module, depends) for name, module in layers.items()}
-    suggested = next((name for name in with_grid if reasons[name] is None), None)
-    return tuple(look.row(name, layers[name], reasons[name], name == suggested) for name in layers)
+    reasons = {name: look.why_not(module, ways.depends) for name, module in layers.items()}
+    found = [name for name in with_grid if reasons.get(name, "") is None]
+    suggested = suggest(found, look.places(model), ways, look.output) if found else None
+    first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
+    return tuple(
+        replace(
+            look.row(name, layers[name], reason),
+            is_suggested=name == first,
+            suggested_for_positive=name == positive != first,
+        )
+        for name, reason in reasons.items()
+    )
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
@@ -88,7 +102,7 @@ class _Output:
 
     shape: tuple[int, ...]
     layout: Layout | None
-    edge: Edge | None
+    place: Place
 
 
 class _Look:
@@ -100,6 +114,8 @@ class _Look:
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _Output] = {}
         self.scores: list[Tensor] = []
+        self.output: Any = None
+        self.pictures: Edge | None = None
 
     def watch(self, model: nn.Module, hooks: Hooks) -> None:
         """Look at the model and all its layers, whenever it runs next; its pass is recorded, for the graph."""
@@ -111,19 +127,26 @@ class _Look:
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The pass is run without recording, and goes back to that when it ends."""
         torch.set_grad_enabled(True)
-        return map_tensors((args, kwargs), _differentiable)
+        copies = {tensor: _differentiable(tensor) for tensor in tensors((args, kwargs))}
+        self.pictures = edge_of(copies.get(self._batch.pictures, self._batch.pictures))
+        return map_tensors((args, kwargs), copies.__getitem__)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._runs[module] = self._runs.get(module, 0) + 1
         tensor = first_floating(output)
         if tensor is not None:
             layout = self.find_layout(tensor.shape, module)
-            self._outputs[module] = _Output(tuple(tensor.shape), layout, edge_of(tensor))
+            self._outputs[module] = _Output(tuple(tensor.shape), layout, to_place(tensor, layout, self._batch.size))
 
     def _keep_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        tensor = first_floating(output if logits is None else logits)
-        self.scores = [] if tensor is None else [tensor]
+        self.scores, self.output = read_scores(None, output, self._batch.images), output
+
+    def places(self, model: nn.Module) -> dict[str, Place]:
+        """Where the layers' outputs are, by name."""
+        modules = {
+            name: module for name, module in model.named_modules(remove_duplicate=False) if module in self._outputs
+        }
+        return {name: self._outputs[module].place for name, module in modules.items()}
 
     def find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
         """How an output of this shape lies on the pictures."""
@@ -142,17 +165,19 @@ class _Look:
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
             return "its rows are not the images" if is_folded else "no grid"
-        if output.edge is None or output.edge not in depends:
+        edge = output.place.edge
+        if edge is None or edge not in depends:
             return "the score does not depend on it"
-        return None if depends[output.edge] else "only the class token reaches the score"
+        return None if depends[edge] else "only the class token reaches the score"
 
     def _why_unseen(self, module: nn.Module) -> str:
         parts_ran = any(part in self._runs for part in module.modules())
         return "not called itself, only its parts" if parts_ran else "not called in evaluation mode"
 
-    def row(self, name: str, module: nn.Module, reason: str | None, is_suggested: bool) -> LayerRow:
-        """What there is to say about one layer."""
+    def row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
+        """What there is to say about one layer, but for the suggestions."""
         output = self._outputs.get(module)
+        edge = None if output is None else output.place.edge
         layout = None if output is None else output.layout
         return LayerRow(
             name=name,
@@ -163,7 +188,8 @@ class _Look:
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             cam=reason is None,
             reason=reason,
-            is_suggested=is_suggested,
+            is_suggested=False,
+            both_signs=reason is None and edge is not None and not is_activated(edge),
         )
 
 

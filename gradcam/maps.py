@@ -20,6 +20,7 @@ from gradcam.recording import Recorded
 from gradcam.reshaping import Reshape
 from gradcam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.scores import FINER_SHARE, difference, find_nearest
+from gradcam.signs import warn_of_signs
 from gradcam.sites import Site, blind_layer, check_range, warn_of_blind_images
 from gradcam.targets import RepeatedTarget, Scored
 
@@ -74,6 +75,7 @@ def compute_maps(
     """
     chosen = choose_sites(recorded, reshape, join=join)
     sites = [site for level in chosen.values() for site in level]
+    warn_of_signs({site.layer: site.grid for site in sites}, methods)
     scores = _scores_by_kind(recorded, methods)
     values = _Values()
     for method in methods:

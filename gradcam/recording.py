@@ -232,7 +232,13 @@ def caller_keeps(tensor: Tensor) -> Tensor:
 
 def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first."""
-    names = _find_with_one_image(model, batch, reshape) or _find_with(model, batch, reshape)
+    names: list[str] = []
+    first = first_image(batch)
+    if first is not None:
+        # Whatever a model raises, the pass of the whole batch raises again if it is not the batch's size.
+        with contextlib.suppress(Exception):
+            names = look_for_layers(model, first, reshape)
+    names = names or look_for_layers(model, batch, reshape)
     if not names:
         raise LayerError(
             f"No layer of {type(model).__name__} that runs just once has a spatial grid"
@@ -241,18 +247,16 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     return names
 
 
-def _find_with_one_image(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
-    """Looked for with the first image alone, which is enough; none if the model takes only its own batch size."""
+def first_image(batch: Batch) -> Batch | None:
+    """The first image alone, which is enough to look for layers; None if the batch is that, or has other arguments."""
     if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
-        return []
+        return None
     image = batch.args[0][:1]
-    try:
-        return _find_with(model, replace(batch, args=(image,), pictures=image, images=1), reshape)
-    except Exception:  # whatever a model raises, the pass of the whole batch raises again if it is not the batch's size
-        return []
+    return replace(batch, args=(image,), pictures=image, images=1)
 
 
-def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
+def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
+    """As `find_layers_with_grid`, from one pass of this batch; none where there is none."""
     with undisturbed(model) as modules:
         _refuse_frames(batch, modules)
         args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradcam.choices import ACTIVATIONS
 from gradcam.errors import TargetError, shorten
@@ -23,6 +23,8 @@ class ClassTarget:
     `classes`: as in `gradcam.explain` (int, N ints, (N,K)), or None for the `top` classes of each image.
     `score`: a key of `SCORES`: "logit", "probability", or "contrast", which is the class's logit minus the mean of its
     five strongest rivals, or of the classes `against` (an int, or a sequence of them).
+    `output`: which of several heads has the classes: its key in the model's output, or its index there; None where there is
+    but one, or one that is called `logits`.
     `activation`: a key of `choices.ACTIVATIONS`, how logits become probabilities. With "sigmoid" or "none" a single logit
     is two classes, of which 1 is for it and 0 against it; otherwise it is class 0, and explained itself.
 
@@ -35,6 +37,7 @@ class ClassTarget:
     score: str = "logit"
     against: Any = ()
     activation: str = "auto"
+    output: str | int | None = None
     _rivals: Tensor | None = field(default=None, repr=False, compare=False)  # (N,K,R), once they have been chosen
 
     def __post_init__(self) -> None:
@@ -69,7 +72,7 @@ class ClassTarget:
 
     def find_logits(self, output: Any, images: int) -> Tensor:
         """The logits (N,C) in a model's output, as this target counts classes."""
-        logits = find_logits(output, images)
+        logits = find_logits(output, images, head=self.output)
         is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "none")
         return to_two_classes(logits, self.activation) if is_pair else logits
 
@@ -127,7 +130,9 @@ class RepeatedTarget:
             ]
             return Scored(torch.cat([part.values for part in parts]), None, None, self)
         logits = self.find_logits(output, total)
-        first = compute_scores(self.target, logits[: self.images], self.images)
+        wanted = to_class_target(self.target)
+        first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images)
+        first = replace(first, target=replace(first.target, output=wanted.output))
         target = first.target.repeat(self.blocks)
         return Scored(target.compute(logits), target.classes, logits, replace(self, target=first.target))
 
@@ -166,15 +171,22 @@ def to_class_target(target: Any) -> ClassTarget:
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
 
 
-def find_logits(output: Any, images: int) -> Tensor:
-    """The logits (N,C), at least float32, in a model's output: itself, its `logits`, or its first floating tensor.
+def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
+    """The logits (N,C), at least float32, in a model's output: itself, its `logits`, or its only tensor of that form.
 
-    A single logit may be (N,) as well. Raises `TargetError` for any other shape.
+    Of a tuple without names it is the first one: features often come second.
+    `head`: the key or the index of another one. A single logit may be (N,) as well. Raises `TargetError` for any other
+    shape, for several heads of which none was chosen, and for an embedding.
     """
-    if isinstance(output, Mapping) and "logits" in output:
-        logits = output["logits"]
+    heads = _list_heads(output)
+    if head is not None:
+        if head not in heads:
+            raise TargetError(f"The output has no {shorten(head)}: {_name_heads(heads)}.")
+        logits: Any = heads[head]
+    elif "logits" in heads:
+        logits = heads["logits"]
     else:
-        logits = first_floating(getattr(output, "logits", output))
+        logits = _find_only(heads, images) if heads else first_floating(getattr(output, "logits", output))
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
     if (
@@ -189,7 +201,71 @@ def find_logits(output: Any, images: int) -> Tensor:
             f"A class can be explained where the output is ({images}, classes), for {images} image(s); this one is {got}: "
             "pass target=, a function from the model's output to one score per image."
         )
+    if _is_normalised(logits):
+        raise TargetError(f"The output's rows have length 1, as embeddings have, and not logits: {NO_CLASSES}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+NO_CLASSES = (
+    "it has no classes. Pass target=, a function from the model's output to one score per image, such as the similarity to "
+    "another embedding."
+)
+EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no logits
+
+
+def refuse_features(model: nn.Module, target: Any) -> None:
+    """Raises `TargetError` where classes are to be explained of a model that says that it has none, as timm's do."""
+    count = getattr(model, "num_classes", None)
+    if isinstance(count, int) and count == 0 and not (callable(target) and not isinstance(target, type)):
+        raise TargetError(f"The model's num_classes is 0, so that its output is an embedding: {NO_CLASSES}")
+
+
+def _list_heads(output: Any) -> dict[str | int, Any]:
+    """What lies in an output, by key or by index; nothing in a tensor."""
+    if isinstance(output, Mapping):
+        return dict(output)
+    if isinstance(output, (tuple, list)):
+        return {**dict(enumerate(output)), **{name: getattr(output, name) for name in getattr(output, "_fields", ())}}
+    return {}
+
+
+def _name_heads(heads: Mapping[str | int, Any]) -> str:
+    named = [shorten(name) for name in heads]
+    more = ", ..." if len(named) > 6 else ""
+    return f"it has {', '.join(named[:6])}{more}" if named else "it is a single tensor, or of a kind without keys"
+
+
+def _find_only(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
+    """The only tensor (N,C), or else the first one of any form. Raises `TargetError` for several, and for an embedding."""
+    found = {
+        name: value
+        for name, value in heads.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == images
+    }
+    different = {id(value): name for name, value in reversed(found.items())}  # a field of a tuple has an index, too
+    is_named = any(isinstance(name, str) for name in heads)
+    if is_named and len(different) > 1 and not any(_is_embedding(name) for name in found):
+        names = ", ".join(shorten(name) for name in reversed(different.values()))
+        raise TargetError(
+            f"The output has {len(different)} tensors ({images}, C): {names}. Say which has the classes, with "
+            f"targets.ClassTarget(..., output={next(iter(found))!r}), or pass a function as target=."
+        )
+    classes = [value for name, value in found.items() if not _is_embedding(name)]
+    if found and not classes:
+        raise TargetError(f"The output's {shorten(next(iter(found)))} is an embedding: {NO_CLASSES}")
+    return classes[0] if classes else first_floating(list(heads.values()))
+
+
+def _is_embedding(name: str | int) -> bool:
+    return isinstance(name, str) and any(word in name.lower() for word in EMBEDDINGS)
+
+
+def _is_normalised(logits: Tensor) -> bool:
+    """Whether all rows have length 1, which one-hot probabilities have as well."""
+    values = logits.detach().float()
+    tolerance = 4 * torch.finfo(logits.dtype).eps
+    is_unit = bool(((values.norm(dim=1) - 1).abs() < tolerance).all())
+    return is_unit and logits.shape[1] > 1 and not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
 
 
 def _check_scores(scores: Any, images: int) -> Tensor:

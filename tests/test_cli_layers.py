@@ -69,7 +69,7 @@ def test_the_table_of_resnet50(layers: Command) -> None:
     lines = outcome.out.splitlines()
     assert lines[0] == "resnet50   3 x 224 x 224   25,557,032 parameters"
     assert lines[2].split() == ["layer", "type", "output", "stride", "parameters", "map"]
-    assert "  conv1     Conv2d             64 x 112 x 112       2       9,408  yes" in lines
+    assert "  conv1     Conv2d             64 x 112 x 112       2       9,408  yes ±" in lines
     assert "→ layer4    Sequential         2048 x 7 x 7        32  14,964,736  suggested" in lines
     assert "  fc        Linear             1000                 -   2,049,000  no grid" in lines
     assert [line for line in lines if line.startswith("→")] == [line for line in lines if line.endswith("suggested")]
@@ -90,7 +90,7 @@ def test_a_long_name_is_never_cut(layers: Command) -> None:
     outcome = layers("vit_b_32")
     (line,) = (line for line in outcome.out.splitlines() if line.startswith("→"))
     assert line.split() == (
-        ["→", "encoder.layers.encoder_layer_11.ln_1", "LayerNorm", "50", "x", "768", "32", "1,536", "suggested"]
+        ["→", "encoder.layers.encoder_layer_11.ln_1", "LayerNorm", "50", "x", "768", "32", "1,536", "suggested", "±"]
     )
     assert "NonDynamicallyQuantiz…" in layers("vit_b_32", "out_proj").out
 
@@ -241,7 +241,7 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line="self.rows(x)"))
     lines = layers("own.py:build", "--size", "9x17").out.splitlines()
     assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
-    assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested" in lines
+    assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested ±" in lines
     assert "  rows   Flatten  4 x 4 x 8          -           -  its rows are not the images" in lines
     assert lines[-1] == "gradcam run photo.jpg --model own.py:build --layer conv"
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]

@@ -202,6 +202,7 @@ class Gated(nn.Module):
         return self.head((gate * self.bright(x) + self.all(x)).mean((2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore:.*have both signs")
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam", "ablationcam", "reciprocam", "finercam"])
 def test_every_method_that_looks_at_what_reaches_the_score_says_so(method: str) -> None:
     model, images = Gated().double().eval(), torch.stack([IMAGES[0] + 1, IMAGES[1] - 1])[..., :16, :16]
@@ -258,6 +259,7 @@ def behind(model: nn.Module, run: int, x: Tensor, given: Tensor) -> Tensor:
     return model.head(x.mean((2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore:.*have both signs")
 @pytest.mark.parametrize("run", [0, 1, 2])
 def test_one_run_of_a_layer_that_runs_several_times(run: int) -> None:
     torch.manual_seed(0)

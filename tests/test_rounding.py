@@ -226,6 +226,7 @@ def test_the_sign_of_a_component_is_no_matter_of_rounding() -> None:
         torch.testing.assert_close(found / found.max(), place / place.max())
 
 
+@pytest.mark.filterwarnings("ignore:.*have both signs")
 def test_a_channel_whose_sum_is_rounding_has_no_weight_in_xgradcam() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

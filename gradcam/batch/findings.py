@@ -22,9 +22,12 @@ LISTED = 5  # predictions
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of each picture: `methods` make maps at `layers`, `attributions` say what each pixel matters."""
+    """What is asked of each picture: `methods` make maps at `layers`, `attributions` say what each pixel matters.
 
-    layers: Sequence[str]
+    Without layers, each method looks at its own: `Classifier.layer_for`.
+    """
+
+    layers: Sequence[str] = ()
     methods: Sequence[str] = ("gradcam",)
     attributions: Sequence[str] = ()
     target: ClassTarget = field(default_factory=ClassTarget)
@@ -37,6 +40,11 @@ class Question:
     def classes(self) -> int:
         """How many of each picture are explained."""
         return self.target.top if self.target.classes is None else len(self.target.classes[0])
+
+    def list_layers(self, classifier: Classifier) -> list[str]:
+        """The layers, those of the methods' own too."""
+        own = [classifier.layer_for(name) for name in self.methods]
+        return list(self.layers) or list(dict.fromkeys([*own, *([classifier.layer] if self.attributions else [])]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +162,7 @@ def _make_maps(
 ) -> dict[tuple[str, str], PictureExplanation]:
     return classifier.compare(
         pictures,
-        layers=question.layers,
+        layers=question.layers or None,
         methods=question.methods,
         target=target,
         evidence=question.evidence,
@@ -171,7 +179,8 @@ def _attribute(
     found = []
     for method in question.attributions:
         has_layer = ATTRIBUTIONS[method].has_layer
-        for layer in question.layers if has_layer else [None]:
+        layers: Sequence[str | None] = question.layers if has_layer and question.layers else [None]
+        for layer in layers:
             reshape = question.reshape if has_layer else None
             found.append(classifier.attribute(pictures, method, layer=layer, target=target, reshape=reshape))
     return found

@@ -64,7 +64,7 @@ def explain_files(
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
     `inputs`: files, folders, globs, lists and archives, one or several, by their paths or URLs (`s3://bucket/photos/`).
-    `classifier`: None for the one that comes with the package. `layers`: dotted names, None for the classifier's own.
+    `classifier`: None for the one that comes with the package. `layers`: dotted names, None for each method's own.
     `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`. `target`: of every picture that no
     list asks a class for: a class by index or label, or several of them, or a `ClassTarget` with one row of classes at
     most; None for each picture's top class. The rest as in `gradcam.explain`.
@@ -124,7 +124,7 @@ def _to_result(fetched: Fetched, found: Finding | GradcamError) -> FileResult:
 def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[str]:
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
-    return list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or [classifier.layer]))
+    return list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
 
 
 def _sort_methods(asked: Question) -> Question:

@@ -23,7 +23,7 @@ from gradcam.effort import Progress
 from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.explanation import compare
 from gradcam.images import Region
-from gradcam.methods import Method
+from gradcam.methods import Method, find_methods
 from gradcam.targets import ClassTarget, to_class_target
 
 
@@ -44,7 +44,8 @@ class Classifier:
 
     `preprocess`: one RGB array, uint8 (H,W,3), or whatever the reader gives, to one tensor (C,H,W). `classes`: how many;
     `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
-    `layer`: what is explained where nothing else is said. `activation`: how logits become probabilities, a key of
+    `layer`: what is explained where nothing else is said; `layer_for_positive`: in its place for methods that assume
+    activations that are not negative, where that is another one. `activation`: how logits become probabilities, a key of
     `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
     what else a person should know of how the model was loaded.
     """
@@ -55,6 +56,7 @@ class Classifier:
     classes: int
     labels: Sequence[str] | None = field(repr=False)
     layer: str
+    layer_for_positive: str | None = field(default=None, repr=False, kw_only=True)
     activation: str = "softmax"
     reader: Reader = field(default=read_picture, repr=False)
     notes: Sequence[str] = field(default=(), repr=False)
@@ -95,6 +97,11 @@ class Classifier:
         """All classes' probabilities, float32 (N,C), in what the model gave for so many images."""
         return to_probabilities(output, images, self.activation)
 
+    def layer_for(self, method: str | Method) -> str:
+        """What is explained with this method where no layer is named. Raises `GradcamError` for an unknown one."""
+        positive = self.layer_for_positive
+        return self.layer if positive is None or not find_methods([method])[0].assumes_positive else positive
+
     def explain(
         self,
         pictures: Picture | Sequence[Picture],
@@ -114,13 +121,12 @@ class Classifier:
         Pictures of a sequence may be of several sizes and kinds, and such as `prepare` gave. An array is RGB, uint8 (H,W,3),
         or integers or floats (H,W) or (H,W,C) as the preprocessing takes them; the picture that is drawn on is made from it,
         stretched where its values use less than half of their range.
-        `layer`: dotted name, or module; None takes the classifier's own. `target`: as in `gradcam.explain`, with labels in
+        `layer`: dotted name, or module; None takes `layer_for(method)`. `target`: as in `gradcam.explain`, with labels in
         place of indices where wanted; the rest as there. Raises as `gradcam.explain` and `gradcam.read_image` do.
         """
-        layers = [self.layer if layer is None else layer]
         found = self.compare(
             pictures,
-            layers=layers,
+            layers=None if layer is None else [layer],
             methods=[method],
             target=target,
             evidence=evidence,
@@ -136,7 +142,7 @@ class Classifier:
         self,
         pictures: Picture | Sequence[Picture],
         *,
-        layers: Sequence[str | nn.Module],
+        layers: Sequence[str | nn.Module] | None = None,
         methods: Sequence[str | Method],
         target: Any = None,
         evidence: str = "positive",
@@ -146,25 +152,47 @@ class Classifier:
         memory_budget: int | None = None,
         progress: Progress | None = None,
     ) -> dict[tuple[str, str], PictureExplanation]:
-        """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name)."""
+        """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name).
+
+        Without `layers`, each method explains its own, `layer_for(method)`, with a pass for each that there is.
+        """
         prepared = self._prepare_all(pictures)
-        explanations = compare(
-            self.model,
-            self._stack([picture.image for picture in prepared]),
-            layers=layers,
-            methods=methods,
-            target=self._to_target(target),
-            evidence=evidence,
-            augmentation=augmentation,
-            smoothing=smoothing,
-            reshape=reshape,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
+        images = self._stack([picture.image for picture in prepared])
+        passes = self._assign(methods) if layers is None else [(layers, methods)]
+        found = [
+            compare(
+                self.model,
+                images.clone() if len(passes) > 1 else images,
+                layers=at,
+                methods=names,
+                target=self._to_target(target),
+                evidence=evidence,
+                augmentation=augmentation,
+                smoothing=smoothing,
+                reshape=reshape,
+                memory_budget=memory_budget,
+                progress=progress,
+            )
+            for at, names in passes
+        ]
+        explanations = {key: explanation for each in found for key, explanation in each.items()}
+        if len(passes) > 1:
+            order = [method.name for method in find_methods(methods)]
+            explanations = dict(sorted(explanations.items(), key=lambda item: order.index(item[0][1])))
+        described = self._describe(prepared)
         return {
-            key: PictureExplanation(**vars(explanation), **self._describe(prepared), activation=self.activation)
+            key: PictureExplanation(**vars(explanation), **described, activation=self.activation)
             for key, explanation in explanations.items()
         }
+
+    def _assign(
+        self, methods: Sequence[str | Method]
+    ) -> list[tuple[Sequence[str | nn.Module], Sequence[str | Method]]]:
+        """The layers that no one named, each with its methods."""
+        assigned: dict[str, list[Method]] = {}
+        for method in find_methods(methods):
+            assigned.setdefault(self.layer_for(method), []).append(method)
+        return [([layer], own) for layer, own in assigned.items()]
 
     def attribute(
         self,

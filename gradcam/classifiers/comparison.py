@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gradcam.classifiers.explanation import PictureExplanation
 from gradcam.errors import GradcamError, ImageError, shorten
@@ -21,6 +21,8 @@ def panel(
 ) -> Pixels:
     """Picture i as `Classifier.compare` explained it: methods across, layers and classes down, with a bar of the colours.
 
+    Where each method has a layer of its own, the title of its column has that.
+
     RGB, uint8 (H,W,3). Shown is the part of the picture that the network saw, at `height` pixels; the first column is
     that part itself.
     `alpha` and `colormap` are as in `gradcam.overlay`.
@@ -33,14 +35,14 @@ def panel(
     for other in found[1:]:
         check_alike(found[0], other)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
+    if len(layers) > 1 and len(methods) == len(explanations):
+        return _panel_of_own_layers(list(explanations.values()), i, height=height, alpha=alpha, colormap=colormap)
     missing = [(layer, method) for layer in layers for method in methods if (layer, method) not in explanations]
     if missing:
         raise GradcamError(
             f"There is no explanation by {missing[0][1]} at {missing[0][0]}: a panel needs each method at each layer."
         )
-    first = found[0]
-    if not -len(first.pictures) <= i < len(first.pictures):
-        raise ImageError(f"There is no picture {i}: there are {len(first.pictures)}.")
+    first = _check_picture(found[0], i)
     rows = [
         PanelRow(
             _title(explanations[layer, methods[0]], i, k),
@@ -51,6 +53,26 @@ def panel(
     ]
     signed = first.evidence == "signed"
     return draw_panel(["picture", *methods], rows, height=height, colormap=colormap, signed=signed)
+
+
+def _panel_of_own_layers(
+    found: Sequence[PictureExplanation], i: int, *, height: int, alpha: float, colormap: str
+) -> Pixels:
+    """The classes down, and the methods across, each with its layer."""
+    first = _check_picture(found[0], i)
+    rows = [
+        PanelRow(_title(first, i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in found)])
+        for k in range(first.maps.shape[1])
+    ]
+    titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
+    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=first.evidence == "signed")
+
+
+def _check_picture(explanation: PictureExplanation, i: int) -> PictureExplanation:
+    """The explanation itself. Raises `ImageError` where it has no picture i."""
+    if not -len(explanation.pictures) <= i < len(explanation.pictures):
+        raise ImageError(f"There is no picture {i}: there are {len(explanation.pictures)}.")
+    return explanation
 
 
 def _title(explanation: PictureExplanation, i: int, k: int) -> str:

@@ -18,7 +18,7 @@ from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.labels import check_labels, fit_labels
 from gradcam.classifiers.preparation import place
 from gradcam.classifiers.preprocessing import Preprocess
-from gradcam.classifiers.probing import Findings, find_automatic_layer, make_noise, probe
+from gradcam.classifiers.probing import Findings, find_automatic_layers, make_noise, probe
 from gradcam.classifiers.providers import load_parts
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.readers import Reader, read_picture, to_reader
@@ -53,7 +53,7 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
     with torch.random.fork_rng(devices=()):  # models are born with random weights
         parts = _find_parts(name, options)
     preprocess, assumed = adjust(parts, wish)
-    findings, layer = _look(parts, preprocess, options.layer)
+    findings, layer, layer_for_positive = _look(parts, preprocess, options.layer)
     activation, guessed = _choose_activation(options.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and activation != "softmax" else findings.logits
     known = labels or parts.labels
@@ -64,19 +64,23 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
         classes=classes,
         labels=None if known is None else fit_labels(known, findings.logits, classes),
         layer=layer,
+        layer_for_positive=layer_for_positive,
         activation=activation,
         reader=reader,
         notes=(*parts.notes, *assumed, *guessed),
     )
 
 
-def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str]:
-    """What the model makes of a picture, and the layer; without running it where all is known."""
-    layer = parts.layer if wanted is None else find_layer(unwrap(parts.model), wanted).name
-    if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
-        return Findings(parts.classes, None, False), layer
+def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
+    """What the model makes of a picture, and its layers; without running it where all is known."""
+    named = None if wanted is None else find_layer(unwrap(parts.model), wanted).name
+    layers = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
+    if parts.classes is not None and layers[0] is not None and preprocess is parts.preprocess:
+        return Findings(parts.classes, None, False), layers[0], layers[1]
     images = make_noise(preprocess, parts.model)
-    return probe(parts.model, images), layer or find_automatic_layer(parts.model, images)
+    findings = probe(parts.model, images)
+    layer, layer_for_positive = layers if layers[0] is not None else find_automatic_layers(parts.model, images)
+    return findings, str(layer), layer_for_positive
 
 
 def _check(options: Options) -> None:

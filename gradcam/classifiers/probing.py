@@ -16,7 +16,8 @@ from gradcam.explanation import explain
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import first_floating
-from gradcam.recording import find_layers_with_grid, to_batch
+from gradcam.recording import to_batch
+from gradcam.suggestion import find_suggestion
 from gradcam.targets import find_logits
 
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
@@ -74,15 +75,18 @@ def probe(model: nn.Module, images: Tensor) -> Findings:
     return Findings(logits.shape[1], activation, in_unit_interval)
 
 
-def find_automatic_layer(model: nn.Module, images: Tensor) -> str:
-    """The last layer with a grid that the score depends on; simply the last with a grid where none has a gradient.
+def find_automatic_layers(model: nn.Module, images: Tensor) -> tuple[str, str | None]:
+    """The layer that `gradcam.explain` takes, and the one for methods that assume activations that are not negative.
 
+    The first is without its gradient where none has one; the second is None where it is the same.
     Raises `LayerError` where no layer has a grid.
     """
+    found = find_suggestion(unwrap(model), to_batch(images))
+    positive = None if found.behind_activation == found.layers[0] else found.behind_activation
     try:
-        return explain(model, images).layer
+        return explain(model, images).layer, positive
     except Exception:  # a head that is all zeros, say: what is explained later may be something else
-        return find_layers_with_grid(unwrap(model), to_batch(images))[0]
+        return found.layers[0], positive
 
 
 def _run(model: nn.Module, images: Tensor) -> Any:

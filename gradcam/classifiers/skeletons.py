@@ -26,7 +26,8 @@ from gradcam.listing import LayerRow, list_layers
 class Skeleton:
     """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels.
 
-    `layer`: what is explained where nothing else is said, None for the last layer that has a grid.
+    `layer`: what is explained where nothing else is said, None for the one that `gradcam.explain` takes;
+    `layer_for_positive`: the same for methods that assume activations that are not negative.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Skeleton:
     size: tuple[int, int]
     channels: int
     layer: str | None = None
+    layer_for_positive: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, int] | No
     blueprint = find_blueprint(name)
     with torch.random.fork_rng(devices=()):
         model = _build(name, blueprint)
-    return Skeleton(name, model, size or blueprint.size, blueprint.channels, blueprint.layer)
+    return _to_skeleton_of(name, model, blueprint, size)
 
 
 def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Survey:
@@ -94,7 +96,7 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
         if "meta" not in str(error).lower():
             raise _does_not_run(skeleton, error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
-    return Survey(skeleton, _suggest(rows, skeleton.layer), note)
+    return Survey(skeleton, _suggest(rows, skeleton), note)
 
 
 def first_channels(model: nn.Module) -> int:
@@ -126,14 +128,23 @@ def _does_not_run(skeleton: Skeleton, error: Exception | SystemExit) -> ModelErr
     return ModelError(f"{skeleton.name} does not run with a picture of {channels} x {height} x {width}: {reason}")
 
 
-def _suggest(rows: tuple[LayerRow, ...], layer: str | None) -> tuple[LayerRow, ...]:
-    """With the model's own layer for the suggestion, if it has one."""
-    return rows if layer is None else tuple(replace(row, is_suggested=row.name == layer) for row in rows)
+def _suggest(rows: tuple[LayerRow, ...], skeleton: Skeleton) -> tuple[LayerRow, ...]:
+    """With the model's own layers for the suggestions, if it has any."""
+    first, positive = skeleton.layer, skeleton.layer_for_positive
+    if first is None:
+        return rows
+    return tuple(
+        replace(row, is_suggested=row.name == first, suggested_for_positive=row.name == positive) for row in rows
+    )
 
 
 def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, int] | None) -> Skeleton:
-    model = _build_empty(name, blueprint)
-    return Skeleton(name, model, size or blueprint.size, blueprint.channels, blueprint.layer)
+    return _to_skeleton_of(name, _build_empty(name, blueprint), blueprint, size)
+
+
+def _to_skeleton_of(name: str, model: nn.Module, blueprint: Blueprint, size: tuple[int, int] | None) -> Skeleton:
+    layers = (blueprint.layer, blueprint.layer_for_positive)
+    return Skeleton(name, model, size or blueprint.size, blueprint.channels, *layers)
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:

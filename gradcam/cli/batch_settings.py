@@ -22,7 +22,7 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "preprocessing": _describe_preprocess(classifier.preprocess),
         "activation": classifier.activation,
         "reader": chosen.reader,
-        "layers": list(question.layers),
+        "layers": question.list_layers(classifier),
         "reshape": list(question.reshape) if isinstance(question.reshape, tuple) else question.reshape,
         "methods": [*question.methods, *question.attributions],
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],

@@ -33,7 +33,8 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chos
     """Compare methods: draw a panel with methods across, and layers and classes down.
 
     Methods of one pass share it. Without --method, a choice of those is shown. Panels are called <picture>-compare.png,
-    with the kind of evidence in the name where it is not positive.
+    with the kind of evidence in the name where it is not positive. Without --layer, methods that assume activations that
+    are not negative are drawn at a layer of their own, which their columns name.
     """
     if not chosen["methods"]:
         names = METHODS if chosen["evidence"] == "positive" else SIGNED

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+
+from gradcam.methods import METHODS
 
 if TYPE_CHECKING:
     from gradcam.classifiers.skeletons import Survey
     from gradcam.listing import LayerRow
 
 TITLES = ("layer", "type", "output", "stride", "parameters", "map")
+BOTH_SIGNS = "±"
+WIDTH = 80
 LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they are there to be copied
 
 
@@ -25,6 +30,8 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow]) -> str:
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     lines += ["", *_table(rows), ""]
+    if any(row.both_signs for row in rows):
+        lines += _explain_signs(survey)
     if len(rows) < len(survey.rows):
         lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
     return "\n".join([*lines, _use(survey)])
@@ -43,6 +50,7 @@ def _table(rows: Sequence[LayerRow]) -> list[str]:
 def _cells(row: LayerRow) -> tuple[str, ...]:
     kind = row.type if len(row.type) <= LONGEST_TYPE else row.type[: LONGEST_TYPE - 1] + "…"
     place = "suggested" if row.is_suggested else "yes" if row.cam else str(row.reason)
+    place += f" {BOTH_SIGNS}" if row.both_signs else ""
     return row.name, kind, _output(row), _stride(row), f"{row.parameters:,}" if row.parameters else "-", place
 
 
@@ -64,6 +72,13 @@ def _mark(row: LayerRow, line: str) -> str:
     if row.is_suggested:
         return click.style(f"→ {line}", fg="green", bold=True)
     return f"  {line}" if row.cam else click.style(f"  {line}", dim=True)
+
+
+def _explain_signs(survey: Survey) -> list[str]:
+    """What the sign means, and for which methods."""
+    methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
+    own = next((f", which take {row.name}" for row in survey.rows if row.suggested_for_positive), "")
+    return textwrap.wrap(f"{BOTH_SIGNS} negative values too: not for {methods}{own}.", WIDTH)
 
 
 def _use(survey: Survey) -> str:

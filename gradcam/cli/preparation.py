@@ -32,7 +32,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_p
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
     classifier, question = ask(settings, output)
-    places = sum(len(question.layers) if has_layer(name) else 1 for name in _once_each(settings.methods))
+    places = sum((len(question.layers) or 1) if has_layer(name) else 1 for name in _once_each(settings.methods))
     each = 1 if one_picture_each else places * question.classes
     destination = find_destination(settings.output, images, len(images) * each)
     return Job(
@@ -62,7 +62,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
     if methods:
         check_evidence(settings.evidence, smooth(find_methods(methods), settings.smoothing))
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
-    layers = _once_each(find_layer(classifier.model, layer).name for layer in settings.layers or (classifier.layer,))
+    layers = _once_each(find_layer(classifier.model, layer).name for layer in settings.layers)
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )

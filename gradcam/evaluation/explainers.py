@@ -41,12 +41,12 @@ def find_explained(name: str) -> str:
 class Explainer:
     """Methods and controls, all under the same conditions: one layer, one score, and heatmaps at the images' size.
 
-    `names`: keys of `METHODS` and `CONTROLS`. `layer`: dotted name, None where no method is of one. `score`: a key of
-    `SCORES`; a method that explains a score of its own does so. `seed`: of the controls that are drawn.
+    `names`: keys of `METHODS` and `CONTROLS`. `layer`: dotted name, or one by method; None where no method is of one.
+    `score`: a key of `SCORES`; a method that explains a score of its own does so. `seed`: of the controls that are drawn.
     """
 
     names: Sequence[str]
-    layer: str | None
+    layer: str | Mapping[str, str] | None
     score: str = "logit"
     activation: str = "auto"
     reshape: Any = None
@@ -80,16 +80,26 @@ class Explainer:
     def _compare(
         self, model: nn.Module, images: Tensor, classes: Tensor, names: Sequence[str], score: str
     ) -> dict[str, Tensor]:
-        if not names:
-            return {}
-        needs_layer = any(METHODS[name].place == "layer" for name in names)
-        found = compare(
-            model,
-            images,
-            layers=[self.layer] if needs_layer and self.layer is not None else [],
-            methods=list(names),
-            target=ClassTarget(classes, score=score, activation=self.activation),
-            reshape=self.reshape,
-            **self.options,
-        )
-        return {method: explanation.heatmaps for (_, method), explanation in found.items()}
+        found: dict[str, Tensor] = {}
+        for layer, own in self._assign(names).items():
+            explained = compare(
+                model,
+                images,
+                layers=[] if layer is None else [layer],
+                methods=own,
+                target=ClassTarget(classes, score=score, activation=self.activation),
+                reshape=self.reshape,
+                **self.options,
+            )
+            found.update({method: explanation.heatmaps for (_, method), explanation in explained.items()})
+        return found
+
+    def _assign(self, names: Sequence[str]) -> dict[str | None, list[str]]:
+        """The layers, each with its methods; those that are of none go with the first."""
+        assigned: dict[str | None, list[str]] = {}
+        for name in sorted(names, key=lambda name: METHODS[name].place != "layer"):
+            layer = self.layer.get(name) if isinstance(self.layer, Mapping) else self.layer
+            if METHODS[name].place != "layer":
+                layer = next(iter(assigned), None)
+            assigned.setdefault(layer, []).append(name)
+        return assigned

@@ -32,8 +32,9 @@ class Method:
     by `rounding` where it is no method of attention.
     `place`: where its maps lie, at a "layer", on the "input", or in all blocks' "attention"; a function on the input takes
     no site, one of attention takes the census of it instead.
-    `is_signed`: whether its negative values are evidence against the class. `score`: a key of `scores.METHOD_SCORES`, if it
-    explains another number than the one that was asked for. `options`: what can be changed with `using`, and to what it
+    `is_signed`: whether its negative values are evidence against the class. `assumes_positive`: whether it takes activations
+    for strengths of features, so that it needs a layer without negative ones. `score`: a key of `scores.METHOD_SCORES`, if
+    it explains another number than the one that was asked for. `options`: what can be changed with `using`, and to what it
     is set.
     """
 
@@ -44,6 +45,7 @@ class Method:
     home: str = field(repr=False)
     needs: tuple[Needs, ...] = field(repr=False)
     is_signed: bool = field(default=False, repr=False)
+    assumes_positive: bool = field(default=False, repr=False)
     score: str | None = field(default=None, repr=False)
     place: Literal["layer", "input", "attention"] = field(default="layer", repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -38,6 +38,7 @@ METHODS: dict[str, Method] = {
             needs=GRADIENTS,
             channels="added",
             is_signed=True,
+            assumes_positive=True,
         ),
         Method(
             name="hirescam",
@@ -143,6 +144,7 @@ METHODS: dict[str, Method] = {
             needs=(),
             channels="added",
             is_signed=True,
+            assumes_positive=True,
         ),
         Method(
             name="reciprocam",
@@ -152,6 +154,7 @@ METHODS: dict[str, Method] = {
             home="perturbation.ablation:reciprocam",
             needs=(),
             is_signed=True,
+            assumes_positive=True,
         ),
         Method(
             name="scorecam",
@@ -161,6 +164,7 @@ METHODS: dict[str, Method] = {
             home="perturbation.scorecam:scorecam",
             needs=(),
             channels="added",
+            assumes_positive=True,
         ),
         Method(
             name="fasterscorecam",
@@ -171,6 +175,7 @@ METHODS: dict[str, Method] = {
             needs=(),
             channels="added",
             options={"channels": 10},
+            assumes_positive=True,
         ),
         Method(
             name="sscam",
@@ -181,6 +186,7 @@ METHODS: dict[str, Method] = {
             needs=(),
             channels="added",
             options={"samples": 35, "noise": 2.0, "seed": 0},
+            assumes_positive=True,
         ),
         Method(
             name="iscam",
@@ -191,6 +197,7 @@ METHODS: dict[str, Method] = {
             needs=(),
             channels="added",
             options={"steps": 10},
+            assumes_positive=True,
         ),
         Method(
             name="rise",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
 from gradcam.classifiers import embedded
 from gradcam.classifiers.checkpoints import read_checkpoint
@@ -14,6 +16,8 @@ from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
 
+Found = TypeVar("Found", Parts, Blueprint)
+
 
 def load(name: str, weights: Path | None) -> Parts:
     """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is.
@@ -22,21 +26,21 @@ def load(name: str, weights: Path | None) -> Parts:
     """
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), embedded.build, imagenet.CLASSES)
-        found = Parts(model, embedded.PREPROCESSING, classes=classes, layer=embedded.LAYER, notes=notes)
-        return imagenet.name_classes(found)
+        found = Parts(model, embedded.PREPROCESSING, classes=classes, notes=notes)
+        return imagenet.name_classes(_with_layers(found))
     with resources.as_file(embedded.HERE / embedded.WEIGHTS) as path:
         model, _, _ = build_for(read_checkpoint(path), embedded.build, imagenet.CLASSES)
-    return Parts(
-        model,
-        embedded.PREPROCESSING,
-        labels=embedded.read_labels(),
-        classes=imagenet.CLASSES,
-        layer=embedded.LAYER,
-        activation="softmax",
+    found = Parts(
+        model, embedded.PREPROCESSING, labels=embedded.read_labels(), classes=imagenet.CLASSES, activation="softmax"
     )
+    return _with_layers(found)
 
 
 def plan(name: str) -> Blueprint:
     """The model, with random weights where nobody keeps it from drawing them."""
     build = partial(EfficientNetLite0, imagenet.CLASSES)
-    return Blueprint(build, embedded.PREPROCESSING.size, layer=embedded.LAYER)
+    return _with_layers(Blueprint(build, embedded.PREPROCESSING.size))
+
+
+def _with_layers(found: Found) -> Found:
+    return replace(found, layer=embedded.LAYER, layer_for_positive=embedded.LAYER_FOR_POSITIVE)

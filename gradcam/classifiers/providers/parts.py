@@ -16,7 +16,8 @@ class Parts:
 
     `plain`: the same preprocessing as steps that can be changed one by one, where `preprocess` is not made of such.
     `is_assumed`: whether the preprocessing is a guess. `activation`: how logits become probabilities, where that is
-    certain. `notes`: what a person should know.
+    certain. `notes`: what a person should know. `layer_for_positive`: in place of `layer` for methods that assume
+    activations that are not negative, where that is another one.
     """
 
     model: nn.Module
@@ -26,5 +27,6 @@ class Parts:
     labels: Sequence[str] | None = None
     classes: int | None = None
     layer: str | None = None
+    layer_for_positive: str | None = None
     activation: str | None = None
     notes: Sequence[str] = ()

@@ -51,7 +51,9 @@ class Names(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     help="Where objects are: boxes (.csv), label masks (a folder) or COCO (.json), for metrics of localisation.",
 )
 @options.model
-@click.option("-l", "--layer", metavar="NAME", help="Layer of all maps, by dotted name.")
+@click.option(
+    "-l", "--layer", metavar="NAME", help="Layer of all maps, by dotted name; without it, each method's default."
+)
 @click.option(
     "-c",
     "--class",
@@ -85,7 +87,8 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
 
     The table has each method's mean with its 95 % interval by bootstrap over the pictures, and how far it is from the best,
     picture by picture. Maps that know nothing of the model are judged as well: what does not beat them says little. All
-    methods have the same layer, class and resizing. With --output, a stopped study goes on with --resume.
+    methods have the same class and resizing, and with --layer the same layer. With --output, a stopped study goes on with
+    --resume.
     """
     names = {field.name for field in fields(StudyChoice)}
     choice = StudyChoice(**{name: value for name, value in chosen.items() if name in names})

@@ -62,11 +62,12 @@ def check(
     images = classifier.batch([prepared.reading.values])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)
-    place = find_layer(unwrap(classifier.model), classifier.layer if layer is None else layer).name
+    place = classifier.layer if layer is None else find_layer(unwrap(classifier.model), layer).name
     if callable(method):
         name, explain = getattr(method, "__name__", type(method).__name__), method
     else:
         name = find_explained(method)
+        place = classifier.layer_for(name) if layer is None and name in METHODS else place
         explain = Explainer((name,), place, score, classifier.activation, reshape, seed).only(name)
     exhibits = collect(subject, explain, seed=seed, progress=progress)
     found = int(subject.classes)

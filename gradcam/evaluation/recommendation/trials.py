@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gradcam.classifiers import Classifier
-from gradcam.errors import BlindLayerError, GradcamError, LayerError, shorten
+from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, shorten
 from gradcam.evaluation.recommendation.outcome import Combination
 from gradcam.explanation import compare
 from gradcam.methods import METHODS, find_methods
@@ -75,14 +76,16 @@ class Trials:
         self, images: Tensor, classes: Tensor, score: str, wanted: Sequence[Combination]
     ) -> Iterator[tuple[Combination, Tensor]]:
         try:
-            found = compare(
-                self.classifier.model,
-                images,
-                layers=list(dict.fromkeys(it.layer for it in wanted)),
-                methods=list(dict.fromkeys(it.method for it in wanted)),
-                target=ClassTarget(classes, score=score, activation=self.classifier.activation),
-                reshape=self.reshape,
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", GradcamWarning)  # whatever suits a method is found out here
+                found = compare(
+                    self.classifier.model,
+                    images,
+                    layers=list(dict.fromkeys(it.layer for it in wanted)),
+                    methods=list(dict.fromkeys(it.method for it in wanted)),
+                    target=ClassTarget(classes, score=score, activation=self.classifier.activation),
+                    reshape=self.reshape,
+                )
         except LayerError as error:
             if len(wanted) > 1:  # one of them is the reason: each by itself
                 for it in wanted:

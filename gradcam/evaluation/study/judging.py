@@ -35,7 +35,7 @@ class Judge:
 
     classifier: Classifier
     plan: Plan
-    layer: str
+    layer: str | Mapping[str, str]
     score: str = "logit"
     reshape: Any = None
     seed: int = field(default=0, kw_only=True)

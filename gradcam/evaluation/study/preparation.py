@@ -45,14 +45,14 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Plan, wis
     index = _find_target(classifier, wish.target, items)
     annotations = _read_annotations(classifier, wish.annotations, items)
     items = choose_items(items, wish.limit, wish.seed)
-    layer = classifier.layer if wish.layer is None else find_layer(classifier.model, wish.layer).name
+    layer = _find_layers(classifier, plan, wish.layer)
     judge = Judge(classifier, plan, layer, wish.score, wish.reshape, seed=wish.seed)
     judge, left_out = _without_unfit(judge, items)
     judge, compositions, notes = _with_mosaics(judge, items)
     conditions = describe_conditions(
         classifier,
         judge.plan,
-        layer=layer,
+        layer=_describe_layers(layer, judge.plan),
         score=wish.score,
         target=_describe_target(classifier, index, items, annotations),
         reshape=wish.reshape,
@@ -61,6 +61,26 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Plan, wis
     )
     notes = [*(() if annotations is None else annotations.notes), *left_out, *notes]
     return Study(judge, items, compositions, conditions, index, annotations, notes)
+
+
+def _find_layers(classifier: Classifier, plan: Plan, wanted: str | None) -> str | dict[str, str]:
+    """The layer of all methods, or each one's own where none is named."""
+    if wanted is not None:
+        return find_layer(classifier.model, wanted).name
+    own = {name: classifier.layer_for(name) for name in plan.methods if METHODS[name].place == "layer"}
+    return own if len(set(own.values())) > 1 else next(iter(own.values()), classifier.layer)
+
+
+def _describe_layers(layer: str | dict[str, str], plan: Plan) -> str:
+    """In one line: "layer4", or "layer4; head.0 for xgradcam, scorecam"."""
+    if isinstance(layer, str):
+        return layer
+    methods: dict[str, list[str]] = {}
+    for name in plan.methods:
+        if name in layer:
+            methods.setdefault(layer[name], []).append(name)
+    first, *others = sorted(methods, key=lambda it: -len(methods[it])) or [""]
+    return "; ".join([first, *(f"{it} for {', '.join(methods[it])}" for it in others)])
 
 
 def _check_options(wish: Wish) -> None:

@@ -1,0 +1,225 @@
+"""Which layer is explained where none is named."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.dependence import Edge, Ways, edge_of, is_activated
+from gradcam.hooks import Hooks
+from gradcam.nested import first_floating, map_tensors, tensors
+from gradcam.patches import find_patches
+from gradcam.recording import Batch, caller_keeps, find_layers_with_grid, first_image, look_for_layers
+from gradcam.targets import to_class_target
+from gradcam.tokens import Layout, find_layout
+
+STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
+FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
+LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer's output is in the graph, and of how many places its grid is. `is_map`: it is no row of tokens."""
+
+    edge: Edge | None
+    places: int
+    is_map: bool
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative values.
+
+    `note`: what a person should know of the first.
+    """
+
+    layers: Sequence[str]
+    behind_activation: str
+    note: str | None = None
+
+
+def find_suggestion(
+    model: nn.Module, batch: Batch, target: Any = None, reshape: str | tuple[int, ...] | None = None
+) -> Suggestion:
+    """The layers to explain `target` at; found by one forward pass, of one image if the model takes that.
+
+    Raises `LayerError` where no layer has a grid.
+    """
+    for each in (first_image(batch), batch):
+        if each is not None:
+            with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
+                return _look(model, each, target, reshape)
+    names = find_layers_with_grid(model, batch, reshape)
+    return Suggestion(names, names[0])
+
+
+def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, output: Any) -> Suggestion:
+    """The best of these layers with a grid, which come in the order of their ends, the last first.
+
+    That is the last one through which all of the picture reaches the score: a branch beside others shows a part of it.
+    Where the score is of places in the output, as in segmentation, maps near the output would be the output again. There it
+    is the last one of the coarsest grid, the encoder's end.
+    """
+    depending = [name for name in names if places[name].edge in ways]
+    if not depending:
+        return Suggestion(names, names[0])
+    inner = _inside(depending, places, ways) if _reads_places(output, places, ways) else []
+    if inner:
+        best = sorted(inner, key=lambda name: (places[name].places, places[name].edge not in ways.whole))
+    else:
+        most = STAGE * places[depending[0]].places
+        best = [name for name in depending if places[name].edge in ways.whole and places[name].places <= most]
+    ordered = list(dict.fromkeys([*best, *depending, *names]))
+    is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
+    return Suggestion(
+        ordered, _find_activated(best or ordered[:1], places), _PART.format(ordered[0]) if is_part else None
+    )
+
+
+_PART = (
+    "Only a part of what the score sees of the picture passes '{}', a branch: what all passes has no grid, runs several "
+    "times or is no module. Name a layer, or fuse the maps of several."
+)
+
+
+def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
+    """What is explained of an output: its logits, or what a target function gives; its first tensor if there is neither."""
+    try:
+        is_function = callable(target) and not isinstance(target, type)
+        found = target(output) if is_function else to_class_target(target).find_logits(output, images)
+    except Exception:  # it is said where the score is needed
+        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        found = first_floating(output if logits is None else logits)
+    return [tensor for tensor in tensors(found) if tensor.is_floating_point()]
+
+
+def to_place(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -> Place:
+    """Where a layer's output is."""
+    return Place(edge_of(tensor), 0 if layout is None else math.prod(layout.grid), tensor.ndim == len(size) + 2)
+
+
+def _reads_places(output: Any, places: Mapping[str, Place], ways: Ways) -> bool:
+    """Whether the score is of places in the output: no weight comes behind it, nor behind a map that it is made of."""
+
+    def is_read(edge: Edge | None) -> bool:
+        return edge is not None and ways.weights.get(edge) == 0
+
+    has_places = any(tensor.ndim > 2 and is_read(edge_of(tensor)) for tensor in tensors(output))
+    return has_places and any(place.is_map and place.places and is_read(place.edge) for place in places.values())
+
+
+def _inside(names: Iterable[str], places: Mapping[str, Place], ways: Ways) -> list[str]:
+    """The layers that are not next to the output, nor of a pyramid of pooled copies."""
+    edges = {name: places[name].edge for name in names}
+    return [
+        name
+        for name, edge in edges.items()
+        if edge is not None and ways.weights[edge] >= FEWEST_WEIGHTS and edge not in ways.pooled
+    ]
+
+
+def _find_activated(best: Sequence[str], places: Mapping[str, Place]) -> str:
+    """The first of these behind an activation; the very first where there is none among the last few of its grid."""
+    alike = [name for name in best if places[name].places == places[best[0]].places]
+    last = list(dict.fromkeys(places[name].edge for name in alike))[:LAST]
+    edges = {name: places[name].edge for name in alike if places[name].edge in last}
+    return next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
+
+
+@contextlib.contextmanager
+def no_graph_kept(model: nn.Module) -> Iterator[None]:
+    """What modules keep of a recorded pass, such as a table of biases for the next one, is let go of the graph."""
+    before = {id(tensor) for tensor in _attributes_with_graph(model)}
+    try:
+        yield
+    finally:
+        for tensor in _attributes_with_graph(model):
+            if id(tensor) not in before:
+                tensor.detach_()
+
+
+def _attributes_with_graph(model: nn.Module) -> list[Tensor]:
+    values = [value for module in model.modules() for value in list(vars(module).values())]
+    parts = [
+        part
+        for value in values
+        for part in (list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value])
+    ]
+    return [part for part in parts if isinstance(part, Tensor) and part.grad_fn is not None]
+
+
+class _Watch:
+    """What is seen of a model's layers while it runs, recorded."""
+
+    def __init__(self, model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> None:
+        self._modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        self._batch, self._target, self._reshape = batch, target, reshape
+        self._patches = find_patches(model.modules())
+        self._places: dict[nn.Module, Place] = {}
+        self._pictures: Edge | None = None
+        self.ways: Ways | None = None
+        self.output: Any = None
+
+    def watch(self, model: nn.Module, hooks: Hooks) -> None:
+        hooks.before_forward(model, self._record)
+        hooks.after_forward(model, self._finish)
+        for module in dict.fromkeys(self._modules.values()):
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, self._keep)
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The pass is run without recording, and goes back to that when it ends."""
+        torch.set_grad_enabled(True)
+        shape, dtype = self._batch.pictures.shape, self._batch.pictures.dtype
+
+        def begin(tensor: Tensor) -> Tensor:
+            if self._pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
+                return tensor
+            copy = caller_keeps(tensor).requires_grad_().clone()  # which the model may change in place
+            self._pictures = edge_of(copy)
+            return copy
+
+        return map_tensors((args, kwargs), begin)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensor = first_floating(output)
+        if tensor is not None:
+            layout = self._find_layout(tensor.shape, module)
+            self._places[module] = to_place(tensor, layout, self._batch.size)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Of all layers that ran, by name; of the last run."""
+        return {name: self._places[module] for name, module in self._modules.items() if module in self._places}
+
+    def _finish(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        scores = read_scores(self._target, output, self._batch.images)
+        self.ways, self.output = Ways(scores, self._pictures, self._find_layout), output
+
+    def _find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
+        batch = self._batch
+        return find_layout(shape, batch.size, module, batch.images, patches=self._patches, reshape=self._reshape)
+
+
+def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> Suggestion:
+    watch = _Watch(model, batch, target, reshape)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(no_graph_kept(model))
+        stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(_forget, _forget)
+        )  # the graph alone takes no memory
+        hooks = stack.enter_context(Hooks())
+        watch.watch(model, hooks)
+        names = look_for_layers(model, batch, reshape)
+    return suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]
+
+
+def _forget(_: Any) -> Any:
+    """In place of a tensor that is kept for a backward pass, of which there is none."""
