@@ -82,7 +82,8 @@ def compute_maps(
         if method.needs == ACTIVATIONS:
             _use_activations(sites, method, recorded.scored.values.shape[1], values)
     first, second = ([it for it in methods if it.needs == needs] for needs in (GRADIENTS, CURVATURES))
-    apart = not (first or second) or not depend_on_one_another(recorded.model, recorded.scored.values, sites)
+    placed = [(site.layer, site.recorded, site.layout.to_grid) for site in sites if first or second]
+    apart = not depend_on_one_another(recorded.model, recorded.scored.values, placed)
     _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
     _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
     _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradcam.errors import warn
 from gradcam.gradients import graph_of
 
-if TYPE_CHECKING:
-    from gradcam.sites import Site
+Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
 
 DEPENDENT = (
     "The images of this batch depend on one another in the model (such as a batch norm without running statistics): "
@@ -47,22 +45,22 @@ def warn_of_shared_statistics(modules: Iterable[nn.Module], images: int) -> None
         warn(DEPENDENT)
 
 
-def depend_on_one_another(model: nn.Module, scores: Tensor, sites: Sequence[Site]) -> bool:
+def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Placed]) -> bool:
     """Whether the first image's scores, of scores (N,K), have a gradient at another image's activations.
 
     Where the operations behind the layers do not tell, that takes one more backward pass, once for each such graph.
     """
-    if len(scores) == 1 or not sites:
+    if len(scores) == 1 or not layers:
         return False
     graph = graph_of(scores)
-    key = (*[(node.name(), getattr(node, "_saved_training", None)) for node in graph], *[site.layer for site in sites])
+    key = (*[(node.name(), getattr(node, "_saved_training", None)) for node in graph], *[name for name, _, _ in layers])
     if all(map(_goes_row_by_row, graph)) or key in _apart.setdefault(model, set()):
         return False
     with torch.enable_grad():
         first = scores[0].sum()
-    found = torch.autograd.grad(first, [site.recorded for site in sites], retain_graph=True, allow_unused=True)
-    for site, gradient in zip(sites, found):
-        if gradient is not None and site.layout.to_grid(gradient)[1:].nan_to_num(0, 0, 0).any():
+    found = torch.autograd.grad(first, [tensor for _, tensor, _ in layers], retain_graph=True, allow_unused=True)
+    for (_, _, to_grid), gradient in zip(layers, found):
+        if gradient is not None and to_grid(gradient)[1:].nan_to_num(0, 0, 0).any():
             warn(DEPENDENT)
             return True
     _apart[model].add(key)

@@ -20,25 +20,8 @@ from gradcam.evaluation.controls import CONTROLS
 from gradcam.methods import METHODS
 
 SOURCES = sorted(Path(gradcam.__file__).parent.rglob("*.py"))
-FACTORIES = {
-    "arange",
-    "as_tensor",
-    "asarray",
-    "empty",
-    "eye",
-    "full",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "scalar_tensor",
-    "tensor",
-    "zeros",
-}
+FACTORIES = {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"}
+FACTORIES |= {"randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"}
 IMAGES = torch.rand(2, 3, 24, 32, generator=torch.Generator("cpu").manual_seed(0))
 
 

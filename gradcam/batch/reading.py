@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gradcam.batch.hashing import hash_file
 from gradcam.batch.items import Item
 from gradcam.batch.uploading import Upload
 from gradcam.classifiers import Classifier, Prepared
 from gradcam.classifiers.readers import Reader, Reading, read_picture
 from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure
+from gradcam.hashing import hash_file
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradcam.batch.hashing import hash_file
+from gradcam.hashing import hash_file
 
 if TYPE_CHECKING:
     from gradcam.classifiers import Classifier

@@ -39,7 +39,9 @@ def load_classifier(
     "package.module:function", called without arguments for a model of your own; or such a model itself. `gradcam models`
     lists them.
     `weights`: a checkpoint (safetensors, or what torch.save wrote) in place of the model's own; its number of classes is
-    taken from it. `labels`: the classes' names, or a file of them: a line each, or JSON.
+    taken from it. One that torchvision or timm published is prepared for as it was trained, by its hash or its name; the
+    notes say which preprocessing was taken. Or the name of some of the model's own: "IMAGENET1K_V1".
+    `labels`: the classes' names, or a file of them: a line each, or JSON.
     `mean`, `std`: of values in [0,1], one for each channel; one alone is of grey pictures. `size`: of what the network
     takes, a number (the picture's centre) or (height, width) (all of it, whatever its aspect). `crop`: the share of the
     resized picture that is kept, in (0,1]. They change the model's own; of a model of yours they are 224, 0.875 and

@@ -10,7 +10,7 @@ import click
 
 from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
 from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, SMOOTHINGS
-from gradcam.cli.parameters import Opacity, Size, Values, find_reshape
+from gradcam.cli.parameters import Opacity, Size, Values, Weights, find_reshape
 from gradcam.devices import PRECISIONS
 from gradcam.errors import GradcamError
 from gradcam.methods import METHODS, Method, find_method
@@ -28,7 +28,12 @@ _MODEL = (
         metavar="NAME",
         help="The model, as `gradcam models` lists them, or FILE.py:FUNCTION; without it, the one that comes with gradcam.",
     ),
-    click.option("--weights", metavar="FILE", type=_FILE, help="Its weights: safetensors, or what torch.save wrote."),
+    click.option(
+        "--weights",
+        metavar="FILE|NAME",
+        type=Weights(),
+        help="Its weights: safetensors, or what torch.save wrote; or the name of some of its own, as IMAGENET1K_V1.",
+    ),
     click.option("--labels", metavar="FILE", type=_FILE, help="Its classes' names: one on each line, or JSON."),
     click.option(
         "--mean", metavar="M[,M,M]", type=Values(), help="Of values in [0,1]; one value is for a grey picture."

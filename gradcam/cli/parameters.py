@@ -45,6 +45,18 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
         return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
+class Weights(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """A file that is there, or a word, which may be the name of some of the model's own weights."""
+
+    name = "weights"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
+        if re.fullmatch(r"(\w+_Weights\.)?\w+", str(value)) and not Path(value).exists():
+            return Path(value)
+        file = click.Path(exists=True, dir_okay=False, path_type=Path)
+        return Path(file.convert(value, parameter, context))
+
+
 class Opacity(click.FloatRange):
     """From 0 to 1; click lets NaN through, which is neither below nor above."""
 

@@ -21,6 +21,7 @@ from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.extras import import_extra
 from gradcam.classifiers.providers.network import WITHOUT, hub_address, reason_unreachable
 from gradcam.classifiers.providers.parts import Parts
+from gradcam.classifiers.providers.recognition import describe_preprocessing, recognise
 from gradcam.classifiers.providers.weights import build_for
 from gradcam.errors import ModelError, join_names, nearest, shorten
 
@@ -36,12 +37,22 @@ def load(name: str, weights: Path | None) -> Parts:
     """
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
+    if (
+        weights is not None
+        and not weights.exists()
+        and f"{name.partition('.')[0]}.{weights}" in _list_tagged(timm, name)
+    ):
+        name, weights = f"{name.partition('.')[0]}.{weights}", None
     classes: int | None
     if weights is not None:
-        build = partial(_build, timm, name)
-        model, classes, notes = build_for(read_checkpoint(weights), build, imagenet.CLASSES)
+        checkpoint = read_checkpoint(weights)
+        files = _list_files(timm, name)
+        found = recognise(weights, files)
+        name = name if found is None else files[found.name]
+        model, classes, notes = build_for(checkpoint, partial(_build, timm, name), imagenet.CLASSES)
         preprocess = _find_preprocessing(timm, model)
-        return _name_classes(Parts(model, preprocess, labels=_names(model), classes=classes, notes=notes))
+        note = describe_preprocessing(weights, found, f"timm's {_name_settings(model, name)}", preprocess)
+        return _name_classes(Parts(model, preprocess, labels=_names(model), classes=classes, notes=[*notes, note]))
     model = _build(timm, name, **_find_weights(timm, name))
     classes = int(getattr(model, "num_classes", 0))
     if not classes:
@@ -83,6 +94,30 @@ def _find_source(timm: Any, name: str) -> str:
         offers = nearest(name, timm.list_models())
     hint = f"Nearest: {join_names(offers)}." if offers else "timm.list_models() lists them."
     raise ModelError(f"timm has no model {shorten(name)}. {hint}")
+
+
+def _list_tagged(timm: Any, name: str) -> list[str]:
+    """The model with each of the weights that timm has for it; none for a folder, or one of the hub."""
+    if name.startswith(("local-dir:", *SOURCES)):
+        return []
+    tagged: list[str] = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
+    return tagged
+
+
+def _list_files(timm: Any, name: str) -> dict[str, str]:
+    """The names of the files in which timm publishes this model's weights, each with that of the model and its weights.
+
+    A name with weights of its own has those alone.
+    """
+    names = [name] if "." in name else _list_tagged(timm, name)
+    urls = {tagged: timm.get_pretrained_cfg(tagged).url for tagged in names if tagged in _list_tagged(timm, name)}
+    return {url.rpartition("/")[2]: tagged for tagged, url in urls.items() if url}
+
+
+def _name_settings(model: nn.Module, name: str) -> str:
+    """The model's name with that of the weights whose preprocessing it has."""
+    tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
+    return f"{name}.{tag}" if tag and "." not in name and ":" not in name else name
 
 
 def _find_folder(name: str) -> str:

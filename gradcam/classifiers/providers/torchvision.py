@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,28 +18,49 @@ from gradcam.classifiers.providers import DEFAULT, PROVIDERS, factory, imagenet
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.network import fetch
 from gradcam.classifiers.providers.parts import Parts
+from gradcam.classifiers.providers.recognition import describe_preprocessing, recognise
 from gradcam.classifiers.providers.weights import build_for
 from gradcam.errors import ModelError, join_names, nearest, shorten
 
+NAME_OF_WEIGHTS = re.compile(r"(\w+_Weights\.)?\w+")
 WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures scaled in the model
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights or with a checkpoint in their place.
+    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights, or others of its by name, or with a checkpoint.
 
-    Raises `ModelError` for an unknown name, and where the weights are neither here nor to be fetched.
+    A checkpoint that is one of torchvision's own files is prepared for as those weights are; any other as for the weights
+    that are named, or the model's best. Raises `ModelError` for an unknown name, and where the weights are neither here nor
+    to be fetched.
     """
     found = _find_model(name)
     if found is None:
         return factory.load(name, weights)
-    name, enum = found
-    build, preprocess = partial(_build, name, enum), to_preprocessing(enum.transforms())
-    if weights is None:
-        labels = _categories(enum)
-        model, _, _ = build_for(_read_own(enum), build, len(labels))
-        return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
-    model, classes, notes = build_for(read_checkpoint(weights), build, imagenet.CLASSES)
-    return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=notes))
+    name, enum, is_chosen = found
+    if weights is not None and not weights.exists() and NAME_OF_WEIGHTS.fullmatch(str(weights)):
+        enum, weights = find_weights(name, str(weights)), None
+    if weights is not None:
+        return _load_file(name, enum, weights, is_chosen)
+    labels = _categories(enum)
+    model, _, _ = build_for(_read_own(enum), partial(_build, name, enum), len(labels))
+    return Parts(model, to_preprocessing(enum.transforms()), labels=labels, classes=len(labels), activation="softmax")
+
+
+def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
+    """The model with a checkpoint; `is_chosen`: whether a person named the weights `enum`, whose preprocessing is taken."""
+    entries = {cached_file(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
+    checkpoint, found = read_checkpoint(weights), recognise(weights, entries)
+    if is_chosen and found is not None and entries[found.name] is not enum:
+        found = None
+    enum = enum if found is None else entries[found.name]
+    model, classes, notes = build_for(checkpoint, partial(_build, name, enum), imagenet.CLASSES)
+    preprocess = to_preprocessing(enum.transforms())
+    note = describe_preprocessing(weights, found, str(enum), preprocess)
+    if is_chosen and found is None:
+        note = f"Pictures are prepared as for {enum}, as was asked for."
+    if found is not None and found.is_certain:
+        return Parts(model, preprocess, labels=_categories(enum), classes=classes, activation="softmax", notes=[note])
+    return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=[*notes, note]))
 
 
 def plan(name: str) -> Blueprint:
@@ -46,7 +68,7 @@ def plan(name: str) -> Blueprint:
     found = _find_model(name)
     if found is None:
         return factory.plan(name)
-    name, enum = found
+    name, enum, _ = found
     return Blueprint(partial(_build, name, enum, imagenet.CLASSES), to_preprocessing(enum.transforms()).size)
 
 
@@ -98,13 +120,16 @@ def find_weights(name: str, wanted: str) -> Any:
     return found
 
 
-def _find_model(typed: str) -> tuple[str, Any] | None:
-    """The model's name and its weights' enum; None where this is a function in a module. Raises for unknown ones."""
+def _find_model(typed: str) -> tuple[str, Any, bool] | None:
+    """The model's name, its weights' enum, and whether these were named; None where this is a function in a module.
+
+    Raises `ModelError` for unknown ones.
+    """
     name, _, wanted = typed.partition(":")
     if wanted and name not in list_names() and _is_module(name):
         return None
     check_name(name, typed)
-    return name, find_weights(name, wanted)
+    return name, find_weights(name, wanted), bool(wanted)
 
 
 def _guess_meaning(typed: str) -> list[str]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gradcam import __version__
-from gradcam.batch.hashing import hash_file
 from gradcam.batch.output.run_file import SCHEMA, describe_versions
 from gradcam.batch.weights import describe_weights
 from gradcam.classifiers import Classifier
 from gradcam.classifiers.preparation import find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.evaluation.study.plan import Plan
+from gradcam.hashing import hash_file
 
 
 @dataclass(frozen=True)

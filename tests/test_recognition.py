@@ -1,0 +1,198 @@
+"""A file of weights is prepared for as its own weights were trained, and which preprocessing was taken is said."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+import gradcam
+from gradcam.batch.weights import describe_weights
+from gradcam.classifiers.providers import torchvision as provider
+from gradcam.classifiers.providers.recognition import Recognised, recognise
+from gradcam.cli import cli
+
+WEIGHTS = torchvision.models.MobileNet_V2_Weights
+V1, V2 = "mobilenet_v2-b0353104.pth", "mobilenet_v2-7ebf99e0.pth"
+PICTURE = (np.random.default_rng(0).random((300, 280, 3)) * 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return torchvision.models.mobilenet_v2().state_dict()
+
+
+def load(weights: object, name: str = "mobilenet_v2") -> gradcam.Classifier:
+    return gradcam.load_classifier(name, weights=weights, device="cpu", layer="features.18")
+
+
+def assert_prepared_as(classifier: gradcam.Classifier, weights: torchvision.models.WeightsEnum) -> None:
+    """By torchvision's own transforms, apart from rounding to 8 bits."""
+    theirs = weights.transforms()
+    expected = theirs(Image.fromarray(PICTURE))
+    levels = (classifier.preprocess(PICTURE) - expected).abs() * torch.tensor(theirs.std)[:, None, None] * 255
+    assert levels.mean() < 0.2  # of noise, in which a pixel that is not in its place differs by 80
+
+
+@pytest.mark.parametrize(
+    ("file", "entry"),
+    [
+        (V1, WEIGHTS.IMAGENET1K_V1),
+        (V2, WEIGHTS.IMAGENET1K_V2),
+        ("mobilenet_v2-b0353104 (1).pth", WEIGHTS.IMAGENET1K_V1),
+    ],
+)
+def test_a_file_is_known_by_its_name(
+    file: str, entry: torchvision.models.WeightsEnum, state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.save(state, tmp_path / file)
+    classifier = load(tmp_path / file)
+    assert_prepared_as(classifier, entry)
+    assert any(f"'{file}' is {entry}, by its name" in note for note in classifier.notes)
+    assert all(len(note) < 250 for note in classifier.notes)
+
+
+def test_a_file_is_known_by_its_content(
+    state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "renamed.pth"
+    torch.save(state, file)
+    digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+
+    def with_this_hash(entry: torchvision.models.WeightsEnum) -> Path:
+        return Path(f"mobilenet_v2-{digits}.pth" if entry is WEIGHTS.IMAGENET1K_V1 else V2)
+
+    monkeypatch.setattr(provider, "cached_file", with_this_hash)
+    classifier = load(file)
+    assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
+    assert classifier.notes == (
+        "'renamed.pth' is MobileNet_V2_Weights.IMAGENET1K_V1, by its content: pictures are prepared as for these (resized "
+        "to 256, cut to 224).",
+    )
+    assert list(classifier.labels or ()) == WEIGHTS.IMAGENET1K_V1.meta["categories"]
+
+
+def test_the_content_counts_more_than_the_name(tmp_path: Path) -> None:
+    file = tmp_path / "net-11111111.pth"
+    file.write_bytes(b"weights")
+    digits = hashlib.sha256(b"weights").hexdigest()[:8]
+    names = ["net-11111111.pth", f"net-{digits}.pth"]
+    assert recognise(file, names) == Recognised(f"net-{digits}.pth", True)
+    assert recognise(file, names[:1]) == Recognised(names[0], False)
+    assert recognise(file, ["other-22222222.pth", "plain.pth"]) is None
+    assert recognise(tmp_path / "plain.safetensors", ["plain.pth"]) == Recognised("plain.pth", False)
+
+
+def test_torchvisions_names_have_the_hashes() -> None:
+    """That the recognition rests on: nearly all of them, and no two models' alike."""
+    names = [
+        provider.cached_file(entry).name for model in provider.list_names() for entry in provider.list_weights(model)
+    ]
+    hashed = [name for name in set(names) if torch.hub.HASH_REGEX.search(name)]
+    assert len(hashed) > 0.9 * len(set(names)) > 50
+    assert provider.cached_file(WEIGHTS.IMAGENET1K_V1).name == V1
+
+
+def test_any_other_file_is_prepared_for_as_the_best_weights_and_that_is_said(
+    state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.save(state, tmp_path / "mine.pth")
+    classifier = load(tmp_path / "mine.pth")
+    assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V2)
+    (note,) = [note for note in classifier.notes if "prepared" in note]
+    assert note == (
+        "Pictures are prepared as for MobileNet_V2_Weights.IMAGENET1K_V2 (resized to 232, cut to 224): 'mine.pth' is none "
+        "of its library's own files."
+    )
+
+
+def test_weights_that_are_named_decide_for_a_file(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    for file in ("mine.pth", V2):
+        torch.save(state, tmp_path / file)
+        classifier = load(tmp_path / file, "mobilenet_v2:IMAGENET1K_V1")
+        assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
+        assert any("IMAGENET1K_V1, as was asked for" in note for note in classifier.notes)
+
+
+@pytest.fixture
+def cache(state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Torch hub's cache with a file in the place of each of MobileNetV2's, so that nothing is fetched."""
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    for name, factor in ((V1, 1.0), (V2, 2.0)):
+        torch.save(
+            {key: value * factor if "classifier" in key else value for key, value in state.items()}, folder / name
+        )
+    return folder
+
+
+@pytest.mark.parametrize("typed", ["IMAGENET1K_V1", "imagenet1k_v1", "MobileNet_V2_Weights.IMAGENET1K_V1"])
+@pytest.mark.usefixtures("cache")
+def test_weights_by_their_name(typed: str, state: dict[str, torch.Tensor]) -> None:
+    classifier = load(typed)
+    assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
+    assert classifier.notes == ()
+    assert torch.equal(classifier.model.get_parameter("classifier.1.bias"), state["classifier.1.bias"])
+    assert describe_weights(classifier, Path(typed))["of"] == "tensors"
+    assert load("default").preprocess == load(None).preprocess != classifier.preprocess
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_file_comes_before_a_name(
+    state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(state, "IMAGENET1K_V1")
+    assert any("'IMAGENET1K_V1' is none of its" in note for note in load("IMAGENET1K_V1").notes)
+
+
+def test_names_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(gradcam.GradcamError, match=r"mobilenet_v2 has no weights 'V9': choose one of 'IMAGENET1K_V1'"):
+        load("V9")
+    with pytest.raises(gradcam.GradcamError, match=r"missing\.pth: cannot be opened"):
+        load(tmp_path / "missing.pth")
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_shell(
+    photo: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    def run(weights: str) -> str:
+        arguments = [
+            "run",
+            str(photo("coffee.jpg")),
+            "--model",
+            "mobilenet_v2",
+            "--weights",
+            weights,
+            "--device",
+            "cpu",
+        ]
+        assert cli.main([*arguments, "--output", str(tmp_path / "out")], standalone_mode=False) == 0
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "prepared" not in run("imagenet1k_v1")
+    assert f"Note: '{V1}' is MobileNet_V2_Weights.IMAGENET1K_V1, by its name" in run(str(cache / V1))
+
+
+def test_timms_files(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18")
+    assert timm.get_pretrained_cfg("resnet18").crop_pct == 0.95
+    for file, resize, said in (
+        ("resnet18-f37072fd.pth", 256, "'resnet18-f37072fd.pth' is timm's resnet18.tv_in1k, by its name"),
+        ("mine.pth", 235, "as for timm's resnet18.a1_in1k (resized to 235, cut to 224): 'mine.pth' is none"),
+    ):
+        torch.save(model.state_dict(), tmp_path / file)
+        classifier = gradcam.load_classifier("timm:resnet18", weights=tmp_path / file, device="cpu")
+        assert classifier.preprocess.resize == resize
+        assert any(said in note for note in classifier.notes)
