@@ -23,7 +23,7 @@ from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
 from gradcam.recording import find_layers_with_grid, recorded_pass, to_batch
 from gradcam.reshaping import Reshape, to_reshape
-from gradcam.sites import find_grid
+from gradcam.sites import find_grid, warn_of_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def explain(
     if layer is None and wish.needs_layers:
         found = _compare_last_layer(model, images, wish)
     else:
-        found = _compare(model, images, [] if layer is None else [layer], wish)
+        found = _compare(model, images, [] if layer is None else [layer], wish, are_named=True)
     return next(iter(found.values()))
 
 
@@ -150,7 +150,7 @@ def compare(
         memory_budget=memory_budget,
         progress=progress,
     )
-    return _compare(model, images, layers, wish)
+    return _compare(model, images, layers, wish, are_named=True)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Wish:
 
 
 def _compare(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool = False
 ) -> dict[tuple[str, str], Explanation]:
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers) if wish.needs_layers or layers else {}
@@ -206,6 +206,8 @@ def _compare(
         around=_watched(model, chosen, wish, effort, census),
     ) as recorded:
         maps = compute_maps(recorded, wish.methods, effort, census, wish.reshape)
+        if are_named:
+            warn_of_places(recorded, wish.reshape)
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
         return {

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradcam.dependence import Edge, edge_of, find_dependence
+from gradcam.axes import Axes
+from gradcam.dependence import Edge, edge_of, find_dependence, is_softmax
 from gradcam.errors import ImageError, shorten
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors
 from gradcam.patches import find_patches
+from gradcam.places import ENOUGH, Laid, count_answers
 from gradcam.recording import Batch, caller_keeps, to_batch
-from gradcam.tokens import Layout, find_layout
+from gradcam.sites import are_shares, try_both
+from gradcam.tokens import Layout, find_layout, is_guess
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class LayerRow:
     `type`: its class. `shape`: its output's, the first floating tensor's where there are several; None where there is none.
     `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's; None without a grid.
     `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can be taken there, and
-    `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named.
+    `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `places`: at how many of
+    six changed places of the picture its cells answer, where it is `guessed` how they lie; below 4 they lie elsewhere. None
+    where it is none, or nothing can be seen, as on the meta device.
     """
 
     name: str
@@ -40,10 +45,20 @@ class LayerRow:
     cam: bool
     reason: str | None
     is_suggested: bool
+    guessed: bool = field(default=False, compare=False)
+    places: int | None = field(default=None, compare=False)
+
+    @property
+    def is_out_of_place(self) -> bool:
+        """Whether its cells were seen to lie elsewhere than they are drawn."""
+        return self.places is not None and self.places < ENOUGH
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     """All layers of `model`, in the order of `model.named_modules()`: one row for each, from one forward pass.
+
+    Where a guess says how layers lie on the picture, it takes seven more, all layers in each, to see whether their cells lie
+    there (`LayerRow.places`).
 
     `images`: what the model takes, as in `gradcam.explain`; their values do not matter. Or the side of a square RGB picture
     in pixels, or its (height, width). On the meta device a model needs no weights, and nothing is computed. Any other is
@@ -61,11 +76,21 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     with undisturbed(model), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
+    look.settle()
     depends = find_dependence(look.scores, look.find_layout)
     layers = {name: module for name, module in model.named_modules() if name}
     reasons = {name: look.why_not(module, depends) for name, module in layers.items()}
+    guesses = look.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
+    places = {} if batch.pictures.is_meta or not guesses else count_answers(model, batch, guesses)
     suggested = next((name for name in with_grid if reasons[name] is None), None)
-    return tuple(look.row(name, layers[name], reasons[name], name == suggested) for name in layers)
+    return tuple(
+        replace(
+            look.row(name, layers[name], reasons[name], name == suggested),
+            guessed=name in guesses,
+            places=places.get(name),
+        )
+        for name in layers
+    )
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
@@ -84,25 +109,28 @@ def _to_images(model: nn.Module, images: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Output:
-    """What a layer gave: its shape, how that lies on the picture, where it is in the graph."""
+    """What a layer gave: its shape, how that lies on the picture, or why it does not, and where it is in the graph."""
 
     shape: tuple[int, ...]
     layout: Layout | None
     edge: Edge | None
+    why_none: str | None = None
 
 
 class _Look:
     """What is seen of a model's layers while it runs."""
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
-        self._batch = batch
+        self._model, self._batch = model, batch
         self._patches = find_patches(model.modules())
+        self._axes = Axes(model, batch, self._patches)
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _Output] = {}
         self.scores: list[Tensor] = []
 
     def watch(self, model: nn.Module, hooks: Hooks) -> None:
         """Look at the model and all its layers, whenever it runs next; its pass is recorded, for the graph."""
+        self._axes.prepare()
         hooks.before_forward(model, self._record)
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -117,18 +145,39 @@ class _Look:
         self._runs[module] = self._runs.get(module, 0) + 1
         tensor = first_floating(output)
         if tensor is not None:
-            layout = self.find_layout(tensor.shape, module)
-            self._outputs[module] = _Output(tuple(tensor.shape), layout, edge_of(tensor))
+            shape = tuple(tensor.shape)
+            layout = self._axes.find_layout(shape, module)
+            is_text = layout is None and self._axes.holds_text(shape, module)
+            is_shared = layout is not None and self._are_shares(tensor, module, layout)
+            why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
+            self._outputs[module] = _Output(shape, None if why else layout, edge_of(tensor), why)
+
+    def settle(self) -> None:
+        """Ask of what may have its channels first or last, once the model has run."""
+        for module, output in self._outputs.items():
+            if output.layout is None and output.why_none is None and output.shape:
+                layout = try_both(output.shape, module, self._batch, self._model)
+                self._outputs[module] = replace(output, layout=layout)
 
     def _keep_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
         tensor = first_floating(output if logits is None else logits)
         self.scores = [] if tensor is None else [tensor]
 
-    def find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
-        """How an output of this shape lies on the pictures."""
-        batch = self._batch
-        return find_layout(shape, batch.size, module, batch.images, patches=self._patches)
+    def find_layout(self, shape: Sequence[int]) -> Layout | None:
+        """How an output of this shape lies on the pictures, whatever gave it."""
+        return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
+
+    def _are_shares(self, tensor: Tensor, module: nn.Module, layout: Layout) -> bool:
+        if tensor.ndim < 4 or not is_guess(layout, module, tensor.shape, self._batch.size):
+            return False
+        return are_shares(tensor) if not tensor.is_meta else is_softmax(tensor.grad_fn, tensor.ndim)
+
+    def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, Laid]:
+        """Of these layers those where it is a guess how they lie on the pictures, and how that is."""
+        found = {name: self._outputs[module] for name, module in layers.items()}
+        laid = {name: Laid(layers[name], it.shape, it.layout) for name, it in found.items() if it.layout}
+        return {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
 
     def why_not(self, module: nn.Module, depends: Mapping[Edge, bool]) -> str | None:
         """Why no class activation map can be taken at this layer; None where it can."""
@@ -141,7 +190,7 @@ class _Look:
             return "gives no floating-point tensor"
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
-            return "its rows are not the images" if is_folded else "no grid"
+            return output.why_none or ("its rows are not the images" if is_folded else "no grid")
         if output.edge is None or output.edge not in depends:
             return "the score does not depend on it"
         return None if depends[output.edge] else "only the class token reaches the score"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from gradcam.axes import Axes, one_image
 from gradcam.errors import ImageError, LayerError
 from gradcam.failures import BEHIND_A_LAYER, known_failures
 from gradcam.grad_mode import recording_off
@@ -21,6 +22,7 @@ from gradcam.inputs import Arguments
 from gradcam.isolation import plain_attention, undisturbed
 from gradcam.layers import layers_with_grid
 from gradcam.nested import map_tensors, tensors
+from gradcam.patches import find_patches
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
 
@@ -203,6 +205,8 @@ def caller_keeps(tensor: Tensor) -> Tensor:
 def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first."""
     names = _find_with_one_image(model, batch, reshape) or _find_with(model, batch, reshape)
+    if reshape is None:
+        names = _without_text(names, model, batch)
     if not names:
         raise LayerError(
             f"No layer of {type(model).__name__} that runs just once has a spatial grid"
@@ -213,13 +217,20 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 def _find_with_one_image(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
     """Looked for with the first image alone, which is enough; none if the model takes only its own batch size."""
-    if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
+    if batch.images == 1:
         return []
-    image = batch.args[0][:1]
     try:
-        return _find_with(model, replace(batch, args=(image,), pictures=image, images=1), reshape)
+        return _find_with(model, one_image(batch), reshape)
     except Exception:  # whatever a model raises, the pass of the whole batch raises again if it is not the batch's size
         return []
+
+
+def _without_text(names: list[str], model: nn.Module, batch: Batch) -> list[str]:
+    axes = Axes(model, batch, find_patches(model.modules()))
+    if not axes.text_lengths:
+        return names
+    shapes, modules = axes.plain, dict(model.named_modules())
+    return [name for name in names if not axes.holds_text(shapes.get(modules[name], ()), modules[name])]
 
 
 def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:

@@ -39,7 +39,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     found = features(model, images, wanted)
 
     def to_grid(name: str, module: nn.Module) -> Tensor:
-        layout = place(name, found[name], module, batch, modules=model.modules(), reshape=reshape)
+        layout = place(name, found[name], module, batch, model=model, reshape=reshape)
         return layout.to_grid(found[name])
 
     grids: dict[str, Tensor] = {}
