@@ -101,6 +101,10 @@ def explain(
     is one for all threads, a training step that overlaps with an explanation runs in evaluation mode, and a counter that it
     advances may be put back: take turns there. Running statistics are left to whoever trains.
 
+    Warns (`GradcamWarning`) where it is a guess how a named layer lies on the picture, as of tokens, and its cells do not
+    answer to places that are changed in the picture. That is tried out once for a layer and a size, by running the model up
+    to it seven times, or fewer with several images.
+
     Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
     Errors of the model itself come through as they are.
     """

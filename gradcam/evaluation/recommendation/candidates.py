@@ -37,7 +37,8 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     model = unwrap(model)
     default = find_layer(model, default)[0]
     with_grid = set(find_layers_with_grid(model, to_batch(image)))
-    rows = {row.name: row for row in list_layers(model, image) if row.cam and row.grid and row.name in with_grid}
+    listed = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
+    rows = {row.name: row for row in listed if row.grid and row.name in with_grid}
     ended = _list_ended(model, image)
     straight = [name for name in ended[len(ended) // 4 :] if name in rows and _is_straight(model, name)]
     coarse, *fine = sorted({_count_places(row) for row in rows.values()}) or [0]
