@@ -53,7 +53,8 @@ class Laid:
 
     def is_doubtful(self, batch: Batch) -> bool:
         """Whether it has to be tried out where its cells lie, and can be."""
-        if math.prod(self.grid) < FEWEST_CELLS:
+        is_finer_than_pixels = all(cells > length for cells, length in zip(self.grid, batch.size))
+        if is_finer_than_pixels or math.prod(self.grid) < FEWEST_CELLS:
             return False
         return not isinstance(self.layout, Layout) or is_guess(self.layout, self.module, self.shape, batch.size)
 
