@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradcam.arguments import Batch
 from gradcam.choices import AUGMENTATIONS
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.recording import Batch
 from gradcam.targets import RepeatedTarget
 
 

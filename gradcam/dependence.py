@@ -168,6 +168,14 @@ def _sort(ends: Sequence[Edge], stop: Callable[[Node], bool] = lambda _: False) 
     return found[::-1]
 
 
+def is_softmax(node: Node | None, axes: int) -> bool:
+    """Whether an operation on so many axes gives shares of a whole along the last one."""
+    if node is None or node.name() != "SoftmaxBackward0":
+        return False
+    axis: int = node._saved_dim  # type: ignore[attr-defined]
+    return axis in (axes - 1, 2**64 - 1, -1)
+
+
 def _mixes_tokens(node: Node) -> bool:
     """A function written in Python may do anything."""
     name = node.name().lower()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from gradcam.arguments import Batch
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks import Hooks
 from gradcam.memory import Meter
-from gradcam.recording import Batch
 
 DEFAULT_BUDGET = 2**28  # bytes
 MOST_ROWS = 1024  # of a batch; larger ones are not faster

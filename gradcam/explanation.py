@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import to_batch
 from gradcam.attention.census import Census
 from gradcam.augmentation import Views, check_augmentation, make_views
 from gradcam.effort import Effort, Progress, check_effort
@@ -22,10 +23,10 @@ from gradcam.levels import JOINS, add_levels
 from gradcam.maps import Maps, compute_maps
 from gradcam.methods import Method, find_methods, smooth
 from gradcam.nested import map_tensors
-from gradcam.recording import Recorded, recorded_pass, to_batch
+from gradcam.recording import Recorded, recorded_pass
 from gradcam.reshaping import Reshape, to_reshape
 from gradcam.rounding import warn_of_rounding
-from gradcam.sites import find_grid
+from gradcam.sites import find_grid, warn_of_places
 from gradcam.suggestion import find_suggestion
 from gradcam.targets import refuse_features
 
@@ -113,6 +114,10 @@ def explain(
     is one for all threads, a training step that overlaps with an explanation runs in evaluation mode, and a counter that it
     advances may be put back: take turns there. Running statistics are left to whoever trains.
 
+    Warns (`GradcamWarning`) where it is a guess how a named layer lies on the picture, as of tokens, and its cells do not
+    answer to places that are changed in the picture. That is tried out once for a layer and a size, by running the model up
+    to it seven times, or fewer with several images.
+
     Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
     Errors of the model itself come through as they are.
     """
@@ -135,7 +140,7 @@ def explain(
     elif layer is None and wish.needs_layers:
         found = _compare_last_layer(model, images, wish)
     else:
-        found = _compare(model, images, [] if layer is None else [layer], wish)
+        found = _compare(model, images, [] if layer is None else [layer], wish, are_named=True)
     return next(iter(found.values()))
 
 
@@ -173,7 +178,7 @@ def compare(
         progress=progress,
         join=join,
     )
-    return _compare(model, images, layers, wish)
+    return _compare(model, images, layers, wish, are_named=True)
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,7 @@ class _Wish:
 
 
 def _compare(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool = False
 ) -> dict[tuple[str, str], Explanation]:
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers) if wish.needs_layers or layers else []
@@ -233,6 +238,8 @@ def _compare(
         around=_watched(model, chosen, wish, effort, census),
     ) as recorded:
         maps = compute_maps(recorded, wish.methods, effort, census, reshape=wish.reshape, join=wish.join)
+        if are_named:
+            warn_of_places(recorded, wish.reshape)
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -10,16 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.dependence import Edge, Ways, edge_of, is_activated
+from gradcam.arguments import Batch, caller_keeps, to_batch
+from gradcam.axes import Axes
+from gradcam.dependence import Edge, Ways, edge_of, is_activated, is_softmax
 from gradcam.errors import ImageError, shorten
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
-from gradcam.recording import Batch, caller_keeps, to_batch
+from gradcam.places import ENOUGH, Laid, count_answers
+from gradcam.sites import are_shares, try_both
 from gradcam.suggestion import Place, no_graph_kept, read_scores, suggest, to_place
-from gradcam.tokens import Layout, find_layout
+from gradcam.tokens import Layout, find_layout, is_guess
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class LayerRow:
     `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `both_signs`: a map can be
     taken, of values that may be negative, since no activation such as ReLU comes last. `suggested_for_positive`: it is
     what `gradcam.explain` takes for methods that assume activations that are not negative, where that is another layer.
+    `places`: at how many of six changed places of the picture its cells answer, where it is `guessed` how they lie; below 4
+    they lie elsewhere. None where it is none, or nothing can be seen, as on the meta device.
     """
 
     name: str
@@ -45,10 +51,20 @@ class LayerRow:
     is_suggested: bool
     both_signs: bool = field(default=False, compare=False)
     suggested_for_positive: bool = field(default=False, compare=False)
+    guessed: bool = field(default=False, compare=False)
+    places: int | None = field(default=None, compare=False)
+
+    @property
+    def is_out_of_place(self) -> bool:
+        """Whether its cells were seen to lie elsewhere than they are drawn."""
+        return self.places is not None and self.places < ENOUGH
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     """All layers of `model`, in the order of `model.named_modules()`: one row for each, from one forward pass.
+
+    Where a guess says how layers lie on the picture, it takes seven more, all layers in each, to see whether their cells lie
+    there (`LayerRow.places`).
 
     `images`: what the model takes, as in `gradcam.explain`; their values do not matter. Or the side of a square RGB picture
     in pixels, or its (height, width). On the meta device a model needs no weights, and nothing is computed. Any other is
@@ -66,9 +82,12 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     with undisturbed(model), no_graph_kept(model), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
+    look.settle()
     ways = Ways(look.scores, look.pictures, look.find_layout)
     layers = {name: module for name, module in model.named_modules() if name}
     reasons = {name: look.why_not(module, ways.depends) for name, module in layers.items()}
+    guesses = look.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
+    places = {} if batch.pictures.is_meta or not guesses else count_answers(model, batch, guesses)
     found = [name for name in with_grid if reasons.get(name, "") is None]
     suggested = suggest(found, look.places(model), ways, look.output) if found else None
     first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
@@ -77,6 +96,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
             look.row(name, layers[name], reason),
             is_suggested=name == first,
             suggested_for_positive=name == positive != first,
+            guessed=name in guesses,
+            places=places.get(name),
         )
         for name, reason in reasons.items()
     )
@@ -98,19 +119,21 @@ def _to_images(model: nn.Module, images: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Output:
-    """What a layer gave: its shape, how that lies on the picture, where it is in the graph."""
+    """What a layer gave: its shape, how that lies on the picture, or why it does not, and where it is in the graph."""
 
     shape: tuple[int, ...]
     layout: Layout | None
     place: Place
+    why_none: str | None = None
 
 
 class _Look:
     """What is seen of a model's layers while it runs."""
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
-        self._batch = batch
+        self._model, self._batch = model, batch
         self._patches = find_patches(model.modules())
+        self._axes = Axes(model, batch, self._patches)
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _Output] = {}
         self.scores: list[Tensor] = []
@@ -119,6 +142,7 @@ class _Look:
 
     def watch(self, model: nn.Module, hooks: Hooks) -> None:
         """Look at the model and all its layers, whenever it runs next; its pass is recorded, for the graph."""
+        self._axes.prepare()
         hooks.before_forward(model, self._record)
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -135,8 +159,22 @@ class _Look:
         self._runs[module] = self._runs.get(module, 0) + 1
         tensor = first_floating(output)
         if tensor is not None:
-            layout = self.find_layout(tensor.shape, module)
-            self._outputs[module] = _Output(tuple(tensor.shape), layout, to_place(tensor, layout, self._batch.size))
+            shape = tuple(tensor.shape)
+            layout = self._axes.find_layout(shape, module)
+            is_text = layout is None and self._axes.holds_text(shape, module)
+            is_shared = layout is not None and self._are_shares(tensor, module, layout)
+            why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
+            layout = None if why else layout
+            self._outputs[module] = _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
+
+    def settle(self) -> None:
+        """Ask of what may have its channels first or last, once the model has run."""
+        for module, output in self._outputs.items():
+            if output.layout is None and output.why_none is None and output.shape:
+                layout = try_both(output.shape, module, self._batch, self._model)
+                if layout is not None:
+                    place = replace(output.place, places=math.prod(layout.grid))
+                    self._outputs[module] = replace(output, layout=layout, place=place)
 
     def _keep_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.scores, self.output = read_scores(None, output, self._batch.images), output
@@ -148,10 +186,20 @@ class _Look:
         }
         return {name: self._outputs[module].place for name, module in modules.items()}
 
-    def find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
-        """How an output of this shape lies on the pictures."""
-        batch = self._batch
-        return find_layout(shape, batch.size, module, batch.images, patches=self._patches)
+    def find_layout(self, shape: Sequence[int]) -> Layout | None:
+        """How an output of this shape lies on the pictures, whatever gave it."""
+        return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
+
+    def _are_shares(self, tensor: Tensor, module: nn.Module, layout: Layout) -> bool:
+        if tensor.ndim < 4 or not is_guess(layout, module, tensor.shape, self._batch.size):
+            return False
+        return are_shares(tensor) if not tensor.is_meta else is_softmax(tensor.grad_fn, tensor.ndim)
+
+    def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, Laid]:
+        """Of these layers those where it is a guess how they lie on the pictures, and how that is."""
+        found = {name: self._outputs[module] for name, module in layers.items()}
+        laid = {name: Laid(layers[name], it.shape, it.layout) for name, it in found.items() if it.layout}
+        return {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
 
     def why_not(self, module: nn.Module, depends: Mapping[Edge, bool]) -> str | None:
         """Why no class activation map can be taken at this layer; None where it can."""
@@ -164,7 +212,7 @@ class _Look:
             return "gives no floating-point tensor"
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
-            return "its rows are not the images" if is_folded else "no grid"
+            return output.why_none or ("its rows are not the images" if is_folded else "no grid")
         edge = output.place.edge
         if edge is None or edge not in depends:
             return "the score does not depend on it"

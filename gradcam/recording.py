@@ -3,91 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from gradcam.arguments import Batch, caller_keeps
+from gradcam.axes import Axes, one_image
 from gradcam.errors import ImageError, LayerError
 from gradcam.failures import BEHIND_A_LAYER, known_failures
 from gradcam.grad_mode import recording_off
 from gradcam.gradients import may_cast, recording_is_off, require_recording
 from gradcam.hooks import Hooks
-from gradcam.inputs import Arguments
 from gradcam.isolation import plain_attention, undisturbed
 from gradcam.layers import Outlet, layers_with_grid
 from gradcam.mixing import warn_of_shared_statistics
-from gradcam.nested import map_tensors, tensors
+from gradcam.nested import first_floating, map_tensors, tensors
+from gradcam.patches import find_patches
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The model's arguments, the pictures among them, how many those are, and of which size: (H,W) or (D,H,W)."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    pictures: Tensor
-    images: int
-    size: tuple[int, ...]
-    device: torch.device
-
-    def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
-        """The arguments for another run, since a model may change its own in place: copies, or what `change` gives.
-
-        `pictures` take the place of the pictures.
-        """
-        changed = change(self.pictures) if pictures is None else pictures
-
-        def new(tensor: Tensor) -> Tensor:
-            return changed if tensor is self.pictures else change(tensor)
-
-        args, kwargs = map_tensors((self.args, self.kwargs), new)
-        return replace(self, args=args, kwargs=kwargs, pictures=changed)
-
-
-def to_arguments(images: Any) -> Arguments:
-    """What the caller gave, as arguments: a tuple's are positional, a mapping's have names, anything else is the only one.
-
-    Raises `ImageError` for a mapping from anything but names.
-    """
-    # A mapping, not only a dict: Hugging Face's processors give one of their own.
-    kwargs = dict(images) if isinstance(images, Mapping) else {}
-    args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
-    if not all(isinstance(key, str) for key in kwargs):
-        raise ImageError(f"The images are a mapping from {list(kwargs)}, expected the names of the model's arguments.")
-    return args, kwargs
-
-
-def to_inputs(images: Any) -> Arguments:
-    """What the caller gave, pictures or not, as arguments. Raises `ImageError` where there is no tensor in it."""
-    args, kwargs = to_arguments(images)
-    if not any(True for _ in tensors((args, kwargs))):
-        raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
-    return args, kwargs
-
-
-def to_batch(images: Any) -> Batch:
-    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
-    args, kwargs = to_arguments(images)
-    given = list(tensors((args, kwargs)))
-    if any(tensor.is_nested for tensor in given):
-        raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
-    first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
-    if first is None:
-        what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
-        raise ImageError(
-            f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
-            "preprocess the pictures, and give a single one its batch dimension with image[None]."
-        )
-    if 0 in first.shape:
-        raise ImageError(f"The images are {tuple(first.shape)}: there is nothing to explain in an empty tensor.")
-    return Batch(args, kwargs, first, len(first), tuple(first.shape[2:]), first.device)
 
 
 @dataclass(frozen=True)
@@ -225,11 +163,6 @@ def _switched_off_again(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[
         yield
 
 
-def caller_keeps(tensor: Tensor) -> Tensor:
-    """What the model gets of a tensor of the caller's: outside inference mode, and nothing that is recorded sticks to it."""
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
-
-
 def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first."""
     names: list[str] = []
@@ -248,15 +181,38 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 
 def first_image(batch: Batch) -> Batch | None:
-    """The first image alone, which is enough to look for layers; None if the batch is that, or has other arguments."""
-    if batch.images == 1 or len(batch.args) != 1 or not isinstance(batch.args[0], Tensor):
-        return None
-    image = batch.args[0][:1]
-    return replace(batch, args=(image,), pictures=image, images=1)
+    """The first image alone, which is enough to look for layers; None if the batch is that."""
+    return None if batch.images == 1 else one_image(batch)
 
 
 def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """As `find_layers_with_grid`, from one pass of this batch; none where there is none."""
+    """As `find_layers_with_grid`, from one pass of this batch, and another of other texts; none where there is none."""
+    names = _find_with(model, batch, reshape)
+    axes = Axes(model, batch, find_patches(model.modules()))
+    if reshape is not None or not axes.text_lengths:
+        return names
+    shapes, modules = axes.plain, dict(model.named_modules())
+    return [name for name in names if not axes.holds_text(shapes.get(modules[name], ()), modules[name])]
+
+
+def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module]) -> dict[nn.Module, Tensor]:
+    """What these modules give for a batch, of several tensors the first floating one, of several runs the last."""
+    found: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensor = first_floating(output)
+        if tensor is not None:
+            found[module] = tensor.clone()  # which the next layer may change in place
+
+    with undisturbed(model), recording_off(), Hooks() as hooks:
+        for module in modules:
+            hooks.after_forward(module, keep)
+        args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
+        model(*args, **kwargs)
+    return found
+
+
+def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
     with undisturbed(model) as modules:
         _refuse_frames(batch, modules)
         args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)

@@ -10,13 +10,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import Batch, to_batch
+from gradcam.axes import Axes
 from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.gradients import no_dependence
 from gradcam.layers import norm_before_last_attention
 from gradcam.patches import find_patches
-from gradcam.recording import Batch, Recorded
+from gradcam.places import ENOUGH, Laid, remember_answers, tell_doubt
+from gradcam.recording import Recorded, record_outputs
 from gradcam.reshaping import Picked, Reshape, pick
-from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_layout
+from gradcam.tokens import MOST_NAMED_PREFIX, Layout, candidates, find_rivals, is_guess
+
+TEXT = (
+    "of text, or of text and picture in one row: its length is the text's, so that its rows are no places. Choose a layer "
+    "of the part that sees the picture alone."
+)
+SHARES = (
+    "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
+    "method that follows attention, such as 'rollout'."
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
     """How a recorded layer's activations lie on the picture. Raises as `place` does."""
     module = recorded.outlets[layer].module
-    return place(layer, activations, module, recorded.batch, modules=recorded.modules, reshape=reshape)
+    return place(layer, activations, module, recorded.batch, model=recorded.model, reshape=reshape)
 
 
 def place(
@@ -60,20 +72,74 @@ def place(
     module: nn.Module,
     batch: Batch,
     *,
-    modules: Iterable[nn.Module],
+    model: nn.Module,
     reshape: Reshape = None,
 ) -> Layout | Picked:
-    """How what a layer gave lies on the picture; `modules` are all of the model's.
+    """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not tell.
 
     Raises `LayerError` where it does not, or nobody can tell.
     """
     if callable(reshape):
         return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
-    patches = find_patches(modules) if activations.ndim == 3 else ()
-    layout = find_layout(activations.shape, batch.size, module, batch.images, patches=patches, reshape=reshape)
+    shape = tuple(activations.shape)
+    axes = Axes(model, batch, find_patches(model.modules()) if len(shape) == 3 else ())
+    layout = axes.find_layout(shape, module, reshape)
+    if layout is None and reshape is None:
+        layout = try_both(shape, module, batch, model)
     if layout is None:
-        raise LayerError(f"Layer '{layer}' gives {tuple(activations.shape)} {_why_not(activations, batch, reshape)}")
+        if reshape is None and axes.holds_text(shape, module):
+            why = TEXT
+        elif reshape is None and not axes.image_axes(shape, module):
+            why = _folded(batch)
+        else:
+            why = _why_not(activations, batch, reshape)
+        raise LayerError(f"Layer '{layer}' gives {shape} {why}")
+    if reshape is None and len(shape) > 3 and is_guess(layout, module, shape, batch.size) and are_shares(activations):
+        raise LayerError(f"Layer '{layer}' gives {shape} {SHARES}")
     return layout
+
+
+def are_shares(activations: Tensor) -> bool:
+    """Whether its rows are shares of a whole, as a softmax gives them: such a matrix of attention is no picture."""
+    if activations.is_meta or activations.shape[-1] == 1:
+        return False
+    tolerance = 2e-2 if activations.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    rows = activations.detach().float()
+    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < tolerance).all())
+
+
+def try_both(shape: tuple[int, ...], module: nn.Module, batch: Batch, model: nn.Module) -> Layout | None:
+    """Of a map that may have its channels first or last the one layout whose cells answer in their places; or None."""
+    is_asked = shape[0] == batch.images and not batch.pictures.is_meta
+    layouts = find_rivals(shape, module, batch.size) if is_asked else []
+    found = [it for it in layouts if (remember_answers(model, batch, Laid(module, shape, it)) or 0) >= ENOUGH]
+    return found[0] if len(found) == 1 else None
+
+
+def warn_of_places(recorded: Recorded, reshape: Reshape = None) -> None:
+    """Warn of recorded layers whose cells do not answer in their places, where it is a guess which these are."""
+    for layer, (part, *others) in recorded.parts.items():
+        if others:
+            continue  # of which not all need have a grid
+        activations = recorded.activations[part]
+        layout = find_grid(part, activations, recorded, reshape)
+        laid = Laid(recorded.outlets[part].module, tuple(activations.shape), layout)
+        if doubt := _find_doubt(layer, laid, recorded.batch, recorded.model, recorded.autocast):
+            warn(doubt)
+
+
+def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = None) -> str | None:
+    """What `warn_of_places` says of a layer, for images (N,C,H,W). Raises as `place` does."""
+    batch, module = to_batch(images), model.get_submodule(layer)
+    activations = record_outputs(model, batch, [module])[module]
+    layout = place(layer, activations, module, batch, model=model, reshape=reshape)
+    return _find_doubt(layer, Laid(module, tuple(activations.shape), layout), batch, model)
+
+
+def _find_doubt(
+    layer: str, laid: Laid, batch: Batch, model: nn.Module, autocast: torch.dtype | None = None
+) -> str | None:
+    return tell_doubt(layer, remember_answers(model, batch, laid, autocast)) if laid.is_doubtful(batch) else None
 
 
 def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
@@ -84,13 +150,17 @@ def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] |
             f"for {batch.images} image(s) of {size}, which reshape={reshape!r} does not fit: {_options(shape, batch)}"
         )
     if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
-        return (
-            f"for {batch.images} image(s): its rows are not the images, so that no map can be assigned to one. Choose a "
-            "layer outside the part that folds the batch."
-        )
+        return _folded(batch)
     if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
         return f"for images of {size}, in which it is not certain where their grid lies: {_options(shape, batch)}"
     return f"for images of {size}, in which there is no spatial grid: choose a layer before pooling and flattening."
+
+
+def _folded(batch: Batch) -> str:
+    return (
+        f"for {batch.images} image(s): its rows are not the images, so that no map can be assigned to one. Choose a layer "
+        "outside the part that folds the batch."
+    )
 
 
 def _options(shape: tuple[int, ...], batch: Batch) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import Batch, caller_keeps
 from gradcam.dependence import Edge, Ways, edge_of, is_activated
 from gradcam.hooks import Hooks
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
-from gradcam.recording import Batch, caller_keeps, find_layers_with_grid, first_image, look_for_layers
+from gradcam.recording import find_layers_with_grid, first_image, look_for_layers
 from gradcam.targets import to_class_target
 from gradcam.tokens import Layout, find_layout
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -15,11 +17,13 @@ from gradcam.patches import Patch, find_even_grids, find_patch_grids, may_be_mer
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # themselves: of their kinds some work on channels first
 # As a rule; GELU and Dropout are transformers' as well.
 BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
 MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
 MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
 MOST_NAMED_PREFIX = 8  # where the grid is given
+IMAGE_AXES = (0, 1)  # along which the images of tokens may lie
 
 
 Change = Callable[[Tensor], object]  # of a tensor, in place
@@ -85,21 +89,23 @@ def find_layout(
     *,
     patches: Sequence[Patch] = (),
     reshape: str | tuple[int, ...] | None = None,
+    image_axes: Sequence[int] = IMAGE_AXES,
 ) -> Layout | None:
     """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
 
     `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
     `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `choices.LAYOUTS`, or the grid that the
-    last of the tokens form; what it does not say is worked out.
+    last of the tokens form; what it does not say is worked out. `image_axes`: along which of the first two axes the images
+    may lie, for tokens; `axes.Axes` asks the model where their number does not tell.
 
     Channels first is assumed, unless only channels last has the picture's aspect or the module works on channels last.
     Tokens (N,T,D) form a grid if there is but one that `_token_layout` finds. They may come first, (T,N,D), where
     (N,T,D) cannot be meant.
     """
     if isinstance(reshape, tuple):
-        return _given_layout(shape, size, images, reshape, patches)
+        return _given_layout(shape, size, reshape, images=images, patches=patches, image_axes=image_axes)
     if len(shape) == 3:
-        return _row_layout(shape, size, module, images=images, patches=patches, kind=reshape)
+        return _row_layout(shape, size, module, images=images, patches=patches, kind=reshape, image_axes=image_axes)
     if len(shape) != len(size) + 2 or images not in (None, shape[0]) or (reshape or "").startswith("tokens"):
         return None
     first, last = tuple(shape[2:]), tuple(shape[1:-1])
@@ -121,7 +127,16 @@ def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | 
         return None
     if fits_first != fits_last:
         return "channels first" if fits_first else "channels last"
-    return "channels first" if fits_first or _ends_channels_first(module, shape) else None
+    if _ends_channels_first(module, shape):
+        return "channels first"
+    return _kind_of_squarer_cells(shape, size, module) if fits_first else None
+
+
+def _kind_of_squarer_cells(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
+    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))
+    if first == last:
+        return "channels first" if module is None else None
+    return "channels first" if first < last else "channels last"
 
 
 def _gives_matrices(module: nn.Module | None) -> bool:
@@ -148,9 +163,21 @@ def _channel_axis(module: nn.Module, shape: Sequence[int]) -> int | None:
     features = _features(module)
     if features is None or features not in (shape[1], shape[-1]):
         return None
-    if features == shape[1] == shape[-1]:  # of LayerNorm there are kinds that work on channels first
-        return -1 if type(module) in (nn.LayerNorm, nn.Linear) else None
+    if features == shape[1] == shape[-1]:
+        return -1 if type(module) in CHANNELS_LAST else _try_axes(module, features, len(shape))
     return -1 if features == shape[-1] else 1
+
+
+def _try_axes(module: nn.Module, features: int, rank: int) -> int | None:
+    """Where a kind of LayerNorm or Linear has its features, which may be channels first: it takes no other length there."""
+    given = module.in_features if isinstance(module, nn.Linear) else features
+    some = next(module.parameters(), torch.empty(0))
+    sides, taken = [max(given, features) + 1] * (rank - 2), []
+    for axis, shape in ((1, (1, given, *sides)), (-1, (1, *sides, given))):
+        with torch.no_grad(), contextlib.suppress(Exception):  # whatever a module raises
+            module.forward(torch.zeros(shape, dtype=some.dtype, device=some.device))  # itself, without hooks
+            taken.append(axis)
+    return taken[0] if len(taken) == 1 else None
 
 
 def _features(module: nn.Module) -> int | None:
@@ -179,14 +206,55 @@ def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
     return max(low for low, _ in strides) < min(high for _, high in strides)
 
 
+def _distortion(grid: Sequence[int], size: Sequence[int]) -> float:
+    """How unlike the sides of a cell are, 1 where it is a square."""
+    height, width = (length / cells for cells, length in zip(grid[-2:], size[-2:]))
+    return max(height / width, width / height)
+
+
+def find_rivals(shape: Sequence[int], module: nn.Module, size: Sequence[int]) -> list[Layout]:
+    """Both layouts of a map whose channels may be first or last, where neither its shape nor its parts tell; or none."""
+    grids = {"channels first": tuple(shape[2:]), "channels last": tuple(shape[1:-1])}
+    if len(shape) != len(size) + 2 or _gives_matrices(module) or _has_channels_last(module, shape):
+        return []
+    if not all(_has_aspect(grid, size) for grid in grids.values()):
+        return []
+    return [Layout(grid, kind) for kind, grid in grids.items() if max(grid) > 1]
+
+
+def is_guess(layout: Layout, module: nn.Module, shape: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether a count or an aspect alone says how this lies on the picture, and neither convolutions nor what works on it.
+
+    Tokens may be in any order, and maps of another aspect, or of a stride that is no whole number, may be no maps.
+    """
+    if layout.kind == "channels last":
+        return not _has_channels_last(module, shape)
+    if layout.kind != "channels first" or not _has_aspect(layout.grid, size):
+        return True
+    if isinstance(module, BEHIND_CONVOLUTIONS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
+        return False
+    return not all(_has_whole_stride(cells, length) for cells, length in zip(layout.grid, size))
+
+
+def _has_whole_stride(cells: int, length: int) -> bool:
+    strides = {max(1, length // cells), -(-length // cells)}
+    return any(cells in (length // stride, -(-length // stride)) for stride in strides)
+
+
 def _given_layout(
-    shape: Sequence[int], size: Sequence[int], images: int | None, grid: tuple[int, ...], patches: Sequence[Patch]
+    shape: Sequence[int],
+    size: Sequence[int],
+    grid: tuple[int, ...],
+    *,
+    images: int | None,
+    patches: Sequence[Patch],
+    image_axes: Sequence[int],
 ) -> Layout | None:
     if len(shape) != 3 or len(grid) != len(size):
         return None
     for axis, kind in ((1, "tokens"), (0, "tokens first")):
         prefix = shape[axis] - math.prod(grid)
-        if images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
+        if 1 - axis in image_axes and images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
             known = [it.grid for it in candidates(shape[axis], find_patch_grids(size, patches))]
             return Layout(grid, kind, prefix) if grid in known or not known else None
     return None
@@ -200,16 +268,17 @@ def _row_layout(
     images: int | None,
     patches: Sequence[Patch],
     kind: str | None,
+    image_axes: Sequence[int],
 ) -> Layout | None:
     """Of three axes: tokens, unless the middle one is that of channels."""
     if kind in ("channels first", "channels last"):
         return None
     found = None
-    if kind != "tokens first" and images in (None, shape[0]):
+    if kind != "tokens first" and 0 in image_axes and images in (None, shape[0]):
         found = _token_layout(shape[1], size, patches)
         if found is not None and kind is None and _may_be_flattened(shape, size, module, _rivals(found, size, patches)):
             return None
-    if found is None and images == shape[1] and kind != "tokens":
+    if found is None and 1 in image_axes and images == shape[1] and kind != "tokens":
         found = _token_layout(shape[0], size, patches)
         return found and replace(found, kind="tokens first")
     return found

@@ -348,3 +348,12 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
     outcome = layers(f"hf:{tmp_path / 'empty'}")
     assert "has no config.json" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
+
+
+def test_layers_whose_cells_lie_elsewhere_are_marked(layers: Command) -> None:
+    found = records(layers("timm:mobilevitv2_050", "stages.3.1", "--size", "192", "--json"))
+    assert found["stages.3.1.transformer"]["places"] <= 3
+    assert found["stages.3.1"]["places"] is None  # behind a convolution that folds them back
+    shown = layers("timm:mobilevitv2_050", "stages.3.1.transformer", "--size", "192").out
+    assert "  yes, but its cells lie elsewhere\n" in shown
+    assert "elsewhere" not in layers("timm:vit_tiny_patch16_224", "blocks.3", "--size", "224").out

@@ -16,11 +16,12 @@ import torchvision
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.arguments import to_batch
 from gradcam.effort import Effort
 from gradcam.errors import GradcamError, LayerError
 from gradcam.layers import find_layer
 from gradcam.perturbation import ablation
-from gradcam.recording import recorded_pass, to_batch
+from gradcam.recording import recorded_pass
 from gradcam.sites import find_site
 from tests import perturbation_oracles as slow
 from tests.helpers import TINY, tiny_model

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradcam.patches import Patch, find_patches
 from gradcam.tokens import Layout, find_layout
@@ -89,6 +89,21 @@ class Permuted(nn.Module):
 
 
 class NormOverChannelsFirst(nn.LayerNorm):
+    """As ConvNeXt's stem has it; `timm` has a subclass that works on channels last as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class NormByHand(nn.LayerNorm):
+    """The same without a permutation, which broadcasts its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(1, keepdim=True)
+        return centred / (centred.square().mean(1, keepdim=True) + self.eps).sqrt() * self.weight[:, None, None]
+
+
+class NormOfAnotherName(nn.LayerNorm):
     pass
 
 
@@ -105,10 +120,16 @@ class NormOverChannelsFirst(nn.LayerNorm):
         ((2, 96, 96, 96), Permuted(nn.LayerNorm(96)), None),  # it may give either
         ((2, 96, 96, 96), Permuted(nn.Conv2d(3, 96, 1), nn.Linear(384, 96)), None),
         ((2, 96, 96, 96), NormOverChannelsFirst(96), "channels first"),
+        ((2, 96, 96, 96), NormByHand(96), "channels first"),
+        ((2, 96, 96, 96), NormOfAnotherName(96), "channels last"),
+        ((2, 96, 96, 96), nn.Dropout(), None),  # behind either
+        ((2, 97, 97, 96), nn.Dropout(), "channels last"),  # of which alone the cells are squares
+        ((2, 96, 97, 97), nn.Dropout(), "channels first"),
         ((2, 24, 24, 192), Permuted(nn.LayerNorm(192)), "channels last"),
         ((2, 192, 24, 24), Permuted(nn.LayerNorm(192)), "channels first"),
         ((2, 48, 24, 24), NormOverChannelsFirst(48), "channels first"),
-        ((2, 24, 20, 24), NormOverChannelsFirst(24), None),
+        ((2, 24, 20, 24), NormOverChannelsFirst(24), "channels first"),
+        ((2, 24, 20, 24), NormOfAnotherName(24), None),  # windows in rows
         ((2, 16, 49, 64), nn.Linear(8, 64), None),  # windows in rows
         ((2, 16, 49, 64), nn.Sequential(nn.LayerNorm(64), nn.Dropout()), None),
         ((2, 16, 20, 5), nn.Sequential(nn.Conv2d(3, 16, 1)), "channels first"),  # of strides that are not alike

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gradcam.arguments import Batch
 from gradcam.attention.census import Census, Sighting
+from gradcam.axes import Axes
 from gradcam.errors import ModelError
 from gradcam.patches import find_patches
-from gradcam.recording import Batch, Recorded
+from gradcam.recording import Recorded
 from gradcam.tokens import Layout, find_layout
 
 
@@ -66,8 +68,10 @@ def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
 
 
 def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | None = None) -> Layout | None:
-    batch = recorded.batch
-    return find_layout(shape, batch.size, module, batch.images, patches=find_patches(recorded.modules))
+    batch, patches = recorded.batch, find_patches(recorded.modules)
+    if module is not None:
+        return Axes(recorded.model, batch, patches).find_layout(shape, module)
+    return find_layout(shape, batch.size, module, batch.images, patches=patches)
 
 
 def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import Batch, caller_keeps, to_batch
 from gradcam.attributions.attribution import Attribution
 from gradcam.errors import ModelError
 from gradcam.failures import IN_A_MODEL, known_failures
@@ -18,13 +19,7 @@ from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.mixing import warn_of_shared_statistics
 from gradcam.nested import map_tensors, tensors
-from gradcam.recording import (
-    Batch,
-    caller_autocast,
-    caller_keeps,
-    has_float16,
-    to_batch,
-)
+from gradcam.recording import caller_autocast, has_float16
 from gradcam.sites import at_least_float32, check_range
 from gradcam.targets import ClassTarget, compute_scores
 

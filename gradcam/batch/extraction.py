@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradcam.arguments import to_batch
+from gradcam.axes import Axes
 from gradcam.batch.items import Item
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.reading import Fetched
@@ -19,7 +21,6 @@ from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers import unwrap
 from gradcam.patches import find_patches
-from gradcam.tokens import find_layout
 
 Row = dict[str, Tensor]  # by layer: what it gave for one picture, on the CPU
 
@@ -55,15 +56,9 @@ class Extractor:
         if tensor.ndim <= 2 or tensor[0].numel() == max(tensor.shape[1:]):
             return tensor.flatten(1) if tensor.ndim > 2 else tensor
         model = unwrap(self.classifier.model)
+        module = select_layers(model, name)[name]
         patches = find_patches(model.modules()) if tensor.ndim == 3 else ()
-        layout = find_layout(
-            tensor.shape,
-            images.shape[2:],
-            select_layers(model, name)[name],
-            len(images),
-            patches=patches,
-            reshape=self.reshape,
-        )
+        layout = Axes(model, to_batch(images), patches).find_layout(tensor.shape, module, self.reshape)
         if layout is None:
             raise LayerError(
                 f"Layer '{name}' gives {tuple(tensor.shape)} for {len(images)} pictures, in which it is not certain where "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import to_batch
 from gradcam.classifiers.preparation import find_input_device, find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocess, Preprocessing
 from gradcam.errors import ModelError, TargetError
@@ -16,7 +17,6 @@ from gradcam.explanation import explain
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import first_floating
-from gradcam.recording import to_batch
 from gradcam.suggestion import find_suggestion
 from gradcam.targets import find_logits
 

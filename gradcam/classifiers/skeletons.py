@@ -21,6 +21,8 @@ from gradcam.classifiers.providers.defaults import pytorchs_own_defaults
 from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.listing import LayerRow, list_layers
 
+MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to see where its cells lie
+
 
 @dataclass(frozen=True)
 class Skeleton:
@@ -90,6 +92,7 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     note = None
     try:
         rows = list_layers(skeleton.model, _to_images(skeleton, skeleton.model, "meta"))
+        rows = _try_places(blueprint, skeleton, rows)
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:  # whatever a model raises
@@ -97,6 +100,21 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
             raise _does_not_run(skeleton, error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
     return Survey(skeleton, _suggest(rows, skeleton), note)
+
+
+def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
+    """With what random weights show of places that are guesses; as they are without one, or where it would take long."""
+    count = sum(parameter.numel() for parameter in skeleton.model.parameters())
+    if count > MOST_PARAMETERS or not any(row.cam and row.guessed for row in rows):
+        return rows
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)  # the same list each time
+            real = _list_for_real(blueprint, skeleton)
+    except Exception:  # whatever a model raises that could be listed without values
+        return rows
+    places = {row.name: row.places for row in real}
+    return tuple(replace(row, places=places.get(row.name)) for row in rows)
 
 
 def first_channels(model: nn.Module) -> int:

@@ -50,6 +50,8 @@ def _table(rows: Sequence[LayerRow]) -> list[str]:
 def _cells(row: LayerRow) -> tuple[str, ...]:
     kind = row.type if len(row.type) <= LONGEST_TYPE else row.type[: LONGEST_TYPE - 1] + "…"
     place = "suggested" if row.is_suggested else "yes" if row.cam else str(row.reason)
+    if row.is_out_of_place:
+        place = f"{place}, but its cells lie elsewhere"
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
     return row.name, kind, _output(row), _stride(row), f"{row.parameters:,}" if row.parameters else "-", place
 
@@ -71,7 +73,7 @@ def _stride(row: LayerRow) -> str:
 def _mark(row: LayerRow, line: str) -> str:
     if row.is_suggested:
         return click.style(f"→ {line}", fg="green", bold=True)
-    return f"  {line}" if row.cam else click.style(f"  {line}", dim=True)
+    return f"  {line}" if row.cam and not row.is_out_of_place else click.style(f"  {line}", dim=True)
 
 
 def _explain_signs(survey: Survey) -> list[str]:

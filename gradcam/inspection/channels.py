@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gradcam.arguments import to_batch
 from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers import unwrap
-from gradcam.recording import to_batch
 from gradcam.reshaping import to_reshape
 from gradcam.sites import place
 
@@ -39,7 +39,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     found = features(model, images, wanted)
 
     def to_grid(name: str, module: nn.Module) -> Tensor:
-        layout = place(name, found[name], module, batch, modules=model.modules(), reshape=reshape)
+        layout = place(name, found[name], module, batch, model=model, reshape=reshape)
         return layout.to_grid(found[name])
 
     grids: dict[str, Tensor] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import caller_keeps, to_inputs
 from gradcam.errors import LayerError, join_names
 from gradcam.grad_mode import recording_off
 from gradcam.hooks import Hooks
@@ -17,7 +18,6 @@ from gradcam.inspection.selection import Layers, select_layers
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import first_floating, map_tensors
-from gradcam.recording import caller_keeps, to_inputs
 from gradcam.target_layer import refuse_vmap
 
 

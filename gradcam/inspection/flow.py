@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import caller_keeps, to_batch
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.failures import IN_A_MODEL, known_failures
 from gradcam.hooks import Hooks
@@ -19,12 +20,7 @@ from gradcam.inspection.verdicts import LayerGradients, judge
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import map_tensors
-from gradcam.recording import (
-    caller_autocast,
-    caller_keeps,
-    has_float16,
-    to_batch,
-)
+from gradcam.recording import caller_autocast, has_float16
 from gradcam.targets import compute_scores
 
 

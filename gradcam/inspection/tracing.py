@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradcam.arguments import to_inputs
 from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.inspection.calls import Entry
 from gradcam.inspection.passes import Subject, count_pass, timed_pass
 from gradcam.layers import unwrap
 from gradcam.nested import map_tensors, tensors
-from gradcam.recording import to_inputs
 
 Shape = tuple[int, ...]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradcam.arguments import Batch
 from gradcam.effort import Effort
 from gradcam.gradients import jacobian
 from gradcam.methods.joining import Join, add_up
 from gradcam.perturbation.options import check_integer, check_number, check_seed
-from gradcam.recording import Batch, Recorded, recorded_pass
+from gradcam.recording import Recorded, recorded_pass
 from gradcam.rounding import Settled, find_slack, settle
 from gradcam.sites import Site, blind_layer
 

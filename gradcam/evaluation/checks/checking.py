@@ -19,6 +19,8 @@ from gradcam.evaluation.subject import Subject
 from gradcam.images import Pixels
 from gradcam.layers import find_layer, unwrap
 from gradcam.methods import METHODS
+from gradcam.reshaping import to_reshape
+from gradcam.sites import find_doubt
 from gradcam.targets import ClassTarget
 
 
@@ -46,6 +48,8 @@ def check(
       the middle may pass where the object is there: it fails the first two.
     - stability: does it stay under noise (`max_sensitivity`)? The value is the largest relative change in ten draws.
 
+    A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`) fails whatever the tests say.
+
     "passed" means not refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded
     model, and the verdict says where they are uncalibrated.
     `picture`: a path, or an array, as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, or a function of
@@ -71,12 +75,13 @@ def check(
         explain = Explainer((name,), place, score, classifier.activation, reshape, seed).only(name)
     exhibits = collect(subject, explain, seed=seed, progress=progress)
     found = int(subject.classes)
+    explained = place if name in METHODS and not callable(method) and METHODS[name].place == "layer" else None
     return Verdict(
         tests=judge(exhibits, read_thresholds(), classifier.labels),
         calibrated=_is_calibrated(classifier),
         model=classifier.name,
         method=name,
-        layer=place if name in METHODS and not callable(method) and METHODS[name].place == "layer" else None,
+        layer=explained,
         score=score,
         index=found,
         label=classifier.label(found),
@@ -85,6 +90,7 @@ def check(
         labels=classifier.labels,
         picture=_cut(classifier, prepared.reading.picture),
         exhibits=exhibits,
+        doubt=explained and find_doubt(unwrap(classifier.model), images, explained, to_reshape(reshape)),
     )
 
 

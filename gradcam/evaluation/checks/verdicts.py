@@ -66,7 +66,8 @@ class Verdict:
 
     `tests`: in the order of `QUESTIONS`. `calibrated`: whether the thresholds were measured on this very model.
     `index`, `label`, `probability`: of the class that is explained. `layer`: None where the method looks at none, or nobody
-    knows. `labels`: of all classes. `picture`: what the network saw of it. `exhibits`: what the panel shows.
+    knows. `labels`: of all classes. `picture`: what the network saw of it. `exhibits`: what the panel shows. `doubt`: why
+    the map may lie in wrong places, None where nothing says so.
     """
 
     tests: tuple[Test, ...]
@@ -82,11 +83,12 @@ class Verdict:
     labels: Sequence[str] | None = field(repr=False)
     picture: Pixels = field(repr=False)
     exhibits: Exhibits = field(repr=False)
+    doubt: str | None = None
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of the tests'."""
-        return max((test.outcome for test in self.tests), key=OUTCOMES.index)
+        """The worst of the tests'; of a map that may lie in wrong places it is failed."""
+        return "failed" if self.doubt else max((test.outcome for test in self.tests), key=OUTCOMES.index)
 
     @property
     def class_name(self) -> str:
@@ -95,7 +97,11 @@ class Verdict:
 
     @property
     def caution(self) -> str:
-        """How far the thresholds are to be trusted, in a sentence."""
+        """Why the map may lie in wrong places, if it may, and how far the thresholds are to be trusted, in sentences."""
+        return " ".join(filter(None, (self.doubt, self._calibration)))
+
+    @property
+    def _calibration(self) -> str:
         known = read_calibration()
         if self.calibrated:
             return f"The thresholds were calibrated on this model, with {known['method']} at {known['layer']}."
@@ -125,7 +131,7 @@ class Verdict:
             }
             for test in self.tests
         ]
-        return {**{name: getattr(self, name) for name in names}, "tests": tests}
+        return {**{name: getattr(self, name) for name in names}, "doubt": self.doubt, "tests": tests}
 
 
 @functools.cache

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.arguments import to_batch
 from gradcam.errors import LayerError
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import find_layer, unwrap
 from gradcam.listing import LayerRow, list_layers
 from gradcam.nested import first_floating
-from gradcam.recording import find_layers_with_grid, to_batch
+from gradcam.recording import find_layers_with_grid
 
 LAST = 4  # layers of the coarsest grid, counted from the end
 BLOCKS = 3  # of a model with one grid all along, such as a transformer, the last ones
@@ -37,7 +38,8 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     model = unwrap(model)
     default = find_layer(model, default).name
     with_grid = set(find_layers_with_grid(model, to_batch(image)))
-    rows = {row.name: row for row in list_layers(model, image) if row.cam and row.grid and row.name in with_grid}
+    listed = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
+    rows = {row.name: row for row in listed if row.grid and row.name in with_grid}
     ended = _list_ended(model, image)
     straight = [name for name in ended[len(ended) // 4 :] if name in rows and _is_straight(model, name)]
     coarse, *fine = sorted({_count_places(row) for row in rows.values()}) or [0]

@@ -1,0 +1,269 @@
+"""As many images as tokens, text in the place of a picture, and as many channels as rows: what counting cannot tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import LayerError
+from gradcam.listing import list_layers
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SEEN = {**SMALL, "image_size": 32, "patch_size": 8}  # 16 patches and a class token
+
+
+class Encoder(nn.Module):
+    """A vision transformer of 16 patches and a class token, on PyTorch's own layers."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.patches, self.cls = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(1, 1, 16))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first, norm_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(tokens), -1, -1), tokens], 1)
+        x = tokens if self.batch_first else tokens.transpose(0, 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[:, 1:].mean(1) if self.batch_first else x[1:].mean(0))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("method", ["gradcam", "eigencam", "rollout", "gradient-rollout"])
+def test_as_many_images_as_tokens_are_explained_as_fewer_are(method: str, batch_first: bool) -> None:
+    model, images = Encoder(batch_first=batch_first).eval(), torch.randn(17, 3, 32, 32)
+    together = gradcam.explain(model, images, "layers.0", method=method, target=1)
+    halves = [gradcam.explain(model, half, "layers.0", method=method, target=1).maps for half in images.split(9)]
+    torch.testing.assert_close(together.maps, torch.cat(halves), rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_tokens_first_is_that_of_each_image() -> None:
+    model, images = Encoder(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
+    kept: list[Tensor] = []
+    handle = model.layers[0].register_forward_hook(lambda module, args, output: kept.append(output))
+    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), kept[0])
+    handle.remove()
+    values, weights = kept[0][1:].detach(), gradient[1:].mean(0)  # (16,N,D) and (N,D)
+    expected = torch.einsum("tnd,nd->nt", values, weights).relu().unflatten(1, (4, 4))
+    found = gradcam.explain(model, images, "layers.0", target=1)
+    torch.testing.assert_close(found.maps[:, 0], expected, rtol=1e-4, atol=1e-6)
+    grid = gradcam.explain(model, images, "layers.0", target=1, reshape=(4, 4))
+    torch.testing.assert_close(grid.maps, found.maps)
+
+
+def test_the_list_of_layers_and_features_ask_as_well() -> None:
+    model, images = Encoder(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
+    for given in (model, Encoder(batch_first=False).to("meta")):
+        rows = {row.name: row for row in list_layers(given, images)}
+        assert (rows["layers.0"].grid, rows["layers.0"].cam) == ((4, 4), True)
+    grids = gradcam.inspection.activations(model, images, "layers.0")["layers.0"]
+    alone = gradcam.inspection.activations(model, images[:1], "layers.0")["layers.0"]
+    torch.testing.assert_close(grids[:1], alone, rtol=1e-4, atol=1e-5)
+
+
+class Windows(nn.Module):
+    """Four windows of 16 cells, in rows, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images).movedim(1, -1)  # (N,8,8,C)
+        windows = x.unflatten(2, (2, 4)).unflatten(1, (2, 4)).transpose(2, 3).reshape(-1, 16, 8)
+        return self.head(self.norm(windows).unflatten(0, (len(images), 4)).mean((1, 2)))
+
+
+@pytest.mark.parametrize("images", [16, 5])
+def test_as_many_images_as_cells_of_a_window_are_no_tokens(images: int) -> None:
+    model, pictures = Windows().eval(), torch.randn(images, 3, 32, 32)
+    with pytest.raises(LayerError, match=rf"for {images} image\(s\): its rows are not the images"):
+        gradcam.explain(model, pictures, "norm", target=1)
+    rows = {row.name: row for row in list_layers(model, pictures)}
+    assert rows["norm"].reason == "its rows are not the images"
+    assert gradcam.explain(model, pictures, target=1).layer == "stem"
+
+
+class Stubborn(Encoder):
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) != 17:
+            raise ValueError("17 images")
+        return super().forward(images)
+
+
+def test_where_the_model_does_not_answer_somebody_has_to_say() -> None:
+    model, images = Stubborn(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
+    with pytest.raises(LayerError, match=r"gives \(17, 17, 16\)"):
+        gradcam.explain(model, images, "layers.0", target=1)
+    said = gradcam.explain(model, images, "layers.0", target=1, reshape="tokens first")
+    plain = Encoder(batch_first=False).eval()
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(said.maps, gradcam.explain(plain, images, "layers.0", target=1).maps)
+
+
+def caption(decoder: str) -> nn.Module:
+    words = {"vocab_size": 50, "add_cross_attention": True, "is_decoder": True}
+    if decoder == "gpt2":
+        config = transformers.GPT2Config(
+            n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2, **words
+        )
+    else:
+        config = transformers.TrOCRConfig(
+            d_model=16,
+            decoder_layers=2,
+            decoder_attention_heads=2,
+            decoder_ffn_dim=32,
+            max_position_embeddings=64,
+            cross_attention_hidden_size=16,
+            **words,
+        )
+    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(transformers.ViTConfig(**SEEN), config)
+    return transformers.VisionEncoderDecoderModel(both).eval()
+
+
+def last_word(output: Any) -> Tensor:
+    return output.logits[:, -1].amax(-1, keepdim=True)
+
+
+def words(length: int) -> Tensor:
+    return torch.randint(3, 50, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+LENGTHS = (1, 2, 4, 5, 9, 16, 17, 18, 20)
+
+
+@pytest.mark.parametrize("decoder", ["gpt2", "trocr"])
+def test_captions_are_no_pictures_however_long(decoder: str) -> None:
+    model, pictures = caption(decoder), torch.randn(1, 3, 32, 32)
+    for length in LENGTHS:
+        given = {"pixel_values": pictures, "decoder_input_ids": words(length)}
+        refused = "not the images|of text" if length == 1 else "of text, or of text and picture in one row"
+        with pytest.raises(LayerError, match=f"{refused}|no spatial grid|not certain" if length < 4 else refused):
+            gradcam.explain(model, given, "decoder", target=last_word)
+        found = gradcam.explain(model, given, target=last_word)
+        assert (found.layer, found.maps.shape[2:]) == ("encoder.layernorm", (4, 4))
+
+
+def test_a_row_of_picture_and_text_is_no_picture() -> None:
+    model = transformers.GitForCausalLM(
+        transformers.GitConfig(
+            vision_config=SEEN, vocab_size=50, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **SMALL
+        )
+    ).eval()
+    for length in LENGTHS[1:]:
+        ids = words(length)
+        given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for layer in ("git.encoder", "output"):  # the picture's 17 tokens, and then the words
+            with pytest.raises(LayerError, match="of text, or of text and picture in one row"):
+                gradcam.explain(model, given, layer, target=last_word)
+        assert gradcam.explain(model, given, target=last_word).layer == "git.visual_projection"
+    rows = {row.name: row for row in list_layers(model, given)}
+    assert rows["git.encoder"].reason == "its rows are text"
+    assert rows["git.visual_projection"].cam
+
+
+def test_pictures_within_the_words_are_no_picture_either() -> None:
+    text = {**SMALL, "model_type": "llama", "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            vision_config={**SEEN, "model_type": "clip_vision_model"}, text_config=text, image_token_index=59
+        )
+    ).eval()
+    for length in (4, 9):
+        ids = torch.cat([torch.full((1, 16), 59), words(length)], 1)
+        given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for layer in ("lm_head", "model.language_model"):
+            with pytest.raises(LayerError, match="of text, or of text and picture in one row"):
+                gradcam.explain(model, given, layer, target=last_word)
+        assert gradcam.explain(model, given, target=last_word).layer == "model.multi_modal_projector"
+
+
+def test_a_picture_with_as_many_tokens_as_the_text_stays_one() -> None:
+    config = transformers.CLIPConfig(
+        text_config={**SMALL, "vocab_size": 50, "max_position_embeddings": 64, "eos_token_id": 49, "bos_token_id": 1},
+        vision_config=SEEN,
+        projection_dim=8,
+    )
+    model, pictures = transformers.CLIPModel(config).eval(), torch.randn(1, 3, 32, 32)
+    maps = {}
+    for length in (5, 17):  # 17 is what the picture has
+        given = {"pixel_values": pictures, "input_ids": words(length)}
+        found = gradcam.explain(
+            model, given, "vision_model.encoder.layers.0", target=lambda output: output.image_embeds[:, :1]
+        )
+        maps[length] = found.maps
+        with pytest.raises(LayerError, match="of text|not certain"):
+            gradcam.explain(model, given, "text_model.encoder.layers.0", target=lambda output: output.logits_per_image)
+    torch.testing.assert_close(maps[5], maps[17])
+
+
+class OneLength(nn.Module):
+    """Takes 16 words, no more and no less, and gives as many rows, and the picture's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.words = nn.Conv2d(3, 8, 8, 8), nn.Embedding(50, 8)
+        self.seen, self.read, self.both, self.head = (
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+            nn.Linear(8, 5),
+        )
+
+    def forward(self, images: Tensor, ids: Tensor) -> Tensor:
+        if ids.shape[1] != 16:
+            raise ValueError("16 words")
+        seen, read = self.seen(self.patches(images).flatten(2).transpose(1, 2)), self.read(self.words(ids))
+        return self.head(self.both(torch.cat([seen, read], 1)).mean(1))
+
+
+def test_where_the_text_has_one_length_only_the_number_of_tokens_tells() -> None:
+    model, images = OneLength().eval(), torch.randn(1, 3, 40, 40)  # 25 patches
+    for layer in ("read", "both"):
+        with pytest.raises(LayerError, match="of text"):
+            gradcam.explain(model, (images, words(16)), layer, target=1)
+    assert gradcam.explain(model, (images, words(16)), "seen", target=1).maps.shape[2:] == (5, 5)
+
+
+def channels_last_convnext() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("convnext_tiny", dims=(40, 48, 56, 64), depths=(2, 1, 1, 1), num_classes=5).eval()
+
+
+@pytest.mark.parametrize("layer", ["norm", "mlp.drop2", "mlp.fc2"])
+def test_as_many_channels_as_rows_and_columns_are_told_apart(layer: str) -> None:
+    model, images = channels_last_convnext(), torch.randn(2, 3, 160, 160)
+    name = f"stages.0.blocks.1.{layer}"
+    kept: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(
+        lambda module, args, output: kept.append(output.clone()) or kept[-1]
+    )
+    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), kept[0])
+    handle.remove()
+    assert kept[0].shape == (2, 40, 40, 40)
+    expected = torch.einsum("nhwc,nc->nhw", kept[0].detach(), gradient.mean((1, 2))).relu()
+    found = gradcam.explain(model, images, name, target=1)
+    torch.testing.assert_close(found.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
+    rows = {row.name: row for row in list_layers(model, 160)}
+    assert (rows[name].cam, rows[name].grid) == (True, (40, 40))
+
+
+def test_a_norm_over_channels_first_of_as_many_rows_and_columns() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("convnext_atto", depths=(2, 1, 1, 1), num_classes=5).eval()
+    images, name = torch.randn(1, 3, 160, 160), "stem.1"  # a subclass of LayerNorm as well
+    found = gradcam.explain(model, images, name, target=1)
+    said = gradcam.explain(model, images, name, target=1, reshape="channels first")
+    torch.testing.assert_close(found.maps, said.maps)
+    assert isinstance(model.get_submodule(name), nn.LayerNorm)

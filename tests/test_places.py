@@ -1,0 +1,234 @@
+"""Whether cells lie where they are drawn: architectures with another order, and orders that are changed on purpose."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+import gradcam
+from gradcam import places
+from gradcam.errors import GradcamWarning, LayerError
+from gradcam.evaluation.checks.checking import check
+from gradcam.listing import list_layers
+from tests.helpers import assert_same, traces
+
+WRONG = "may lie in wrong places: of 6 changed in the picture, its cells answered at [0-3], expected 4 or more"
+
+
+def hiera() -> nn.Module:
+    """Its units are in an order of their own until the last stages, at 160 pixels of 5 x 5 cells."""
+    torch.manual_seed(0)
+    model = timm.create_model("hiera_tiny_224", img_size=160, num_classes=5).eval()
+    nn.init.normal_(model.head.fc.weight)
+    return model
+
+
+def unit_order(model: Any) -> Tensor:
+    """Which token of the picture each of the model's tokens is, as its own module says."""
+    return model.unroll(torch.arange(1600.0)[None, :, None])[0, :, 0].long()
+
+
+def test_units_in_another_order_are_seen_and_a_function_that_puts_them_back_is_right() -> None:
+    model, images = hiera(), torch.randn(2, 3, 160, 160)
+    with pytest.warns(GradcamWarning, match=f"layer 'blocks.0.norm1' {WRONG}") as told:
+        wrong = gradcam.explain(model, images, "blocks.0.norm1", target=1)
+    assert told[0].filename == __file__
+    assert len(str(told[0].message)) < 250
+    order = unit_order(model)
+    back = order.argsort()
+    right = gradcam.explain(
+        model, images, "blocks.0.norm1", target=1, reshape=lambda x: x[:, back].unflatten(1, (40, 40)).movedim(-1, 1)
+    )
+    assert wrong.maps.shape == right.maps.shape == (2, 1, 40, 40)
+    shuffled = torch.empty_like(right.maps).flatten(2)
+    shuffled[..., order] = wrong.maps.flatten(2)
+    torch.testing.assert_close(shuffled.unflatten(2, (40, 40)), right.maps)
+    assert not torch.allclose(wrong.maps, right.maps, atol=float(right.maps.max()) / 2)
+
+
+def test_the_list_marks_what_lies_elsewhere_and_nothing_else() -> None:
+    rows = [row for row in list_layers(hiera(), 160) if row.guessed]
+    outside = {row.name for row in rows if row.is_out_of_place}
+    first_stages = {f"blocks.{block}" for block in range(10)}
+    within = {row.name for row in rows if row.name.startswith(("blocks.11", "patch_embed")) or row.name == "blocks.10"}
+    assert first_stages <= outside
+    assert within
+    assert not within & outside
+    assert {row.places for row in rows if row.name in within} <= {5, 6}
+    assert max(row.places or 0 for row in rows if row.name in first_stages) <= 3
+
+
+def test_unfolded_patches_are_no_map_of_places() -> None:
+    torch.manual_seed(0)
+    model, images = timm.create_model("mobilevitv2_050", num_classes=5).eval(), torch.randn(1, 3, 192, 192)
+    for layer, grid in (("stages.2.1.transformer", (4, 144)), ("stages.3.1.transformer.0", (4, 36))):
+        with pytest.warns(GradcamWarning, match=f"layer '{layer}' {WRONG}"):
+            assert gradcam.explain(model, images, layer, target=1).maps.shape[2:] == grid
+    assert gradcam.explain(model, images, "stages.3.1", target=1).maps.shape[2:] == (12, 12)
+
+
+class Turned(nn.Module):
+    def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.turn = turn
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.turn(tokens)
+
+
+class Tokens(nn.Module):
+    """36 patches and a class token, which a module in front of the last norm may put into another order."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor] = torch.clone) -> None:
+        super().__init__()
+        self.patches, self.cls = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(1, 1, 16))
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+        self.turned, self.norm, self.head = Turned(turn), nn.LayerNorm(16), nn.Linear(16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = self.block(torch.cat([self.cls.expand(len(tokens), -1, -1), tokens], 1))
+        return self.head(self.norm(self.turned(tokens)).mean(1))
+
+
+def on_grid(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def turn(tokens: Tensor) -> Tensor:
+        grid = tokens[:, 1:].unflatten(1, (6, 6))
+        return torch.cat([tokens[:, :1], change(grid).flatten(1, 2)], 1)
+
+    return turn
+
+
+SHUFFLED = torch.randperm(36, generator=torch.Generator().manual_seed(1))
+CHANGES = {
+    "mirrored": lambda grid: grid.flip(2),
+    "upside down": lambda grid: grid.flip(1),
+    "transposed": lambda grid: grid.transpose(1, 2),
+    "shifted": lambda grid: grid.roll((3, 3), (1, 2)),
+    "windows": lambda grid: grid.unflatten(2, (2, 3)).unflatten(1, (2, 3)).transpose(2, 3).reshape(grid.shape),
+    "shuffled": lambda grid: grid.flatten(1, 2)[:, SHUFFLED].unflatten(1, (6, 6)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_other_order_is_seen(change: str) -> None:
+    model, images = Tokens(on_grid(CHANGES[change])).eval(), torch.randn(2, 3, 48, 48)
+    with pytest.warns(GradcamWarning, match=f"layer 'norm' {WRONG}"):
+        gradcam.compare(model, images, layers=["block", "norm"], methods=["gradcam"], target=1)
+    gradcam.explain(model, images, "block", target=1)  # no warning: in front of the change
+
+
+def count_runs(module: nn.Module) -> list[int]:
+    runs: list[int] = []
+    module.register_forward_hook(lambda module, args, output: runs.append(len(args[0])))
+    return runs
+
+
+def test_the_price_is_paid_once_and_only_for_a_guess() -> None:
+    model, images = Tokens().eval(), torch.randn(1, 3, 48, 48)
+    runs = count_runs(model.patches)
+    gradcam.explain(model, images, "norm", target=1)
+    assert runs == [1] * 8  # the map's own, the picture again, and six places
+    gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
+    assert runs == [1] * 9
+    gradcam.explain(model, images.repeat(8, 1, 1, 1), "block", target=1)
+    assert runs[9:] == [8] * 3  # all six places at once
+    gradcam.explain(model, images, target=1)
+    assert len(runs) <= 12 + 2  # nothing is tried where nobody has named a layer
+    cnn = models.resnet18(num_classes=5).eval()
+    runs = count_runs(cnn.conv1)
+    for layer in ("layer4", "layer4.1.bn2", "layer3.0.bn1", "conv1"):
+        gradcam.explain(cnn, torch.randn(1, 3, 64, 64), layer, target=1)
+    assert runs == [1] * 4
+
+
+def test_the_rest_of_the_model_does_not_run_again() -> None:
+    model = Tokens().eval()
+    runs = count_runs(model.head)
+    gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
+    assert len(runs) == 1
+
+
+def test_what_was_learnt_goes_with_the_model() -> None:
+    gc.collect()
+    before = len(places._known)
+    model = Tokens().eval()
+    gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
+    assert len(places._known) == before + 1
+    del model
+    gc.collect()
+    assert len(places._known) == before
+
+
+def test_the_model_the_images_and_chance_are_left_as_they_were() -> None:
+    model, images = Tokens().train(), torch.randn(1, 3, 48, 48)
+    before, given, state = traces(model), images.clone(), torch.get_rng_state()
+    gradcam.explain(model, images, "norm", target=1)
+    assert_same(before, traces(model))
+    assert torch.equal(images, given)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_model_that_runs_only_once_is_explained_as_ever() -> None:
+    class Once(Tokens):
+        runs = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.runs += 1
+            if self.runs > 1:
+                raise RuntimeError("once")
+            return super().forward(images)
+
+    model, images = Once(on_grid(CHANGES["mirrored"])).eval(), torch.randn(1, 3, 48, 48)
+    plain = copy.deepcopy(model)
+    found = gradcam.explain(model, images, "norm", target=1)
+    assert model.runs == 2
+    plain.__class__ = Tokens
+    with pytest.warns(GradcamWarning, match=WRONG):
+        torch.testing.assert_close(found.maps, gradcam.explain(plain, images, "norm", target=1).maps)
+
+
+def plain_attention_vit() -> nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=96, num_classes=5).eval()
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    return model
+
+
+def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
+    model, images, name = plain_attention_vit(), torch.randn(2, 3, 96, 96), "blocks.1.attn.attn_drop"
+    with pytest.raises(LayerError, match=r"\(2, 3, 37, 37\) whose rows add up to 1: shares of attention") as caught:
+        gradcam.explain(model, images, name, target=1)
+    assert len(str(caught.value)) < 250
+    for given in (model, plain_attention_vit().to("meta")):
+        rows = {row.name: row for row in list_layers(given, 96)}
+        assert rows[name].reason == "its rows are shares of attention"
+        assert rows["blocks.1.norm1"].cam
+    said = gradcam.explain(model, images[:1], "blocks.1.norm1", target=1)
+    assert said.maps.shape[2:] == (6, 6)
+
+
+def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
+    picture = torch.randint(0, 256, (48, 48, 3), dtype=torch.uint8).numpy()
+    for change, doubts in (("mirrored", True), (None, False)):
+        model = Tokens(on_grid(CHANGES[change]) if change else torch.clone).eval()
+        classifier = gradcam.load_classifier(model, size=48, layer="norm")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            verdict = check(classifier, picture)
+        assert bool(verdict.doubt) == doubts == any(it.category is GradcamWarning for it in told)
+        assert verdict.to_record()["doubt"] == verdict.doubt
+        if doubts:
+            assert verdict.outcome == "failed"
+            assert verdict.caution.startswith("The map at layer 'norm' may lie in wrong places: of 6")
+        assert "The thresholds are uncalibrated" in verdict.caution
