@@ -87,7 +87,8 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
 
     The table has each method's mean with its 95 % interval by bootstrap over the pictures, and how far it is from the best,
     picture by picture. Maps that know nothing of the model are judged as well: what does not beat them says little. All
-    methods have the same class and resizing, and with --layer the same layer. With --output, a stopped study goes on with --resume.
+    methods have the same class and resizing, and with --layer the same layer. With --output, a stopped study goes on with
+    --resume.
     """
     names = {field.name for field in fields(StudyChoice)}
     choice = StudyChoice(**{name: value for name, value in chosen.items() if name in names})

@@ -42,7 +42,8 @@ def evaluate(
     "all"; None for all that need nothing but pictures, and annotations where these are given. `controls`: keys of
     `CONTROLS`, to compare with; None for all of them.
     `layer`: dotted name, None for `classifier.layer_for(method)`. `target`: the class to explain in all pictures, by label
-    or index; None for what a list asks for, or the most probable one, of those that annotations name in a picture if they do.
+    or index; None for what a list asks for, or the most probable one, of those that annotations name in a picture if they
+    do.
     `score`: a key of `SCORES`; a method that explains a score of its own does so. `reshape`: as in `gradcam.explain`.
     `annotations`: where objects are, as `read_annotations` takes it. `limit`: at most so many pictures, drawn by the
     seed; those of a smaller limit are among those of a larger one. `progress`: called with how many maps are judged, and
