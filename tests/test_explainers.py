@@ -97,7 +97,6 @@ def test_single_pass_methods_share_one_pass() -> None:
     assert rows == [3]
 
 
-@pytest.mark.filterwarnings("ignore:The activations of:gradcam.errors.GradcamWarning")
 def test_options_reach_the_methods() -> None:
     calls: list[tuple[int, int]] = []
     options = {"progress": lambda done, total: calls.append((done, total))}

@@ -137,7 +137,6 @@ class TestActivation:
         torch.testing.assert_close(found, self.p[None])
         assert self.scores(logits, activation="none", score="probability").tolist() == [[2, -1]]
 
-    @pytest.mark.filterwarnings("ignore:The activations of:gradcam.errors.GradcamWarning")
     def test_what_speaks_for_one_speaks_against_the_other(self) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)).eval()
