@@ -23,9 +23,6 @@ from gradcam.methods import METHODS
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
-# Of random weights, or of layers that are no activations: what is said of their signs has a test of its own.
-pytestmark = pytest.mark.filterwarnings("ignore:The activations of:gradcam.errors.GradcamWarning")
-
 ONE_PASS = [name for name, method in METHODS.items() if method.needs]
 SIGNED = [name for name in ONE_PASS if METHODS[name].is_signed]
 OF_NO_CLASS = {name for name in ONE_PASS if METHODS[name].needs == ("activations",)}

@@ -26,9 +26,6 @@ from gradcam.sites import find_site
 from tests import perturbation_oracles as slow
 from tests.helpers import TINY, tiny_model
 
-# Of random weights, or of layers that are no activations: what is said of their signs has a test of its own.
-pytestmark = pytest.mark.filterwarnings("ignore:The activations of:gradcam.errors.GradcamWarning")
-
 CLASSES = [[0, 3], [4, 1], [2, 2]]
 IMAGES = TINY.double()
 
