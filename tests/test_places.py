@@ -127,6 +127,13 @@ def test_every_other_order_is_seen(change: str) -> None:
     gradcam.explain(model, images, "block", target=1)  # no warning: in front of the change
 
 
+def test_cells_that_all_change_alike_answer_to_no_place() -> None:
+    where = torch.randn(1, 37, 16)  # whole numbers, which add up exactly
+    model = Tokens(lambda tokens: (64 * tokens.mean(1, keepdim=True)).round() + where.round()).eval().double()
+    with pytest.warns(GradcamWarning, match="its cells answered at 0, expected"):
+        gradcam.explain(model, torch.randn(1, 3, 48, 48).double(), "turned", method="eigencam", target=1)
+
+
 def count_runs(module: nn.Module) -> list[int]:
     runs: list[int] = []
     module.register_forward_hook(lambda module, args, output: runs.append(len(args[0])))
