@@ -131,17 +131,23 @@ def explain(
         progress=progress,
         join=join,
     )
-    if layers is not None:
-        if layer is not None or join is None:
-            raise LayerError(
-                "explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare()."
-            )
-        found = _compare(model, images, layers, wish)
-    elif layer is None and wish.needs_layers:
+    chosen = one_map(layer, layers, join)
+    if chosen is None and wish.needs_layers:
         found = _compare_last_layer(model, images, wish)
     else:
-        found = _compare(model, images, [] if layer is None else [layer], wish, are_named=True)
+        found = _compare(model, images, chosen or [], wish, are_named=True)
     return next(iter(found.values()))
+
+
+def one_map(
+    layer: str | nn.Module | None, layers: Sequence[str | nn.Module] | None, join: str | None
+) -> Sequence[str | nn.Module] | None:
+    """The layers of one map, given as one or as several to be joined; None if none is named. Raises `LayerError`."""
+    if layers is None:
+        return None if layer is None else [layer]
+    if layer is not None or join is None:
+        raise LayerError("explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare().")
+    return _check_list(layers)
 
 
 def compare(
@@ -339,6 +345,12 @@ def _has_values(part: str, gradient: torch.Tensor, recorded: Recorded, reshape: 
 
 
 def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> list[Outlet]:
-    if isinstance(chosen, str) or not isinstance(chosen, Sequence) or not chosen:
-        raise LayerError(f"layers is {shorten(chosen)}, expected a list of at least one layer, by name or as modules.")
-    return list({outlet.name: outlet for outlet in (find_layer(model, layer) for layer in chosen)}.values())
+    return list(
+        {outlet.name: outlet for outlet in (find_layer(model, layer) for layer in _check_list(chosen))}.values()
+    )
+
+
+def _check_list(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]:
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
+        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one layer, by name or as modules.")
+    return layers

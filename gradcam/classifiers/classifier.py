@@ -21,7 +21,7 @@ from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.readers import Reader, Reading, read_picture, to_reading
 from gradcam.effort import Progress
 from gradcam.errors import ImageError, LayerError, shorten
-from gradcam.explanation import compare
+from gradcam.explanation import compare, one_map
 from gradcam.images import Region
 from gradcam.methods import Method, find_methods
 from gradcam.targets import ClassTarget, to_class_target
@@ -109,6 +109,8 @@ class Classifier:
         *,
         method: str | Method = "gradcam",
         target: Any = None,
+        layers: Sequence[str | nn.Module] | None = None,
+        join: str | None = None,
         evidence: str = "positive",
         augmentation: str = "none",
         smoothing: str = "none",
@@ -126,9 +128,10 @@ class Classifier:
         """
         found = self.compare(
             pictures,
-            layers=None if layer is None else [layer],
+            layers=one_map(layer, layers, join),
             methods=[method],
             target=target,
+            join=join,
             evidence=evidence,
             augmentation=augmentation,
             smoothing=smoothing,
@@ -145,6 +148,7 @@ class Classifier:
         layers: Sequence[str | nn.Module] | None = None,
         methods: Sequence[str | Method],
         target: Any = None,
+        join: str | None = None,
         evidence: str = "positive",
         augmentation: str = "none",
         smoothing: str = "none",
@@ -166,6 +170,7 @@ class Classifier:
                 layers=at,
                 methods=names,
                 target=self._to_target(target),
+                join=join,
                 evidence=evidence,
                 augmentation=augmentation,
                 smoothing=smoothing,
