@@ -123,7 +123,7 @@ def layers_with_grid(
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
     runs: dict[str, int] = {}
-    finished: dict[bool, list[str]] = {False: [], True: []}  # by whether they give several tensors
+    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # by whether they give several tensors
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]
@@ -134,14 +134,16 @@ def layers_with_grid(
         shape = found[0].shape
         is_query = len(shape) == 3 and name.startswith(decoders)  # of a decoder, whose rows are no places
         if not is_query and find_layout(shape, size, module, images, patches=patches, reshape=reshape):
-            finished[len(found) > 1].append(name)
+            finished[len(found) > 1].append((name, runs[name]))
 
     with torch.no_grad(), Hooks() as hooks:
         for module in names:
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.after_forward(module, look)
         model(*args, **kwargs)
-    return [name for several in (False, True) for name in reversed(finished[several]) if runs[name] == 1]
+    ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several]) if run == runs[name]]
+    once = [name for name, run in ended if run == 1]
+    return [*once, *(f"{name}#{run - 1}" for name, run in ended if run > 1)]
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

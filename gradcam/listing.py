@@ -21,7 +21,7 @@ from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
 from gradcam.places import ENOUGH, Laid, count_answers
-from gradcam.sites import are_shares, try_both
+from gradcam.sites import are_shares, try_all
 from gradcam.suggestion import Place, no_graph_kept, read_scores, suggest, to_place
 from gradcam.tokens import Layout, find_layout, is_guess
 
@@ -63,6 +63,8 @@ class LayerRow:
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     """All layers of `model`, in the order of `model.named_modules()`: one row for each, from one forward pass.
 
+    One that runs several times has a row of its last run, too, where that is the suggestion: "layer4.1.relu#1".
+
     Where a guess says how layers lie on the picture, it takes seven more, all layers in each, to see whether their cells lie
     there (`LayerRow.places`).
 
@@ -88,19 +90,24 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     reasons = {name: look.why_not(module, ways.depends) for name, module in layers.items()}
     guesses = look.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
     places = {} if batch.pictures.is_meta or not guesses else count_answers(model, batch, guesses)
-    found = [name for name in with_grid if reasons.get(name, "") is None]
+    last_runs = {name: layers[name.rpartition("#")[0]] for name in with_grid if name not in layers}
+    reasons |= {name: look.why_not(module, ways.depends, run=True) for name, module in last_runs.items()}
+    found = [name for name in with_grid if reasons[name] is None]
     suggested = suggest(found, look.places(model), ways, look.output) if found else None
     first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
-    return tuple(
-        replace(
-            look.row(name, layers[name], reason),
+    rows = {
+        name: replace(
+            look.row(name, module, reasons[name]),
             is_suggested=name == first,
             suggested_for_positive=name == positive != first,
             guessed=name in guesses,
             places=places.get(name),
         )
-        for name, reason in reasons.items()
-    )
+        for name, module in (layers | last_runs).items()
+        if name in layers or name in (first, positive)
+    }
+    order = [each for name in layers for each in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))]
+    return tuple(rows[name] for name in order if name in rows)
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
@@ -171,7 +178,7 @@ class _Look:
         """Ask of what may have its channels first or last, once the model has run."""
         for module, output in self._outputs.items():
             if output.layout is None and output.why_none is None and output.shape:
-                layout = try_both(output.shape, module, self._batch, self._model)
+                layout = try_all(output.shape, module, self._batch, self._model)
                 if layout is not None:
                     place = replace(output.place, places=math.prod(layout.grid))
                     self._outputs[module] = replace(output, layout=layout, place=place)
@@ -201,12 +208,12 @@ class _Look:
         laid = {name: Laid(layers[name], it.shape, it.layout) for name, it in found.items() if it.layout}
         return {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
 
-    def why_not(self, module: nn.Module, depends: Mapping[Edge, bool]) -> str | None:
-        """Why no class activation map can be taken at this layer; None where it can."""
+    def why_not(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
+        """Why no class activation map can be taken at this layer, or at its last `run`; None where it can."""
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript"
         runs, output = self._runs.get(module, 0), self._outputs.get(module)
-        if runs != 1:
+        if runs != 1 and not run:
             return f"runs {runs} times" if runs else self._why_unseen(module)
         if output is None:
             return "gives no floating-point tensor"

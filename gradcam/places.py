@@ -75,12 +75,15 @@ def tell_doubt(layer: str, answers: int | None) -> str | None:
     )
 
 
-def remember_answers(model: nn.Module, batch: Batch, laid: Laid, autocast: torch.dtype | None = None) -> int | None:
-    """As `count_answers` of one layer, for which the model is run the first time alone."""
-    answers, key = _known.setdefault(laid.module, {}), laid.key(batch)
-    if key not in answers:
-        answers[key] = count_answers(model, batch, {"": laid}, autocast)[""]
-    return answers[key]
+def remember_answers(
+    model: nn.Module, batch: Batch, *layers: Laid, autocast: torch.dtype | None = None
+) -> list[int | None]:
+    """As `count_answers` of some layers, for which the model is run the first time alone."""
+    keys = [each.key(batch) for each in layers]
+    new = {str(i): each for i, each in enumerate(layers) if keys[i] not in _known.setdefault(each.module, {})}
+    for i, answers in (count_answers(model, batch, new, autocast) if new else {}).items():
+        _known[layers[int(i)].module][keys[int(i)]] = answers
+    return [_known[each.module][key] for each, key in zip(layers, keys)]
 
 
 def count_answers(

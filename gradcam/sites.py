@@ -85,7 +85,7 @@ def place(
     axes = Axes(model, batch, find_patches(model.modules()) if len(shape) == 3 else ())
     layout = axes.find_layout(shape, module, reshape)
     if layout is None and reshape is None:
-        layout = try_both(shape, module, batch, model)
+        layout = try_all(shape, module, batch, model)
     if layout is None:
         if reshape is None and axes.holds_text(shape, module):
             why = TEXT
@@ -108,12 +108,16 @@ def are_shares(activations: Tensor) -> bool:
     return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < tolerance).all())
 
 
-def try_both(shape: tuple[int, ...], module: nn.Module, batch: Batch, model: nn.Module) -> Layout | None:
-    """Of a map that may have its channels first or last the one layout whose cells answer in their places; or None."""
-    is_asked = shape[0] == batch.images and not batch.pictures.is_meta
-    layouts = find_rivals(shape, module, batch.size) if is_asked else []
-    found = [it for it in layouts if (remember_answers(model, batch, Laid(module, shape, it)) or 0) >= ENOUGH]
-    return found[0] if len(found) == 1 else None
+def try_all(shape: tuple[int, ...], module: nn.Module, batch: Batch, model: nn.Module) -> Layout | None:
+    """Of several layouts that an output may have the one whose cells answer in their places; None where no one does best."""
+    if shape[0] != batch.images or batch.pictures.is_meta:
+        return None
+    patches = find_patches(model.modules()) if len(shape) == 3 else ()
+    layouts = find_rivals(shape, module, batch.size, patches)
+    answers = remember_answers(model, batch, *(Laid(module, shape, layout) for layout in layouts)) if layouts else []
+    counts = [count or 0 for count in answers]
+    best = [layout for layout, count in zip(layouts, counts) if count >= ENOUGH and count == max(counts)]
+    return best[0] if len(best) == 1 else None
 
 
 def warn_of_places(recorded: Recorded, reshape: Reshape = None) -> None:
@@ -139,7 +143,11 @@ def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = 
 def _find_doubt(
     layer: str, laid: Laid, batch: Batch, model: nn.Module, autocast: torch.dtype | None = None
 ) -> str | None:
-    return tell_doubt(layer, remember_answers(model, batch, laid, autocast)) if laid.is_doubtful(batch) else None
+    return (
+        tell_doubt(layer, remember_answers(model, batch, laid, autocast=autocast)[0])
+        if laid.is_doubtful(batch)
+        else None
+    )
 
 
 def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] | None) -> str:

@@ -17,8 +17,9 @@ from gradcam.hooks import Hooks
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
 from gradcam.recording import find_layers_with_grid, first_image, look_for_layers
+from gradcam.sites import try_all
 from gradcam.targets import to_class_target
-from gradcam.tokens import Layout, find_layout
+from gradcam.tokens import Layout, find_layout, find_rivals
 
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
 FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
@@ -68,6 +69,7 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
     Where the score is of places in the output, as in segmentation, maps near the output would be the output again. There it
     is the last one of the coarsest grid, the encoder's end.
     """
+    places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
     depending = [name for name in names if places[name].edge in ways]
     if not depending:
         return Suggestion(names, names[0])
@@ -164,6 +166,7 @@ class _Watch:
         self._batch, self._target, self._reshape = batch, target, reshape
         self._patches = find_patches(model.modules())
         self._places: dict[nn.Module, Place] = {}
+        self._open: dict[nn.Module, tuple[int, ...]] = {}  # shapes of tokens without a certain grid
         self._pictures: Edge | None = None
         self.ways: Ways | None = None
         self.output: Any = None
@@ -194,11 +197,25 @@ class _Watch:
         if tensor is not None:
             layout = self._find_layout(tensor.shape, module)
             self._places[module] = to_place(tensor, layout, self._batch.size)
+            if layout is None and tensor.ndim == 3:
+                self._open[module] = tuple(tensor.shape)
 
     @property
     def places(self) -> dict[str, Place]:
         """Of all layers that ran, by name; of the last run."""
         return {name: self._places[module] for name, module in self._modules.items() if module in self._places}
+
+    @property
+    def open(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of tokens without a certain grid, by name."""
+        return {name: self._open[module] for name, module in self._modules.items() if module in self._open}
+
+    def is_open_behind(self, layer: str) -> bool:
+        """Whether there are such tokens behind a layer, and all of the picture passes them."""
+        ended = list(self._places)
+        start = ended.index(self._modules[layer if layer in self._modules else layer.rpartition("#")[0]])
+        behind = [module for module in ended[start + 1 :] if module in self._open]
+        return any(self.ways is not None and self._places[module].edge in self.ways.whole for module in behind)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         scores = read_scores(self._target, output, self._batch.images)
@@ -219,7 +236,26 @@ def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int,
         hooks = stack.enter_context(Hooks())
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
-    return suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]
+    found = suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]
+    if reshape is not None or not watch.is_open_behind(found.layers[0]):
+        return found
+    return _ask_for_grid(model, batch, target, watch.open) or found
+
+
+def _ask_for_grid(
+    model: nn.Module, batch: Batch, target: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> Suggestion | None:
+    """The same with tokens whose number fits several grids, of which the model is asked for the right one; or None."""
+    modules, patches = dict(model.named_modules()), find_patches(model.modules())
+    for name in reversed(list(shapes)):
+        for rival in find_rivals(shapes[name], modules[name], batch.size, patches):
+            found = _look(model, batch, target, rival.grid)
+            layer = found.layers[0]
+            layout = try_all(shapes[layer], modules[layer], batch, model) if layer in shapes else None
+            if layout is None:
+                return None
+            return found if layout.grid == rival.grid else _look(model, batch, target, layout.grid)
+    return None
 
 
 def _forget(_: Any) -> Any:

@@ -210,6 +210,7 @@ NO_CLASSES = (
     "it has no classes. Pass target=, a function from the model's output to one score per image, such as the similarity to "
     "another embedding."
 )
+FEWEST_HALVES = 64  # numbers of half precision, whose length says something
 EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no logits
 
 
@@ -261,9 +262,14 @@ def _is_embedding(name: str | int) -> bool:
 
 
 def _is_normalised(logits: Tensor) -> bool:
-    """Whether all rows have length 1, which one-hot probabilities have as well."""
+    """Whether all rows have length 1, which one-hot probabilities have as well.
+
+    Few numbers of half precision may have it by chance.
+    """
     values = logits.detach().float()
-    tolerance = 4 * torch.finfo(logits.dtype).eps
+    if logits.dtype.itemsize < 4 and logits.shape[1] < FEWEST_HALVES:
+        return False
+    tolerance = torch.finfo(logits.dtype).eps * (4 if logits.dtype.itemsize > 2 else 1)
     is_unit = bool(((values.norm(dim=1) - 1).abs() < tolerance).all())
     return is_unit and logits.shape[1] > 1 and not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
 

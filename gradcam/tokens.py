@@ -212,8 +212,16 @@ def _distortion(grid: Sequence[int], size: Sequence[int]) -> float:
     return max(height / width, width / height)
 
 
-def find_rivals(shape: Sequence[int], module: nn.Module, size: Sequence[int]) -> list[Layout]:
-    """Both layouts of a map whose channels may be first or last, where neither its shape nor its parts tell; or none."""
+def find_rivals(
+    shape: Sequence[int], module: nn.Module, size: Sequence[int], patches: Sequence[Patch] = ()
+) -> list[Layout]:
+    """The layouts that neither its shape nor its parts tell apart; none where there are not several.
+
+    Of a map these are channels first and last, of tokens (N,T,D) the grids of the same number of cells.
+    """
+    if len(shape) == 3:
+        found = _token_layouts(shape[1], size, patches)
+        return found if len(found) > 1 else []
     grids = {"channels first": tuple(shape[2:]), "channels last": tuple(shape[1:-1])}
     if len(shape) != len(size) + 2 or _gives_matrices(module) or _has_channels_last(module, shape):
         return []
@@ -301,13 +309,19 @@ def _may_be_flattened(
 
 
 def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Patch] = ()) -> Layout | None:
-    """The one grid that leaves a few tokens over: of the model's patches, or else of some that divide the picture."""
-    found = candidates(tokens, find_patch_grids(size, patches))
-    if not found:
-        most = MOST_GUESSED_PREFIX if patches else MOST_PREFIX_TOKENS
-        grids = (grid for grid in find_even_grids(tuple(size)) if may_be_merged(grid, size, patches))
-        found = [it for it in candidates(tokens, grids) if it.prefix <= most]
+    """The one grid that `_token_layouts` finds."""
+    found = _token_layouts(tokens, size, patches)
     return found[0] if len(found) == 1 else None
+
+
+def _token_layouts(tokens: int, size: Sequence[int], patches: Sequence[Patch]) -> list[Layout]:
+    """The grids that leave a few tokens over: of the model's patches, or else of some that divide the picture."""
+    found = candidates(tokens, find_patch_grids(size, patches))
+    if found:
+        return found
+    most = MOST_GUESSED_PREFIX if patches else MOST_PREFIX_TOKENS
+    grids = (grid for grid in find_even_grids(tuple(size)) if may_be_merged(grid, size, patches))
+    return [it for it in candidates(tokens, grids) if it.prefix <= most]
 
 
 def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:

@@ -21,10 +21,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def claim(*kinds: str) -> None:
         empty = torch.empty
 
-        def try_empty(*size: int, device: torch.device) -> Tensor:
+        def try_empty(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
             if device.type != "cpu" and device.type not in kinds:
                 raise RuntimeError("not there. More words.")
-            return empty(*size)
+            return empty(*size, dtype=dtype)
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in kinds)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in kinds)

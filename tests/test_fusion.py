@@ -55,6 +55,7 @@ def test_one_alone_stays_what_it_was() -> None:
     torch.testing.assert_close(gradcam.fuse([alone]).heatmaps, alone.heatmaps)
 
 
+@pytest.mark.filterwarnings("ignore:.*for some of the images")
 def test_blank_maps_stay_blank() -> None:
     blank = explain("0", target=lambda output: output[:, :1] * 0 + output[:, 1:2] * torch.tensor([[0.0], [1], [1]]))
     fused = gradcam.fuse([blank, blank], "max")

@@ -19,7 +19,7 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "depth": 1, "images": 2, "dicom": 3, "heatmap": 2, "patches": 1, "tokens": 2, "gradients": 2, "reshaping": 3,
     "drawing": 3, "layers": 3, "dependence": 3, "target_layer": 3, "targets": 3, "quantised": 2, "inputs": 2, "isolation": 3,
     "mixing": 3, "arguments": 3, "axes": 3.5, "recording": 4, "places": 4.5, "panels": 4,
-    "rounding": 5, "signs": 3, "suggestion": 5, "sites": 5, "listing": 6, "effort": 5, "augmentation": 5,
+    "rounding": 5, "signs": 3, "suggestion": 5.5, "sites": 5, "listing": 6, "effort": 5, "augmentation": 5,
     "levels": 6, "perturbation": 6, "inspection": 6,
     "attention": 7,
     "maps": 8,

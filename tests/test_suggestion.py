@@ -177,21 +177,44 @@ def test_a_layer_that_all_of_the_picture_passes_comes_before_a_branch() -> None:
     assert [name for name, is_suggested in rows.items() if is_suggested] == ["stem"]
 
 
-def test_a_traced_resnet_shows_a_branch_and_says_so() -> None:
-    """Its additions are no modules, and its ReLUs run twice: nothing at the end has all of the picture in it."""
+def test_a_traced_resnet_is_explained_at_the_last_run_of_its_last_relu() -> None:
+    """Its additions are no modules, and its ReLUs run twice: the second run is what the untraced block gives."""
     model, images = torchvision.models.resnet18(weights=None).eval(), torch.randn(1, 3, 64, 64)
-    with pytest.warns(GradcamWarning, match=r"Only a part of .* passes 'layer4\.1\.bn2', a branch") as caught:
-        found = gradcam.explain(torch.fx.symbolic_trace(model), images, target=1)
-    assert found.layer == "layer4.1.bn2"
-    assert len(str(caught[0].message)) < 250
-    assert caught[0].filename == __file__
-    plain = torch.fx.symbolic_trace(torchvision.models.mobilenet_v2(weights=None).eval())
+    traced = torch.fx.symbolic_trace(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        for method in ("gradcam", "ablationcam"):
+            found = gradcam.explain(traced, images, target=1, method=method)
+            assert found.layer == "layer4.1.relu#1"
+            assert torch.equal(found.maps, gradcam.explain(model, images, "layer4", target=1, method=method).maps)
+        plain = torch.fx.symbolic_trace(torchvision.models.mobilenet_v2(weights=None).eval())
         assert gradcam.explain(plain, images, target=1).layer == "features.18.2"  # behind which there is no branch
+    rows = [
+        row for row in gradcam.list_layers(traced, images) if row.name.startswith("layer4.1.relu") or row.is_suggested
+    ]
+    assert [(row.name, row.cam, row.is_suggested) for row in rows] == [
+        ("layer4.1.relu", False, False),
+        ("layer4.1.relu#1", True, True),
+    ]
+
+
+def test_where_there_is_only_a_branch_it_is_said() -> None:
+    class Forks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu(self.left(x) + self.right(x)).mean((2, 3)))
+
+    with pytest.warns(GradcamWarning, match="Only a part of .* passes 'right', a branch") as caught:
+        gradcam.explain(randomised(Forks()), torch.randn(1, 3, 16, 16), target=1)
+    assert len(str(caught[0].message)) < 250
+    assert caught[0].filename == __file__
 
 
 def test_mvit_is_explained_before_its_last_attention_and_not_at_the_pool_of_a_branch() -> None:
+    """The number of its tokens fits several grids, of which the model is asked for the right one."""
     from torchvision.models.video.mvit import MSBlockConfig, MViT
 
     def block(heads: int, inputs: int, outputs: int, stride: int) -> MSBlockConfig:
@@ -200,8 +223,14 @@ def test_mvit_is_explained_before_its_last_attention_and_not_at_the_pool_of_a_br
     blocks = [block(1, 16, 16, 1), block(2, 16, 32, 2), block(2, 32, 32, 1)]
     model = randomised(MViT((64, 64), 8, blocks, residual_pool=False, residual_with_cls_embed=True,
                             rel_pos_embed=False, proj_after_attn=False, num_classes=5))  # fmt: skip
-    found = gradcam.explain(model, torch.randn(1, 3, 8, 64, 64), target=1, reshape=(4, 8, 8))
-    assert (found.layer, found.maps.shape[2:]) == ("blocks.2.norm1", (4, 8, 8))
+    images = torch.randn(1, 3, 8, 64, 64)
+    expected = gradcam.explain(model, images, target=1, reshape=(4, 8, 8))
+    assert (expected.layer, expected.maps.shape[2:]) == ("blocks.2.norm1", (4, 8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = gradcam.explain(model, images, target=1)
+    assert found.layer == expected.layer
+    assert torch.equal(found.maps, expected.maps)
 
 
 def heads() -> nn.Module:
