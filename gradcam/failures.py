@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from gradcam.errors import ModelError
 
+OTHER_VIEW = (
+    "Behind the layer the model reads, or changes in place, another view of the layer's memory or of what came to it, "
+    "where no gradient can be followed: choose a layer further up."
+)
 # By what PyTorch says, in part, where what lies behind a layer is differentiated.
 BEHIND_A_LAYER = {
     "BackwardHookFunction": (
@@ -21,10 +25,8 @@ BEHIND_A_LAYER = {
         "Behind the layer the model changes a value in place that its own gradient needs, so that it could not be trained "
         "either: make that operation one that is not in place."
     ),
-    "created in no_grad mode": (
-        "Behind the layer the model reads, or changes in place, another view of the layer's memory or of what came to it, "
-        "where no gradient can be followed: choose a layer further up."
-    ),
+    "created in no_grad mode": OTHER_VIEW,
+    "a leaf Variable that requires grad": OTHER_VIEW,
     "cudnn RNN backward can only be called in training mode": (
         "Behind the layer there is a recurrent network, for which cuDNN has a gradient in training mode only: explain "
         "inside `with torch.backends.cudnn.flags(enabled=False):`."
@@ -48,15 +50,17 @@ BEHIND_A_LAYER = {
 }
 
 # The same of a whole model, where there is no layer to speak of.
+VIEW_IN_PLACE = (
+    "The model changes in place what is a view made without gradient recording, or what it was given: make that "
+    "operation one that is not in place."
+)
 IN_A_MODEL = BEHIND_A_LAYER | {
     "has been modified by an inplace operation": (
         "The model changes a value in place that its own gradient needs, so that it could not be trained either: "
         "make that operation one that is not in place."
     ),
-    "created in no_grad mode": (
-        "The model changes in place what is a view made without gradient recording: make that operation one that is "
-        "not in place."
-    ),
+    "created in no_grad mode": VIEW_IN_PLACE,
+    "a leaf Variable that requires grad": VIEW_IN_PLACE,
     "cudnn RNN backward can only be called in training mode": (
         "There is a recurrent network in the model, for which cuDNN has a gradient in training mode only: do this "
         "inside `with torch.backends.cudnn.flags(enabled=False):`."

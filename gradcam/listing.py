@@ -18,7 +18,7 @@ from gradcam.errors import ImageError, shorten
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
-from gradcam.nested import first_floating, map_tensors, tensors
+from gradcam.nested import floating_by_keys, map_tensors, tensors
 from gradcam.patches import find_patches
 from gradcam.places import ENOUGH, Laid, count_answers
 from gradcam.sites import are_shares, try_all
@@ -30,7 +30,7 @@ from gradcam.tokens import Layout, find_layout, is_guess
 class LayerRow:
     """One layer.
 
-    `type`: its class. `shape`: its output's, the first floating tensor's where there are several; None where there is none.
+    `type`: its class. `shape`: its output's, of several tensors that of the explained one; None where there is none.
     `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's; None without a grid.
     `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can be taken there, and
     `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `both_signs`: a map can be
@@ -86,6 +86,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
     look.settle()
     ways = Ways(look.scores, look.pictures, look.find_layout)
+    look.choose(ways.depends)
     layers = {name: module for name, module in model.named_modules() if name}
     reasons = {name: look.why_not(module, ways.depends) for name, module in layers.items()}
     guesses = look.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
@@ -143,6 +144,7 @@ class _Look:
         self._axes = Axes(model, batch, self._patches)
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _Output] = {}
+        self._others: dict[nn.Module, list[_Output]] = {}  # what else a layer gave
         self.scores: list[Tensor] = []
         self.output: Any = None
         self.pictures: Edge | None = None
@@ -164,15 +166,26 @@ class _Look:
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._runs[module] = self._runs.get(module, 0) + 1
-        tensor = first_floating(output)
-        if tensor is not None:
-            shape = tuple(tensor.shape)
-            layout = self._axes.find_layout(shape, module)
-            is_text = layout is None and self._axes.holds_text(shape, module)
-            is_shared = layout is not None and self._are_shares(tensor, module, layout)
-            why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
-            layout = None if why else layout
-            self._outputs[module] = _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
+        found = [self._look_at(tensor, module) for tensor in floating_by_keys(output).values()]
+        if found:
+            self._outputs[module], *self._others[module] = found
+
+    def _look_at(self, tensor: Tensor, module: nn.Module) -> _Output:
+        shape = tuple(tensor.shape)
+        layout = self._axes.find_layout(shape, module)
+        is_text = layout is None and self._axes.holds_text(shape, module)
+        is_shared = layout is not None and self._are_shares(tensor, module, layout)
+        why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
+        layout = None if why else layout
+        return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
+
+    def choose(self, depends: Mapping[Edge, bool]) -> None:
+        """Of several tensors that a layer gave, that which is explained: the first with a grid that the score depends on."""
+        for module, others in self._others.items():
+            for output in (self._outputs[module], *others):
+                if output.layout is not None and output.place.edge in depends:
+                    self._outputs[module] = output
+                    break
 
     def settle(self) -> None:
         """Ask of what may have its channels first or last, once the model has run."""

@@ -42,6 +42,13 @@ def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Modu
     assert torch.equal(found.maps, expected.maps)
 
 
+def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
+    """The list's score is the model's first output, which is "out"."""
+    row = {row.name: row for row in gradcam.list_layers(segmenter, IMAGES)}["backbone"]
+    assert row.cam
+    assert row.shape == (2, 2048, 8, 8)
+
+
 def test_the_other_key_is_told_the_truth(segmenter: nn.Module) -> None:
     with pytest.raises(BlindLayerError, match="does not depend on layer 'backbone:aux'"):
         gradcam.explain(segmenter, IMAGES, "backbone:aux", target=of_class)

@@ -266,21 +266,24 @@ class Flattens(nn.Module):
 
 
 class ReadsBoth(nn.Module):
-    def __init__(self, *, keeps_view: bool, reads: bool = True) -> None:
+    def __init__(self, *, keeps_view: bool, reads: bool = True, changes: bool = False) -> None:
         super().__init__()
         self.patches = Flattens(keeps_view=keeps_view)
         self.head = nn.Linear(4, 5)
-        self.reads = reads
+        self.reads, self.changes = reads, changes
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x)
+        if self.changes:
+            self.patches.kept.mul_(2)
         more = self.patches.kept.flatten(1).mean(1, keepdim=True) if self.reads else 0
         return self.head(tokens.mean(1)) + more
 
 
+@pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("keeps_view", [False, True])
-def test_memory_that_is_read_as_another_view_is_an_error(keeps_view: bool) -> None:
-    model = ReadsBoth(keeps_view=keeps_view).double().eval()
+def test_memory_that_is_read_or_changed_as_another_view_is_an_error(keeps_view: bool, changes: bool) -> None:
+    model = ReadsBoth(keeps_view=keeps_view, reads=not changes, changes=changes).double().eval()
     for _ in range(CALLS):
         with pytest.raises(
             (LayerError, ModelError), match="another view of the same memory|reads, or changes in place"
