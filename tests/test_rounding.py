@@ -197,15 +197,23 @@ def test_half_precision_has_rounding_of_its_own() -> None:
     torch.testing.assert_close(half, plain, rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "gradients" in method.needs])
-def test_nothing_waits_for_the_device(name: str) -> None:
-    """Tensors without values: whatever asked for one would fail."""
-    if METHODS[name].channels == "component":
-        pytest.skip("the decomposition itself waits")
-    activations, gradients = torch.empty(2, 5, 4, 6, device="meta"), torch.empty(2, 3, 5, 4, 6, device="meta")
-    derivatives = [gradients] * (len(METHODS[name].needs) - 1)
-    (settled,) = settle_method(METHODS[name].compute, 1e-5, activations, *derivatives)
-    assert settled.maps.shape == (2, 3, 4, 6)
+def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
+    calls = []
+
+    def gradcam_counted(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return METHODS["gradcam"].compute(activations, gradients)
+
+    activations, gradients = torch.rand(2, 5, 4, 6), torch.randn(2, 3, 5, 4, 6)
+    for factor in (1.0, 1e-12, 1e12):
+        calls.clear()
+        settle_method(gradcam_counted, 1e-5, activations, factor * gradients)
+        assert len(calls) == 1
+    gradients -= gradients.mean((3, 4), keepdim=True)  # what is left of the means is rounding
+    (settled,) = settle_method(gradcam_counted, 1e-5, activations, gradients)
+    assert len(calls) > 2
+    assert settled.was_rounding.any(2).all()
+    assert not settled.maps.any()
 
 
 def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
