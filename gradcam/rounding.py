@@ -9,7 +9,6 @@ to it, up or down. A map whose largest value is no larger than that change says 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -71,13 +70,13 @@ def settle_method(
 def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
     """Whether maps are beyond all that rounding may do to a sum of products, so that nothing has to be tried out.
 
-    No sum over the channels is larger than that of each one's largest activation times its largest derivative.
+    No sum over the channels is larger than that of the products of each one's norms, which are quickly had.
     """
     places = tuple(range(2, activations.ndim))
-    largest = torch.linalg.vector_norm(activations, math.inf, dim=places)[:, None]
-    slopes = [torch.linalg.vector_norm(it, math.inf, dim=tuple(axis + 1 for axis in places)) for it in derivatives]
+    sizes = torch.linalg.vector_norm(activations, dim=places)[:, None]
+    slopes = [torch.linalg.vector_norm(it, dim=tuple(axis + 1 for axis in places)) for it in derivatives]
     low, high = torch.aminmax(maps.flatten(2), dim=2)
-    most = 2 * slack * (largest * torch.stack(slopes).sum(0)).sum(2)
+    most = 2 * slack * (sizes * torch.stack(slopes).sum(0)).sum(2)
     return bool((((high > most) | (high <= 0)) & ((-low > most) | (low >= 0))).all())
 
 

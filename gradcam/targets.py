@@ -266,12 +266,13 @@ def _is_normalised(logits: Tensor) -> bool:
 
     Few numbers of half precision may have it by chance.
     """
-    values = logits.detach().float()
-    if logits.dtype.itemsize < 4 and logits.shape[1] < FEWEST_HALVES:
+    if logits.shape[1] < (FEWEST_HALVES if logits.dtype.itemsize < 4 else 2):
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if logits.dtype.itemsize > 2 else 1)
-    is_unit = bool(((values.norm(dim=1) - 1).abs() < tolerance).all())
-    return is_unit and logits.shape[1] > 1 and not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
+    values = logits.detach()
+    if any(abs(length - 1) >= tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
+        return False
+    return not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
 
 
 def _check_scores(scores: Any, images: int) -> Tensor:
