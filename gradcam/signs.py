@@ -25,6 +25,7 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
     if layers:
         more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
         warn(
-            f"The activations of {join_names(layers[:1])}{more} have both signs, and {', '.join(names)} assume none below "
-            "0: maps may be wrong. Take a layer behind a ReLU (`gradcam layers` marks others ±), or another method."
+            f"The activations of {join_names(layers[:1])}{more} have both signs, and {', '.join(names)} "
+            f"assume{'s' if len(names) == 1 else ''} none below 0: maps may be wrong. Take a layer behind a ReLU "
+            "(`gradcam layers` marks others ±), or another method."
         )

@@ -270,7 +270,7 @@ def _is_normalised(logits: Tensor) -> bool:
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if logits.dtype.itemsize > 2 else 1)
     values = logits.detach()
-    if any(abs(length - 1) >= tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
+    if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
         return False
     return not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
 
