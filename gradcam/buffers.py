@@ -20,11 +20,13 @@ def keep_buffers(module: nn.Module) -> Values:
 
 
 def restore_buffers(kept: Values) -> None:
-    """Write back the values of those that were changed in place.
+    """Write back the values of those that were changed in place, and take them out of the graph of what was written.
 
     A tensor that took another's place is left: it is a cache as a rule, and its module remembers elsewhere what it is for.
     """
     for buffer, copy in kept:
+        if buffer.grad_fn is not None and not buffer._is_view():
+            buffer.detach_()
         is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
         if is_same_kind and not _is_equal(buffer, copy):
             with contextlib.suppress(RuntimeError), torch.no_grad():  # an expanded tensor shares its memory with itself

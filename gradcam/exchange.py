@@ -6,25 +6,65 @@ What is only returned in its place is cut off from those. So the object itself, 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.utils import swap_tensors
 
 
+def is_owned(tensor: Tensor, module: nn.Module) -> bool:
+    """Whether it is a parameter or a buffer of the module, which has to stay what it is."""
+    return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in module.buffers())
+
+
+class Given:
+    """What was given to the model in a tensor's place, for as long as anybody holds it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._reference: weakref.ref[Tensor] | None = weakref.ref(tensor)
+
+    def __call__(self) -> Tensor | None:
+        return None if self._reference is None else self._reference()
+
+    def let_go(self) -> None:
+        """Take it out of the graph, for there is no backward pass any more."""
+        tensor = self()
+        if tensor is not None and tensor.grad_fn is not None and not tensor._is_view():
+            tensor.detach_()
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """PyTorch exchanges no tensor that a weak reference leads to."""
+        tensor, self._reference = self(), None
+        yield
+        self._reference = None if tensor is None else weakref.ref(tensor)
+
+
+_given: weakref.WeakValueDictionary[int, Given] = weakref.WeakValueDictionary()  # by the object's id
+
+
 def can_exchange(tensor: Tensor) -> bool:
-    """Whether the object alone has its contents: no view of them, nothing that autograd saved, no weak reference."""
-    return tensor._use_count() == 1 and not weakref.getweakrefs(tensor) and not isinstance(tensor, nn.Parameter)
+    """Whether the object alone has its contents: no view of them, nothing that autograd saved, no foreign weak reference."""
+    known = _given.get(id(tensor))
+    own = 0 if known is None or known() is not tensor else 1
+    return tensor._use_count() == 1 and weakref.getweakrefcount(tensor) == own
 
 
-def exchange(tensor: Tensor, other: Tensor) -> None:
+def exchange(tensor: Tensor, other: Tensor) -> Given:
     """Give each of two objects the contents of the other; attributes stay with the objects."""
     if tensor.retains_grad and not tensor.is_leaf:
         other.retain_grad()
+    known = _given.get(id(tensor))
+    if known is None or known() is not tensor:
+        known = _given[id(tensor)] = Given(tensor)
     attributes = dict(vars(tensor))
-    swap_tensors(tensor, other)
+    with known.unseen():
+        swap_tensors(tensor, other)
     vars(tensor).update(attributes)
+    return known
 
 
 class OtherWay:

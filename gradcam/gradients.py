@@ -117,15 +117,20 @@ def _is_python(node: Node) -> bool:
 
 
 def graph_of(tensor: Tensor) -> list[Node]:
-    """Every node of the graph behind a tensor."""
-    found = [] if tensor.grad_fn is None else [tensor.grad_fn]
-    seen = set(found)
-    for node in found:  # which grows on the way
-        for other, _ in node.next_functions:
+    """Every node of the graph behind a tensor, its own the first."""
+    return [] if tensor.grad_fn is None else [tensor.grad_fn, *nodes_behind(tensor.grad_fn)]
+
+
+def nodes_behind(node: Node) -> list[Node]:
+    """Every node that leads to this one, each once."""
+    found: list[Node] = [node]
+    seen = {node}
+    for each in found:  # which grows on the way
+        for other, _ in each.next_functions:
             if other is not None and other not in seen:
                 seen.add(other)
                 found.append(other)
-    return found
+    return found[1:]
 
 
 def leaves(scores: Tensor) -> list[Tensor]:

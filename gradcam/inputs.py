@@ -22,7 +22,7 @@ class LayerInput:
 
     @property
     def is_changed(self) -> bool:
-        return _version(self.given) != self.version
+        return version_of(self.given) != self.version
 
     def replace(self, values: Tensor) -> Tensor:
         """Write `values` into the original, so that whoever uses it goes on with them; gives what has them.
@@ -37,7 +37,7 @@ class LayerInput:
         return original.copy_(values)
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """How often it was changed in place; inference tensors do not count."""
     return 0 if tensor.is_inference() else tensor._version
 
@@ -56,7 +56,7 @@ def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Lay
     def given(value: Any) -> Any:
         return copies.get(id(value), value)
 
-    inputs = [LayerInput(tensor, given(tensor), _version(given(tensor))) for tensor in tensors((args, kwargs))]
+    inputs = [LayerInput(tensor, given(tensor), version_of(given(tensor))) for tensor in tensors((args, kwargs))]
     if not copies:
         return inputs, None
     return inputs, (tuple(map(given, args)), {key: given(value) for key, value in kwargs.items()})

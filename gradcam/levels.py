@@ -28,7 +28,8 @@ def choose_sites(recorded: Recorded, reshape: Reshape = None, *, join: str | Non
     chosen = {layer: _choose(layer, names, recorded, reshape) for layer, names in recorded.parts.items()}
     if join is None or not chosen:
         return chosen
-    return {" + ".join(chosen): list(itertools.chain.from_iterable(chosen.values()))}
+    sites = {site.layer: site for site in itertools.chain.from_iterable(chosen.values())}  # each counts once
+    return {" + ".join(chosen): list(sites.values())}
 
 
 def _choose(layer: str, names: Sequence[str], recorded: Recorded, reshape: Reshape) -> list[Site]:

@@ -15,6 +15,7 @@ from gradcam.arguments import Batch, caller_keeps, to_batch
 from gradcam.axes import Axes
 from gradcam.dependence import Edge, Ways, edge_of, is_activated, is_softmax
 from gradcam.errors import ImageError, shorten
+from gradcam.gradients import nodes_behind
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
@@ -81,7 +82,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     model = unwrap(model)
     batch = to_batch(_to_images(model, images))
     look = _Look(model, batch)
-    with undisturbed(model), no_graph_kept(model), Hooks() as hooks:
+    with undisturbed(model), no_graph_kept(model, lambda: look.pictures), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
     look.settle()
@@ -180,12 +181,12 @@ class _Look:
         return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
 
     def choose(self, depends: Mapping[Edge, bool]) -> None:
-        """Of several tensors that a layer gave, that which is explained: the first with a grid that the score depends on."""
+        """Of several tensors that a layer gave, the first with a grid that the score depends on, not through another."""
         for module, others in self._others.items():
-            for output in (self._outputs[module], *others):
-                if output.layout is not None and output.place.edge in depends:
-                    self._outputs[module] = output
-                    break
+            found = [it for it in (self._outputs[module], *others) if it.layout and it.place.edge in depends]
+            passed = {node for it in found if it.place.edge for node in nodes_behind(it.place.edge[0])}
+            last = [it for it in found if it.place.edge and it.place.edge[0] not in passed]
+            self._outputs[module] = next(iter([*last, *found]), self._outputs[module])
 
     def settle(self) -> None:
         """Ask of what may have its channels first or last, once the model has run."""

@@ -74,7 +74,9 @@ def compute_maps(
     `census`: of the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one.
     """
     chosen = choose_sites(recorded, reshape, join=join)
-    sites = [site for level in chosen.values() for site in level]
+    sites = list(
+        {site.layer: site for level in chosen.values() for site in level}.values()
+    )  # a level may be named, too
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     scores = _scores_by_kind(recorded, methods)
     values = _Values()

@@ -113,6 +113,8 @@ def recorded_pass(
         # Computed without the caller's autocast, which would make products of maps half as precise.
         device = scored.values.device.type
         autocast = caller_autocast(device)
+        for recorder in recorders.values():
+            stack.callback(recorder.let_go)
         with torch.no_grad(), torch.autocast(device, enabled=False):
             yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradcam.arguments import Batch, caller_keeps
 from gradcam.dependence import Edge, Ways, edge_of, is_activated
+from gradcam.gradients import graph_of, leaves
 from gradcam.hooks import Hooks
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
@@ -137,25 +138,39 @@ def _find_activated(best: Sequence[str], places: Mapping[str, Place]) -> str:
 
 
 @contextlib.contextmanager
-def no_graph_kept(model: nn.Module) -> Iterator[None]:
-    """What modules keep of a recorded pass, such as a table of biases for the next one, is let go of the graph."""
-    before = {id(tensor) for tensor in _attributes_with_graph(model)}
+def no_graph_kept(model: nn.Module, find_start: Callable[[], Edge | None]) -> Iterator[None]:
+    """What modules keep of a recorded pass, such as a table of biases for the next one, is let go of its graph.
+
+    `find_start`: where that pass began. What another thread explains meanwhile has begun elsewhere, and is left to it.
+    """
+    before = {id(tensor) for module in model.modules() for tensor in tensors(list(vars(module).values()))}
     try:
         yield
     finally:
-        for tensor in _attributes_with_graph(model):
-            if id(tensor) not in before:
-                tensor.detach_()
+        start, own = find_start(), {id(parameter) for parameter in model.parameters()}
+
+        def is_ours(tensor: Tensor) -> bool:
+            if tensor.grad_fn is None or id(tensor) in before:
+                return False
+            return (start is not None and start[0] in graph_of(tensor)) or all(
+                id(leaf) in own for leaf in leaves(tensor)
+            )
+
+        for module in model.modules():
+            _let_go(vars(module), is_ours)
 
 
-def _attributes_with_graph(model: nn.Module) -> list[Tensor]:
-    values = [value for module in model.modules() for value in list(vars(module).values())]
-    parts = [
-        part
-        for value in values
-        for part in (list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value])
-    ]
-    return [part for part in parts if isinstance(part, Tensor) and part.grad_fn is not None]
+def _let_go(holder: Any, is_ours: Callable[[Tensor], bool], depth: int = 3) -> None:
+    for key, value in list(enumerate(holder) if isinstance(holder, list) else holder.items()):
+        if isinstance(value, (dict, list)) and depth:
+            _let_go(value, is_ours, depth - 1)
+        elif isinstance(value, (Tensor, tuple)) and any(map(is_ours, tensors(value))):
+            holder[key] = map_tensors(value, lambda tensor: _detached(tensor) if is_ours(tensor) else tensor)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """The same object, unless it is a view."""
+    return tensor.detach() if tensor._is_view() else tensor.detach_()
 
 
 class _Watch:
@@ -167,7 +182,7 @@ class _Watch:
         self._patches = find_patches(model.modules())
         self._places: dict[nn.Module, Place] = {}
         self._open: dict[nn.Module, tuple[int, ...]] = {}  # shapes of tokens without a certain grid
-        self._pictures: Edge | None = None
+        self.pictures: Edge | None = None
         self.ways: Ways | None = None
         self.output: Any = None
 
@@ -184,10 +199,10 @@ class _Watch:
         shape, dtype = self._batch.pictures.shape, self._batch.pictures.dtype
 
         def begin(tensor: Tensor) -> Tensor:
-            if self._pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
+            if self.pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
                 return tensor
             copy = caller_keeps(tensor).requires_grad_().clone()  # which the model may change in place
-            self._pictures = edge_of(copy)
+            self.pictures = edge_of(copy)
             return copy
 
         return map_tensors((args, kwargs), begin)
@@ -219,7 +234,7 @@ class _Watch:
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         scores = read_scores(self._target, output, self._batch.images)
-        self.ways, self.output = Ways(scores, self._pictures, self._find_layout), output
+        self.ways, self.output = Ways(scores, self.pictures, self._find_layout), output
 
     def _find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
         batch = self._batch
@@ -229,7 +244,7 @@ class _Watch:
 def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> Suggestion:
     watch = _Watch(model, batch, target, reshape)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(no_graph_kept(model))
+        stack.enter_context(no_graph_kept(model, lambda: watch.pictures))
         stack.enter_context(
             torch.autograd.graph.saved_tensors_hooks(_forget, _forget)
         )  # the graph alone takes no memory

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from gradcam import gradients
 from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
-from gradcam.exchange import OtherWay, can_exchange, exchange
+from gradcam.exchange import Given, OtherWay, can_exchange, exchange, is_owned
 from gradcam.grad_mode import recording_off
 from gradcam.hooks import Hooks
-from gradcam.inputs import LayerInput, take_inputs
+from gradcam.inputs import LayerInput, take_inputs, version_of
 from gradcam.nested import floating_by_keys, replace_tensor, tensors
 
 
@@ -62,6 +62,7 @@ class TargetLayer:
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
         self._other_ways: list[OtherWay] = []
+        self._given_on: list[Given] = []
         self._gradients: Tensor | None = None
 
     def __enter__(self) -> TargetLayer:
@@ -131,7 +132,7 @@ class TargetLayer:
                 f"Layer '{self.name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
             )
         for tensor, version in zip(self._recorded.values(), self._versions):
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 raise LayerError(
                     f"What layer '{self.name}' gave is changed in place behind it, under another name: choose a layer "
                     "behind that, or explain this one alone."
@@ -184,6 +185,11 @@ class TargetLayer:
         """Whether there is more than one tensor to choose from."""
         return len(self._recorded) > 1
 
+    def let_go(self) -> None:
+        """Take what was given out of the graph, for whoever still holds it: there is no backward pass any more."""
+        while self._given_on:
+            self._given_on.pop().let_go()
+
     def require_only_way(self, score: Tensor) -> None:
         """Raises `LayerError` where the score depends on the layer's output by a way that is not recorded."""
         if self._other_ways and any(way.is_among(gradients.leaves(score)) for way in self._other_ways):
@@ -206,6 +212,7 @@ class TargetLayer:
         if self._runs == (self._run or 0) + 1:
             self._recorded, self._versions = {}, []
             self._close_other_ways()
+            self._given_on.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
             given = floating_by_keys(output)
             self._given = [":".join(keys) for keys in given if keys]
@@ -215,7 +222,8 @@ class TargetLayer:
                 each.replace(each.given)
         handed_on = output
         for keys, tensor in found.items():
-            handed_on = replace_tensor(handed_on, tensor, self._record(keys, tensor, inputs, output))
+            goes_on = self._record(keys, tensor, inputs, output)
+            handed_on = handed_on if goes_on is tensor else replace_tensor(handed_on, tensor, goes_on)
         return None if handed_on is output else handed_on
 
     def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], output: Any) -> Tensor:
@@ -227,8 +235,8 @@ class TargetLayer:
         # Dropout in evaluation mode and Identity return their input, which may be changed in place later, and which the
         # model goes on using as what came to the layer, not as what left it.
         is_shared = _shares_storage(tensor, [each.given for each in inputs])
-        is_given_back = source is not None and not is_changed
-        is_free = not is_given_back and can_exchange(tensor)
+        is_kept = is_owned(tensor, self._module) or (source is not None and not is_changed)
+        is_free = not is_kept and can_exchange(tensor)
         is_view = tensor._is_view()
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
             start = tensor.clone() if is_shared else tensor
@@ -237,16 +245,16 @@ class TargetLayer:
         handed_on = self._passage(start).clone(memory_format=_format_of(start))
         if is_free:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
-            exchange(tensor, handed_on)
+            self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
             if memory is not None and _may_be_watched(memory, self._module, output):
                 self._other_ways.append(OtherWay(memory))
-        elif not (is_given_back or is_view or tensor.requires_grad or isinstance(tensor, nn.Parameter)):
+        elif not (is_kept or is_view or tensor.requires_grad):
             handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
         if source is not None and is_changed:
             handed_on = source.replace(handed_on)  # has to lead to the gradient under its old name as well
         self._recorded[keys] = start
-        self._versions.append(start._version)
+        self._versions.append(version_of(start))
         return handed_on
 
     def _close_other_ways(self) -> None:

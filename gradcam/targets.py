@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -215,9 +216,12 @@ EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no
 
 
 def refuse_features(model: nn.Module, target: Any) -> None:
-    """Raises `TargetError` where classes are to be explained of a model that says that it has none, as timm's do."""
-    count = getattr(model, "num_classes", None)
-    if isinstance(count, int) and count == 0 and not (callable(target) and not isinstance(target, type)):
+    """Raises `TargetError` where classes are to be explained of a timm model that was made without a head."""
+    get_head = getattr(model, "get_classifier", None)
+    is_headless = (
+        getattr(model, "num_classes", None) == 0 and callable(get_head) and isinstance(get_head(), nn.Identity)
+    )
+    if is_headless and not (callable(target) and not isinstance(target, type)):
         raise TargetError(f"The model's num_classes is 0, so that its output is an embedding: {NO_CLASSES}")
 
 
@@ -227,6 +231,8 @@ def _list_heads(output: Any) -> dict[str | int, Any]:
         return dict(output)
     if isinstance(output, (tuple, list)):
         return {**dict(enumerate(output)), **{name: getattr(output, name) for name in getattr(output, "_fields", ())}}
+    if dataclasses.is_dataclass(output):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
     return {}
 
 

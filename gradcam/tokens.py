@@ -172,7 +172,7 @@ def _try_axes(module: nn.Module, features: int, rank: int) -> int | None:
     """Where a kind of LayerNorm or Linear has its features, which may be channels first: it takes no other length there."""
     given = module.in_features if isinstance(module, nn.Linear) else features
     some = next(module.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
-    sides, taken = [max(given, features) + 1] * (rank - 2), []
+    sides, taken = [max(given, features) + 1, *[1] * (rank - 3)], []
     for axis, shape in ((1, (1, given, *sides)), (-1, (1, *sides, given))):
         with torch.no_grad(), contextlib.suppress(Exception):  # whatever a module raises
             module.forward(torch.zeros(shape, dtype=some.dtype, device=some.device))  # itself, without hooks

@@ -965,7 +965,7 @@ def test_twenty_classes_share_one_backward_pass() -> None:
             return self.head(Counting.apply(self.body(images)).mean((2, 3)))
 
     model = Model()
-    for expected in (2, 1):  # what a function in Python does to a batch has to be looked at once
+    for expected in (3, 1):  # whether images depend on one another is asked once
         explanation = gradcam.explain(model, TINY, "body", target=[list(range(20))] * 3)
         assert explanation.maps.shape[1] == 20
         assert len(passes) == expected

@@ -167,6 +167,20 @@ def test_levels_that_are_named_are_added_where_that_is_wanted(pyramid: tuple[nn.
     torch.testing.assert_close(signed.maps, found.maps - negative.maps, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("method", ["gradcam", "eigencam"])
+def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
+    model, images = pyramid
+    level = f"levels:{shallow(model) + read_level(model, images[:1])}"
+    alone = gradcam.explain(model, images, "levels", method=method, target=1)
+    found = gradcam.compare(model, images[:1], layers=["levels", level], methods=[method], target=1)
+    assert found["levels", method].maps.shape == alone.maps[:1].shape
+    assert torch.equal(
+        found["levels", method].maps, gradcam.explain(model, images[:1], "levels", method=method, target=1).maps
+    )
+    joined = gradcam.explain(model, images, layers=["levels", level], join="sum", method=method, target=1)
+    assert torch.equal(joined.maps, alone.maps)  # where each level counts once
+
+
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
 def test_an_image_that_nothing_reaches_is_said_to_be_blank(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
     model, images = pyramid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,6 +27,48 @@ def network(mixing: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
     front = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), mixing, nn.Softplus()]
     return nn.Sequential(*front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).double().eval()
+
+
+class Behind(nn.Module):
+    """A network whose logits are mixed by a function."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.head, self.mix = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8, 3), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.head(self.body(x).relu().mean((2, 3))))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda y: y / y.mean(),
+        lambda y: y - y.sum() * y,
+        lambda y: y * y.mean(-2, keepdim=True),
+        lambda y: y.softmax(-2),
+        lambda y: y.t().softmax(1).t(),
+        lambda y: y.view(1, -1).softmax(1).view(y.shape),
+        lambda y: y @ y.t(),
+        lambda y: y * torch.cat([y[:1] * 0 + 1, y[:-1]]),  # the first image depends on nobody
+        lambda y: y * torch.cat([y[1:], y[:1] * 0 + 1]),  # nor does the last
+    ],
+)
+def test_images_are_mixed_in_whatever_way(mix: Callable[[Tensor], Tensor]) -> None:
+    model = Behind(mix).double().eval()
+    classes = [1, 2, 0]
+    with torch.no_grad():
+        start = model.body(IMAGES)
+    for _ in range(2):
+        with pytest.warns(GradcamWarning, match="depend on one another") as caught:
+            found = gradcam.explain(model, IMAGES, "body", target=classes, evidence="signed")
+        assert len(caught) == 1
+        for image, index in enumerate(classes):
+            activations = start.clone().requires_grad_()
+            score = mix(model.head(activations.relu().mean((2, 3))))[image, index]
+            (gradient,) = torch.autograd.grad(score, activations)
+            expected = torch.einsum("c,chw->hw", gradient[image].mean((1, 2)), start[image])
+            torch.testing.assert_close(found.maps[image, 0].double(), expected, rtol=1e-4, atol=1e-8)
 
 
 MIXING = {"batch norm": lambda: nn.BatchNorm2d(4, track_running_stats=False), "mean": MinusMean}

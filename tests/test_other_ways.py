@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradcam
-from gradcam import TargetLayer
+from gradcam import TargetLayer, nested
 from gradcam.errors import LayerError, ModelError
 from tests import oracles
 from tests.helpers import HOOKS
@@ -399,3 +400,122 @@ def test_legrad_of_a_last_block_that_a_hook_reads() -> None:
     expected = gradcam.explain(ReadsTheLast(model.vit), IMAGES, method="legrad", target=1)
     assert found.maps.any()
     torch.testing.assert_close(found.maps, expected.maps)
+
+
+class Keeps(nn.Module):
+    """A tail, and a branch beside it; what the tail gives is kept as `keep` makes it."""
+
+    def __init__(self, keep: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.tail, self.branch = nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 8, 3, padding=1)
+        self.head, self.keep = nn.Linear(8, 5), keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.tail(x).relu()
+        self.kept = self.keep(y)
+        return self.head(y.mean((2, 3)) + self.branch(y).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda y: y, lambda y: y.flatten(2), lambda y: (y, {"a": [y]}), lambda y: {"a": (y.mT, 1)}],
+    ids=["itself", "a view", "a tuple", "a dict"],
+)
+def test_what_a_model_keeps_is_let_go_of_the_graph(keep: Callable[[Tensor], Any]) -> None:
+    model = Keeps(keep).double().eval()
+    rows = gradcam.list_layers(model, IMAGES)
+    assert [row.name for row in rows if row.is_suggested] == ["tail"]
+    assert not any(tensor.requires_grad for tensor in nested.tensors(model.kept))
+    assert gradcam.explain(model, IMAGES, target=1).layer == "tail"
+
+
+def test_what_a_hook_or_an_attribute_got_of_the_layer_is_let_go_too() -> None:
+    model, found = build("skips by attributes"), {}
+    model.down[1].register_forward_hook(lambda module, args, output: found.update(output=output))
+    gradcam.explain(model, IMAGES, "down.1", target=class_score)
+    assert not model.down[1].kept.requires_grad
+    with torch.no_grad():
+        plain = model.down[1].kept
+        model(IMAGES)
+    found["output"].numpy()
+    torch.testing.assert_close(found["output"], plain)
+    copy.deepcopy(model)
+
+
+class InABuffer(nn.Module):
+    """Writes into a buffer of its own, or a tensor that it keeps, and gives that."""
+
+    def __init__(self, *, is_buffer: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2)
+        self.register_buffer("given", torch.zeros(2, 4, 15, 15)) if is_buffer else setattr(
+            self, "given", torch.zeros(2, 4, 15, 15)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.given.copy_(self.conv(x))
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "fasterscorecam"])
+def test_what_belongs_to_the_model_stays_what_it_is(method: str, *, is_buffer: bool) -> None:
+    model = nn.Sequential(
+        InABuffer(is_buffer=is_buffer), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
+    model, images = model.eval(), IMAGES.float()
+    given, address = model[0].given, model[0].given.data_ptr()
+    expected = gradcam.explain(nn.Sequential(model[0].conv, *model[1:]), images, "0", method=method, target=1)
+    for layer in ("0", None) if is_buffer else ("0",):
+        found = gradcam.explain(model, images, layer, method=method, target=1)
+        if layer == "0":
+            torch.testing.assert_close(found.maps, expected.maps)
+        assert model[0].given is given
+        assert given.shape == (2, 4, 15, 15)
+        assert not given.requires_grad
+        assert not is_buffer or given.data_ptr() == address
+    copy.deepcopy(model)
+
+
+class Feats(list):
+    def last(self) -> Tensor:
+        return self[-1]
+
+
+class Pair(tuple):
+    def __new__(cls, first: Any, second: Any) -> Pair:
+        return super().__new__(cls, (first, second))
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple"])
+def test_what_holds_the_output_stays_the_very_object(kind: str) -> None:
+    class Holds(nn.Conv2d):
+        def forward(self, x: Tensor) -> Any:
+            x = super().forward(x)
+            return Feats([x]) if kind == "list" else Pair(x, 1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Holds(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.body(x)
+            return self.head((y.last() if kind == "list" else y[0]).relu().mean((2, 3)))
+
+    assert gradcam.explain(Model().double().eval(), IMAGES, "body", target=1, evidence="signed").maps.any()
+
+
+def test_inference_mode_inside_the_model_is_said_to_be_in_the_way() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                y = self.body(x)
+            return self.head(y.mean((2, 3)))
+
+    for layer in ("body", None):
+        with pytest.raises(ModelError, match="inference"):
+            gradcam.explain(Model().double().eval(), IMAGES, layer, target=1)

@@ -395,7 +395,7 @@ def test_methods_that_assume_positive_activations_find_the_picture_at_their_own_
     target = [list(PHOTOGRAPHS.values())]
     own = gradcam.explain(classifier.model, mosaic, classifier.layer_for(method), method=method, target=target)
     assert mass_in_own_quarter(own.heatmaps) > least
-    with pytest.warns(GradcamWarning, match=rf"'layer4' have both signs, and {method} assume none below 0"):
+    with pytest.warns(GradcamWarning, match=rf"'layer4' have both signs, and {method} assumes? none below 0"):
         other = gradcam.explain(classifier.model, mosaic, "layer4", method=method, target=target)
     assert mass_in_own_quarter(other.heatmaps) < before
     automatic = gradcam.explain(classifier.model, mosaic, method=method, target=target)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gradcam.effort import Effort
 from gradcam.errors import BlindLayerError, LayerError
-from gradcam.exchange import can_exchange, exchange
+from gradcam.exchange import can_exchange, exchange, is_owned
 from gradcam.hooks import Hooks
 from gradcam.inputs import LayerInput, take_inputs
 from gradcam.layers import Outlet, norm_before_last_attention
@@ -185,6 +185,7 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
     """Whatever the module gives there, `rows` go on in its place, under all its names."""
     inputs: list[LayerInput] = []
     runs = itertools.count()
+    exchanged: list[tuple[Tensor, Tensor]] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs[:], arguments = take_inputs(args, kwargs)
@@ -197,10 +198,11 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
         if tensor is None or tensor.shape != expected:
             got = "no floating tensor" if tensor is None else tuple(tensor.shape)
             raise LayerError(f"The layer gave {got} when it ran again, expected {tuple(expected)} as before.")
-        if isinstance(tensor, nn.Parameter) or any(each.given is tensor and not each.is_changed for each in inputs):
+        if is_owned(tensor, module) or any(each.given is tensor and not each.is_changed for each in inputs):
             return replace_tensor(output, tensor, rows)  # what else uses it goes on as it came
         if can_exchange(tensor):
-            exchange(tensor, rows.view_as(rows))
+            exchanged.append((tensor, rows.view_as(rows)))
+            exchange(*exchanged[-1])
         elif tensor.shape == rows.shape:
             tensor.copy_(rows)
         else:
@@ -213,3 +215,6 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
         hooks.before_forward(outlet.module, keep)
         hooks.after_forward(outlet.module, hand_on)
         yield
+    for tensor, other in exchanged:  # which may be the model's own, kept for the next pass
+        if can_exchange(tensor) and can_exchange(other):
+            exchange(tensor, other)
