@@ -174,7 +174,7 @@ def _folded(batch: Batch) -> str:
 def _options(shape: tuple[int, ...], batch: Batch) -> str:
     """What may be passed for `reshape`, word for word."""
     dimensions = ", ".join(["N", "C", *"dhw"[-len(batch.size) :]])
-    function = f"a function from this tensor to ({dimensions})"
+    function = f"a function to ({dimensions})"
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
@@ -182,8 +182,8 @@ def _options(shape: tuple[int, ...], batch: Batch) -> str:
     such = f", such as reshape={grid}" if grid else ""
     cells = ", ".join("dhw"[-len(batch.size) :])
     return (
-        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (at most {MOST_NAMED_PREFIX} may come before the "
-        f"grid), or {function}."
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} may come before it), "
+        f"or {function}."
     )
 
 
@@ -242,7 +242,7 @@ def blind_layer(site: Site, model: nn.Module) -> BlindLayerError:
     if norm:
         return BlindLayerError(
             f"The gradient at layer '{site.layer}' is exactly zero on every patch: behind the last attention only the class "
-            f"token reaches the score. Choose the norm before that attention, '{norm}', or a layer further up."
+            f"token reaches the score. Choose the norm before it, '{norm}', or a layer further up."
         )
     return BlindLayerError(
         f"The gradient at layer '{site.layer}' is exactly zero: nothing there can change the score (a unit that is switched "

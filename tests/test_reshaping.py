@@ -192,8 +192,8 @@ def test_where_it_is_not_certain_the_error_says_what_to_pass() -> None:
         gradcam.explain(model, images, "row")
     assert str(error.value) == (
         "Layer 'row' gives (2, 16, 4) for images of 16 x 16, in which it is not certain where their grid lies: pass the "
-        "grid of its 16 tokens, reshape=(h, w), such as reshape=(4, 4) (at most 8 may come before the grid), or a function "
-        "from this tensor to (N, C, h, w)."
+        "grid of its 16 tokens, reshape=(h, w), such as reshape=(4, 4) (up to 8 may come before it), or a function to "
+        "(N, C, h, w)."
     )
     assert gradcam.explain(model, images).layer == "stem"
     expected = gradcam.explain(model, images, "stem", target=1)

@@ -80,8 +80,8 @@ def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
     if not sightings:
         raise _cannot_follow(
             recorded,
-            "none was seen: it has none, or computes it in a kernel of its own, as flash_attn does (for a Hugging Face "
-            "model choose attn_implementation='eager')",
+            "none was seen: it has none, or a kernel of its own, such as flash_attn's (for Hugging Face's take "
+            "attn_implementation='eager')",
         )
     fitting = [index for index, each in enumerate(sightings) if is_over_picture(each.shape, recorded)]
     found = sightings[: fitting[-1] + 1] if fitting else sightings
@@ -118,12 +118,12 @@ def _owner(attentions: Sequence[Sighting], index: int, census: Census, recorded:
     where = attentions[index].running[-1] if attentions[index].running else ""
     raise _cannot_follow(
         recorded,
-        f"no module around '{where}' has this attention alone and gives its {tokens} tokens, as a transformer's block does",
+        f"no module around '{where}' has this attention alone and gives its {tokens} tokens, as a block does",
     )
 
 
 def _cannot_follow(recorded: Recorded, why: str) -> ModelError:
     return ModelError(
         f"The attention of {type(recorded.model).__name__} cannot be followed back to the picture: {why}. "
-        "Choose a method that looks at a layer, such as 'gradcam' or 'layercam', or 'rise'."
+        "Choose a method that looks at a layer, such as 'gradcam'."
     )
