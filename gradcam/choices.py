@@ -4,6 +4,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+from gradcam.errors import GradcamError, join_names, shorten
+
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
 
@@ -22,6 +27,11 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
 }
 
+# What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
+# them it is classified.
+FITS = ("crop", "whole", "tiles")
+PREDICTIONS = ("own", "seen")
+
 # Which channels of a layer come first, and what each one's largest value is measured by.
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
@@ -35,3 +45,24 @@ SAVED = {
 }
 FORMATS = ("jpg", "png", "webp")
 OUTPUT_FORMATS = ("files", "webdataset")  # of what is written: a file each, or samples in tars
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One of `FITS`; `side`: of a window, in the picture's pixels, None for as many as the network takes."""
+
+    kind: str
+    side: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.side is None else f"{self.kind}:{self.side}"
+
+
+def to_fit(given: Any) -> Fit:
+    """ "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
+    kind, _, side = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or int(side) < 1)):
+        raise GradcamError(
+            f"fit is {shorten(given)}, expected {join_names(FITS)}; 'tiles:512' for windows of 512 pixels of the picture."
+        )
+    return Fit(kind, int(side) if side else None)

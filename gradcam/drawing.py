@@ -21,6 +21,8 @@ COLORMAPS: dict[str, int] = {
     name.removeprefix("COLORMAP_").lower(): getattr(cv2, name) for name in dir(cv2) if name.startswith("COLORMAP_")
 }
 GAP = 8  # white pixels between the pictures of a sheet
+LINE = 640  # pixels of a region for each that its outline is wide
+DARK, LIGHT = 20, 180  # which three quarters of an outline's lines are
 BAND = 2**16  # pixels that are blended at a time
 # Signed heatmaps, from a little to the most: evidence for the class in warm colours, evidence against it in cold ones.
 FOR = ((255, 205, 70), (225, 0, 35))
@@ -35,6 +37,7 @@ def overlay(
     colormap: str = "turbo",
     region: Region | None = None,
     signed: bool = False,
+    outline: bool = False,
 ) -> Pixels:
     """A heatmap in colour on a picture: RGB, uint8 (H,W,3), at the picture's own size.
 
@@ -42,7 +45,8 @@ def overlay(
     the pixels that the network saw, or over the whole picture. Pixels outside the region stay as they are.
     `alpha`: the opacity, in [0,1], where the heatmap is at half its maximum or above; below it fades, so that nothing
     lies over what has no evidence. `colormap`: a name in `COLORMAPS`, OpenCV's. `signed`: the heatmap is in [-1,1], and
-    drawn in red above zero and in blue below, whatever the colour map.
+    drawn in red above zero and in blue below, whatever the colour map. `outline`: draw a fine line around a region that is
+    not the whole picture, within it, unless the heatmap is blank.
 
     Raises `ImageError` for a picture, heatmap or region of another form, `GradcamError` for an unknown colour map.
     """
@@ -57,8 +61,22 @@ def overlay(
     colours, opacity = _blending(colormap, signed=signed)
     opacity = float(alpha) * opacity
     result = image.copy()
-    _blend(result[top : top + rows, left : left + columns], levels, colours * opacity, 1 - opacity)
+    seen = result[top : top + rows, left : left + columns]
+    _blend(seen, levels, colours * opacity, 1 - opacity)
+    if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
+        _draw_outline(seen, [top > 0, left > 0, top + rows < height, left + columns < width])
     return result
+
+
+def _draw_outline(seen: Pixels, sides: Sequence[bool]) -> None:
+    """A dark line, and a light one within, along those of its sides (top, left, bottom, right): one shows on any picture."""
+    rows, columns = seen.shape[:2]
+    width = max(1, round(min(rows, columns) / LINE))
+    for inset, tone in ((width, LIGHT), (0, DARK)):
+        edge = slice(inset, inset + width), slice(-inset - width, -inset or None)
+        strips = [seen[edge[0]], seen[:, edge[0]], seen[edge[1]], seen[:, edge[1]]]
+        for strip in (strip for strip, wanted in zip(strips, sides) if wanted):
+            strip[...] = strip // 4 + tone
 
 
 def colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 Entry = TypeVar("Entry", "Prediction", "Explained")
 
-OPTIONAL = ("heatmap", "map", "panel", "sha256", "tar")  # keys that are left out where they have no value
+OPTIONAL = ("heatmap", "map", "panel", "fit", "sha256", "tar")  # keys that are left out where they have no value
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Record:
     """What became of one picture. A picture that failed has an error, and nothing explained.
 
     `note`: what a person should know of how the picture is shown. `size`: its (height, width). `region`: the pixels that
-    the network saw, (top, left, height, width), which maps lie on. `sha256`: of what was read, where that is asked for.
-    `tar`: the one that all its files lie in, whose names then are `tar/member`.
+    the network saw, (top, left, height, width), which maps lie on. `fit`: how it was shown these, where not by its own
+    preprocessing: "whole", or "tiles:224" for windows of so many pixels. `sha256`: of what was read, where that is asked
+    for. `tar`: the one that all its files lie in, whose names then are `tar/member`.
     """
 
     image: str
@@ -62,6 +63,7 @@ class Record:
     note: str | None = None
     size: tuple[int, int] | None = None
     region: tuple[int, int, int, int] | None = None
+    fit: str | None = None
     sha256: str | None = None
     tar: str | None = None
 
@@ -119,6 +121,7 @@ def _to_record(found: Mapping[str, Any]) -> Record:
         note=_check(found.get("note"), str, type(None)),
         size=_to_numbers(found.get("size")),
         region=_to_numbers(found.get("region")),
+        fit=_check(found.get("fit"), str, type(None)),
         sha256=_check(found.get("sha256"), str, type(None)),
         tar=_check(found.get("tar"), str, type(None)),
     )

@@ -466,7 +466,7 @@ def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Pat
     assert lines[2].startswith("  Egyptian cat   285    58 %   █████████████")
     assert len([line for line in lines if re.search(r"   \d+   +(< )?\d+ %   ", line)]) == 5
     assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam.png" in lines
-    assert "  The network saw the central 61 % of the picture, 560 x 560 pixels." in lines
+    assert "  The network saw the central 61 % of the picture, 560 x 560 pixels; for all of it, --fit whole." in lines
 
 
 def test_colour_is_for_terminals_only(run: Command, photo: Photo) -> None:
@@ -753,8 +753,11 @@ def test_several_methods_and_classes_without_names_are_told_apart() -> None:
     ("region", "sentence"),
     [
         ((0, 0, 10, 20), "The network saw the whole picture."),
-        ((1, 5, 8, 10), "The network saw the central 40 % of the picture, 10 x 8 pixels."),
-        ((0, 0, 10, 19), "The network saw the central 95 % of the picture, 19 x 10 pixels."),
+        ((1, 5, 8, 10), "The network saw the central 40 % of the picture, 10 x 8 pixels; for all of it, --fit whole."),
+        (
+            (0, 0, 10, 19),
+            "The network saw the central 95 % of the picture, 19 x 10 pixels; for all of it, --fit whole.",
+        ),
     ],
 )
 def test_the_terminal_says_how_much_was_seen(region: tuple[int, int, int, int], sentence: str) -> None:
@@ -776,7 +779,7 @@ def test_a_dark_deep_picture_is_shown_with_a_note(run: Command, tmp_path: Path) 
     done = run(tmp_path / "scan.png", "--alpha", "0")
     assert done.status == 0
     assert done.out.splitlines()[-3:-1] == [
-        "  The network saw the central 61 % of the picture, 56 x 56 pixels.",
+        "  The network saw the central 61 % of the picture, 56 x 56 pixels; for all of it, --fit whole.",
         "  Shown from 40 to 3200 of 65535.",
     ]
     overlay = gradcam.read_image("scan-gradcam.png")

@@ -72,7 +72,7 @@ def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callab
     picture = found["layer4", "gradcam"].pictures[1]
     for row, (layer, k) in enumerate([("layer3", 0), ("layer3", 1), ("layer4", 0), ("layer4", 1)]):
         start = MARGIN + LINE + row * (LINE + 560 + GAP) + LINE
-        expected = [picture, *(found[layer, method].overlay(1, k) for method in methods)]
+        expected = [picture, *(found[layer, method].overlay(1, k, outline=False) for method in methods)]
         for column, whole in enumerate(expected):
             side = MARGIN + column * (560 + GAP)
             cell = panel[start : start + 560, side : side + 560]

@@ -105,6 +105,11 @@ class Finding:
         return self._first.regions[0]
 
     @property
+    def fit(self) -> str | None:
+        """How the network was shown these, where that is not as its own preprocessing does."""
+        return self._first.fit
+
+    @property
     def note(self) -> str | None:
         """What a person should know of how the picture is shown."""
         return self._first.notes[0]
@@ -132,6 +137,12 @@ def find(
 
     `classes`: one for each picture, in place of the question's own. Raises as `Classifier.compare` does.
     """
+    if classifier.fit != "crop" and len(pictures) > 1:  # as they are shown, they may be of different sizes
+        chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
+        pairs = zip(pictures, chosen)
+        return [
+            found for one, its in pairs for found in find(classifier, question, [one], classes=its, progress=progress)
+        ]
     target = question.target
     if classes is not None:
         target = replace(target, classes=[[index] for index in classes])

@@ -31,6 +31,8 @@ def load_classifier(
     layer: str | None = None,
     device: str = "auto",
     precision: str = "fp32",
+    fit: str = "crop",
+    predictions: str = "own",
 ) -> Classifier:
     """A classifier that explains pictures from files: the one that comes with the package needs no download.
 
@@ -54,6 +56,13 @@ def load_classifier(
     computes; batch norms, probabilities and maps are float32 anyway. bf16 is faster than fp32 where the processor or GPU has
     instructions for it, and slower elsewhere. A model that lies on several devices is left where it lies.
 
+    `fit`: what of a picture is explained. "crop": what the model's own preprocessing takes of it, mostly its centre.
+    "whole": all of it, in its own aspect, at the scale of that preprocessing; for networks that take any size, and
+    transformers whose positions can be interpolated. "tiles": windows that overlap, of as many pixels of the picture as the
+    network takes, or "tiles:512" of that many, for large pictures of small things. `predictions`: the classes, of which the
+    most probable is explained, are those of the model's "own" preprocessing, or of what is "seen" (with tiles, the mean of
+    the windows' logits). Evaluation and inspection keep to the model's own preprocessing.
+
     A module of the caller's is neither moved, frozen nor switched to evaluation mode, so that it can be explained between
     two steps of its training; `weights` are loaded into it.
     What was assumed is in the classifier's `notes`. Raises `ModelError` for whatever of this is unknown, missing or does not
@@ -71,5 +80,7 @@ def load_classifier(
         layer=layer,
         device=device,
         precision=precision,
+        fit=fit,
+        predictions=predictions,
     )
     return load(name, options)

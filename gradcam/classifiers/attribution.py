@@ -21,6 +21,9 @@ class PictureAttribution(Attribution):
     regions: Sequence[Region] = field(repr=False)
     labels: Sequence[str] | None = field(repr=False)
     notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
+    fit: str | None = field(
+        default=None, repr=False
+    )  # how the network was shown them, where not by its own preprocessing
 
     __repr__ = Attribution.__repr__
 

@@ -13,16 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradcam.attributions import find_attribution
+from gradcam.choices import PREDICTIONS, Fit, to_fit
 from gradcam.classifiers.attribution import PictureAttribution
-from gradcam.classifiers.explanation import PictureExplanation, to_probabilities
+from gradcam.classifiers.explanation import PictureExplanation, take_one, to_probabilities
+from gradcam.classifiers.fits import find_step, get_steps, show_whole, take_size
 from gradcam.classifiers.labels import find_class
 from gradcam.classifiers.preparation import find_input_device, find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.readers import Reader, Reading, read_picture, to_reading
+from gradcam.classifiers.tiles import Tiles, explain_tiles, mean_output, stack
 from gradcam.effort import Progress
-from gradcam.errors import ImageError, LayerError, shorten
-from gradcam.explanation import compare, one_map
+from gradcam.errors import GradcamError, ImageError, LayerError, shorten
+from gradcam.explanation import Explanation, compare, one_map
 from gradcam.images import Region
+from gradcam.isolation import undisturbed
+from gradcam.layers import find_layer, unwrap
 from gradcam.methods import Method, find_methods
 from gradcam.targets import ClassTarget, to_class_target
 
@@ -35,7 +40,16 @@ class Prepared:
     image: Tensor
 
 
+_Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
 Picture = str | os.PathLike[str] | NDArray[Any] | Reading | Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class _Wish:
+    """What is to be explained, and how: layers with the methods that share a pass, and the other arguments of `compare`."""
+
+    passes: Sequence[_Pass]
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +61,7 @@ class Classifier:
     `layer`: what is explained where nothing else is said; `layer_for_positive`: in its place for methods that assume
     activations that are not negative, where that is another one. `activation`: how logits become probabilities, a key of
     `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
-    what else a person should know of how the model was loaded.
+    what else a person should know of how the model was loaded. `fit`, `predictions`: as in `load_classifier`.
     """
 
     name: str
@@ -60,6 +74,18 @@ class Classifier:
     activation: str = "softmax"
     reader: Reader = field(default=read_picture, repr=False)
     notes: Sequence[str] = field(default=(), repr=False)
+    fit: str = field(default="crop", kw_only=True)
+    predictions: str = field(default="own", repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self._fit.kind != "crop":
+            get_steps(self.preprocess)
+        if self.predictions not in PREDICTIONS:
+            raise GradcamError(f"predictions is {shorten(self.predictions)}, expected {' or '.join(PREDICTIONS)}.")
+
+    @property
+    def _fit(self) -> Fit:
+        return to_fit(self.fit)
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +93,7 @@ class Classifier:
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
-        """The pixels of a picture of this size that the network sees: (top, left, height, width)."""
+        """The pixels of a picture of this size that the network's own preprocessing takes: (top, left, height, width)."""
         return self.preprocess.region(height, width)
 
     def prepare(self, picture: Picture) -> Prepared:
@@ -85,13 +111,11 @@ class Classifier:
         return self._stack([self.preprocess(picture) for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
-        sizes = sorted({tuple(image.shape[1:]) for image in images})
-        if len(sizes) > 1:
-            raise ImageError(
-                f"The pictures are {' and '.join(f'{height} x {width}' for height, width in sizes[:2])} once preprocessed, "
-                "which do not fit into one batch: explain them one by one."
-            )
-        return torch.stack(images).to(self.device, find_input_dtype(self.model))
+        _check_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
+        return self._place(torch.stack(images))
+
+    def _place(self, images: Tensor) -> Tensor:
+        return images.to(self.device, find_input_dtype(self.model))
 
     def probabilities(self, output: Any, images: int) -> Tensor:
         """All classes' probabilities, float32 (N,C), in what the model gave for so many images."""
@@ -117,6 +141,7 @@ class Classifier:
         reshape: Any = None,
         memory_budget: int | None = None,
         progress: Progress | None = None,
+        fit: str | None = None,
     ) -> PictureExplanation:
         """Show where the model looked in one picture (a path, or an array), or in a sequence of them.
 
@@ -124,7 +149,8 @@ class Classifier:
         or integers or floats (H,W) or (H,W,C) as the preprocessing takes them; the picture that is drawn on is made from it,
         stretched where its values use less than half of their range.
         `layer`: dotted name, or module; None takes `layer_for(method)`. `target`: as in `gradcam.explain`, with labels in
-        place of indices where wanted; the rest as there. Raises as `gradcam.explain` and `gradcam.read_image` do.
+        place of indices where wanted; `fit`: in place of the classifier's own; the rest as there. Raises as
+        `gradcam.explain` and `gradcam.read_image` do.
         """
         found = self.compare(
             pictures,
@@ -138,6 +164,7 @@ class Classifier:
             reshape=reshape,
             memory_budget=memory_budget,
             progress=progress,
+            fit=fit,
         )
         return next(iter(found.values()))
 
@@ -155,44 +182,109 @@ class Classifier:
         reshape: Any = None,
         memory_budget: int | None = None,
         progress: Progress | None = None,
+        fit: str | None = None,
     ) -> dict[tuple[str, str], PictureExplanation]:
         """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name).
 
         Without `layers`, each method explains its own, `layer_for(method)`, with a pass for each that there is.
         """
+        classifier = self if fit is None else replace(self, fit=fit)
         prepared = self._prepare_all(pictures)
-        images = self._stack([picture.image for picture in prepared])
+        options = {
+            "join": join,
+            "evidence": evidence,
+            "augmentation": augmentation,
+            "smoothing": smoothing,
+            "reshape": reshape,
+            "memory_budget": memory_budget,
+        }
         passes = self._assign(methods) if layers is None else [(layers, methods)]
-        found = [
-            compare(
-                self.model,
-                images.clone() if len(passes) > 1 else images,
-                layers=at,
-                methods=names,
-                target=self._to_target(target),
-                join=join,
-                evidence=evidence,
-                augmentation=augmentation,
-                smoothing=smoothing,
-                reshape=reshape,
-                memory_budget=memory_budget,
-                progress=progress,
-            )
-            for at, names in passes
-        ]
-        explanations = {key: explanation for each in found for key, explanation in each.items()}
+        found = classifier._compare(prepared, _Wish(passes, options), self._to_target(target), progress)
         if len(passes) > 1:
             order = [method.name for method in find_methods(methods)]
-            explanations = dict(sorted(explanations.items(), key=lambda item: order.index(item[0][1])))
-        described = self._describe(prepared)
+            found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
+        described = classifier._describe(prepared)
         return {
             key: PictureExplanation(**vars(explanation), **described, activation=self.activation)
-            for key, explanation in explanations.items()
+            for key, explanation in found.items()
         }
 
-    def _assign(
-        self, methods: Sequence[str | Method]
-    ) -> list[tuple[Sequence[str | nn.Module], Sequence[str | Method]]]:
+    def _compare(
+        self, prepared: Sequence[Prepared], wish: _Wish, target: Any, progress: Progress | None
+    ) -> dict[tuple[str, str], Explanation]:
+        """What is found in what the network is shown of the pictures, whose number of pixels is the same."""
+        if self._fit.kind != "tiles":
+            images, target, output = self._show(prepared, target)
+            return self._run_passes(images, wish, target, output=output, progress=progress)
+        own, step = get_steps(self.preprocess), find_step(self.model)
+        tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
+        _check_sizes([each.canvas for each in tiles], "in windows")
+        output = self._classify(prepared) if self.predictions == "own" else torch.cat([*map(self._average, tiles)])
+        each = [
+            self._explain_tiles(one, wish, target, take_one(output, i, len(tiles)), progress)
+            for i, one in enumerate(tiles)
+        ]
+        return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
+
+    def _explain_tiles(
+        self, tiles: Tiles, wish: _Wish, target: Any, output: Any, progress: Progress | None
+    ) -> dict[tuple[str, str], Explanation]:
+        chosen = self._choose_classes(target, output, 1)
+
+        def explain_some(images: Tensor) -> dict[tuple[str, str], Explanation]:
+            wanted = chosen if callable(chosen) else chosen.repeat(len(images))
+            return self._run_passes(self._place(images), wish, wanted)
+
+        return explain_tiles(tiles, explain_some, progress)
+
+    def _average(self, tiles: Tiles) -> Tensor:
+        """The mean (1,C) of the windows' logits."""
+        target = ClassTarget(activation=self.activation)
+        return mean_output(tiles, lambda images: target.find_logits(self._run(self._place(images)), len(images)))
+
+    def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Tensor, Any, Any]:
+        """What the network is shown, (N,C,H,W), the target, and the output by which pictures are classified, if another."""
+        if self._fit.kind == "crop":
+            return self._stack([picture.image for picture in prepared]), target, None
+        own, step = get_steps(self.preprocess), find_step(self.model)
+        images = self._stack([show_whole(picture.reading.values, own, step) for picture in prepared])
+        if self.predictions == "seen":
+            return images, target, None
+        output = self._classify(prepared)
+        return images, self._choose_classes(target, output, len(prepared)), output
+
+    def _classify(self, prepared: Sequence[Prepared]) -> Any:
+        """The model's output for its own preprocessing."""
+        return self._run(self._stack([picture.image for picture in prepared]))
+
+    def _run(self, images: Tensor) -> Any:
+        with undisturbed(unwrap(self.model)), torch.no_grad():
+            return self.model(images)
+
+    def _choose_classes(self, target: Any, output: Any, images: int) -> Any:
+        """The target with its classes, and a contrast's rivals, as they are in this output."""
+        return target if callable(target) else target.resolve(target.find_logits(output, images), images)
+
+    def _run_passes(
+        self, images: Tensor, wish: _Wish, target: Any, *, output: Any = None, progress: Progress | None = None
+    ) -> dict[tuple[str, str], Explanation]:
+        """All that is wished for; with another output than that of these images, if one is given."""
+        found: dict[tuple[str, str], Explanation] = {}
+        for layers, methods in wish.passes:
+            model, inputs = self._take(images.clone() if len(wish.passes) > 1 else images)
+            own = unwrap(self.model)
+            at = layers if model is self.model else [find_layer(own, layer).name for layer in layers]
+            asked: dict[str, Any] = {"layers": at, "methods": methods, "target": target, "progress": progress}
+            found |= compare(model, inputs, **asked, **wish.options)
+        return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
+
+    def _take(self, images: Tensor) -> tuple[nn.Module, Any]:
+        """The model and its input: whichever of them has to fit the other."""
+        if self._fit.kind != "whole":
+            return self.model, images
+        return take_size(self.model, images, get_steps(self.preprocess).size)
+
+    def _assign(self, methods: Sequence[str | Method]) -> list[_Pass]:
         """The layers that no one named, each with its methods."""
         assigned: dict[str, list[Method]] = {}
         for method in find_methods(methods):
@@ -220,8 +312,13 @@ class Classifier:
                 raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave {name}= away.")
         prepared = self._prepare_all(pictures)
         place = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
-        images = self._stack([picture.image for picture in prepared])
-        attribution = chosen.function(self.model, images, target=self._to_target(target), **place)
+        if self._fit.kind == "tiles":
+            raise GradcamError(f"{method} is of the picture that the network is shown: take the fit 'crop' or 'whole'.")
+        images, wanted, output = self._show(prepared, self._to_target(target))
+        model, inputs = self._take(images)
+        attribution = chosen.function(model, inputs, target=wanted, **place)
+        if output is not None:
+            attribution = replace(attribution, output=output)
         return PictureAttribution(**vars(attribution), **self._describe(prepared))
 
     def find_class(self, wanted: str) -> int:
@@ -265,6 +362,32 @@ class Classifier:
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
         """What results remember of the pictures."""
         pictures = [each.reading.picture for each in prepared]
-        regions = [self.region(*picture.shape[:2]) for picture in pictures]
+        is_crop = self._fit.kind == "crop"
+        regions = [self.region(*picture.shape[:2]) if is_crop else (0, 0, *picture.shape[:2]) for picture in pictures]
         notes = [each.reading.note for each in prepared]
-        return {"pictures": pictures, "regions": regions, "labels": self.labels, "notes": notes}
+        return {
+            "pictures": pictures,
+            "regions": regions,
+            "labels": self.labels,
+            "notes": notes,
+            "fit": self._describe_fit(),
+        }
+
+    def _describe_fit(self) -> str | None:
+        if self._fit.kind == "tiles":
+            return str(replace(self._fit, side=self._tile_side))
+        return None if self._fit.kind == "crop" else str(self._fit)
+
+    @property
+    def _tile_side(self) -> int:
+        return self._fit.side or max(get_steps(self.preprocess).size)
+
+
+def _check_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
+    """Raises `ImageError` where there are several."""
+    different = sorted(set(sizes))
+    if len(different) > 1:
+        raise ImageError(
+            f"The pictures are {' and '.join(f'{height} x {width}' for height, width in different[:2])} {how}, which do not "
+            "fit into one batch: explain them one by one."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gradcam.classifiers.explanation import PictureExplanation
 from gradcam.errors import GradcamError, ImageError, shorten
@@ -90,6 +91,7 @@ def _seen(
     explanation: PictureExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
 ) -> Pixels:
     """The part of the picture that the network saw, with its k-th heatmap, or without."""
-    picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, alpha=alpha, colormap=colormap)
+    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
+    picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
     top, left, height, width = explanation.regions[i]
     return picture[top : top + height, left : left + width]

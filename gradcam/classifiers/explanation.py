@@ -26,11 +26,16 @@ class PictureExplanation(Explanation):
     labels: Sequence[str] | None = field(repr=False)
     notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
     activation: str = field(repr=False)
+    fit: str | None = field(
+        default=None, repr=False
+    )  # how the network was shown them, where not by its own preprocessing
 
     __repr__ = Explanation.__repr__
 
-    def overlay(self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
-        """Picture i with its k-th heatmap, on the pixels that the network saw: RGB, uint8 (H,W,3).
+    def overlay(
+        self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo", outline: bool = True
+    ) -> Pixels:
+        """Picture i with its k-th heatmap, on the pixels that the network saw, outlined or not: RGB, uint8 (H,W,3).
 
         Signed evidence is red for the class and blue against it, whatever the colour map.
         Raises `ImageError` where there is no such picture or heatmap.
@@ -40,7 +45,8 @@ class PictureExplanation(Explanation):
             raise ImageError(f"There is no map [{i}, {k}]: there are {images} picture(s), with {classes} map(s) each.")
         heatmap = self.heatmaps[i, k]
         signed = self.evidence == "signed"
-        return overlay(self.pictures[i], heatmap, alpha=alpha, colormap=colormap, region=self.regions[i], signed=signed)
+        look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "signed": signed, "outline": outline}
+        return overlay(self.pictures[i], heatmap, region=self.regions[i], **look)
 
     def probabilities(self) -> Tensor:
         """All classes' probabilities: float32 (N,C)."""

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradcam.choices import ACTIVATIONS
+from gradcam.choices import ACTIVATIONS, to_fit
 from gradcam.classifiers.adjustment import adjust, to_adjustment
 from gradcam.classifiers.classifier import Classifier
+from gradcam.classifiers.fits import check_sizes, find_step, get_steps
 from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.labels import check_labels, fit_labels
 from gradcam.classifiers.preparation import place
@@ -42,6 +43,8 @@ class Options:
     layer: str | None
     device: str
     precision: str
+    fit: str
+    predictions: str
 
 
 def load(name: str | nn.Module, options: Options) -> Classifier:
@@ -57,7 +60,7 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
     activation, guessed = _choose_activation(options.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and activation != "softmax" else findings.logits
     known = labels or parts.labels
-    return Classifier(
+    classifier = Classifier(
         name=name if isinstance(name, str) else type(name).__name__,
         model=parts.model,
         preprocess=preprocess,
@@ -68,7 +71,12 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
         activation=activation,
         reader=reader,
         notes=(*parts.notes, *assumed, *guessed),
+        fit=options.fit,
+        predictions=options.predictions,
     )
+    if to_fit(options.fit).kind == "whole":
+        check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
+    return classifier
 
 
 def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
@@ -85,6 +93,7 @@ def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Fin
 
 def _check(options: Options) -> None:
     find_precision(options.precision)
+    to_fit(options.fit)
     if options.device != "auto":  # what lies on several devices needs none
         find_device(options.device)
     if not isinstance(options.weights, (str, os.PathLike, type(None))):

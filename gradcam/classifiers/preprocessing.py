@@ -49,8 +49,15 @@ class Preprocessing:
         One channel is repeated for three, and RGB of 8 or 16 bits becomes its luminance for one.
         Raises `ImageError` for anything else, and for another number of channels.
         """
+        return self.show(image, self._box(*check_form(image).shape[:2]))
+
+    def show(self, image: NDArray[Any], part: tuple[float, float, float, float]) -> Tensor:
+        """A part of a picture, (top, left, height, width) in fractions of its pixels, as the network takes it: (C,*size).
+
+        Raises as calling it does.
+        """
         values = fit_channels(check_form(image), len(self.mean))
-        top, left, height, width = self._box(*values.shape[:2])
+        top, left, height, width = part
         # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, up to
         # rounding to 8 bits, but a picture of 2000 x 3 is not blown up to millions of pixels first.
         box = (left, top, left + width, top + height)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradcam.batch.engine import Work
     from gradcam.batch.output.saving import Saving
+    from gradcam.classifiers import Classifier
     from gradcam.cli.settings import Settings
 
 
@@ -32,10 +33,16 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "evidence": question.evidence,
         "augmentation": question.augmentation,
         "smoothing": question.smoothing,
+        **_describe_fit(classifier),
         "batch_size": work.batch_size,
         "audit": work.audit,
         **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
     }
+
+
+def _describe_fit(classifier: Classifier) -> dict[str, str]:
+    """Nothing where it is as it always was: an earlier version's run is gone on with."""
+    return {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
 
 
 def _describe_preprocess(preprocess: Any) -> Any:

@@ -47,7 +47,14 @@ class Job:
         explained = [replace(entry, overlay=str(path)) for entry, path in zip(entries, paths)]
         return Result(
             record=Record(
-                str(image), self.classifier.name, None, found.predictions, explained, found.note, size, found.region
+                str(image),
+                self.classifier.name,
+                predictions=found.predictions,
+                explained=explained,
+                note=found.note,
+                size=size,
+                region=found.region,
+                fit=found.fit,
             ),
             grids=[drawing.grid for drawing in found.drawings],
             device=str(self.classifier.device),
@@ -57,7 +64,8 @@ class Job:
     def _find(self, image: Path) -> Finding:
         from gradcam.batch.findings import find
 
-        with shown_passes(wanted=not all(METHODS[name].needs for name in self.question.methods)) as progress:
+        takes_long = self.classifier.fit != "crop" or not all(METHODS[name].needs for name in self.question.methods)
+        with shown_passes(wanted=takes_long) as progress:
             (found,) = find(self.classifier, self.question, [self.classifier.prepare(image)], progress=progress)
         if isinstance(found, GradcamError):
             raise found

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
-from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, SMOOTHINGS
-from gradcam.cli.parameters import Opacity, Size, Values, Weights, find_reshape
+from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, PREDICTIONS, SMOOTHINGS
+from gradcam.cli.parameters import Fits, Opacity, Size, Values, Weights, find_reshape
 from gradcam.devices import PRECISIONS
 from gradcam.errors import GradcamError
 from gradcam.methods import METHODS, Method, find_method
@@ -68,6 +68,23 @@ _MODEL = (
 _LAYER = (
     click.option(
         "-l", "--layer", "layers", metavar="NAME", multiple=True, help="Layer to look at, by dotted name; repeatable."
+    ),
+)
+_FIT = (
+    click.option(
+        "--fit",
+        type=Fits(),
+        default="crop",
+        show_default=True,
+        metavar="crop|whole|tiles[:N]",
+        help="What is explained: the part that the network sees, the whole picture, or windows of N pixels over it.",
+    ),
+    click.option(
+        "--predictions",
+        type=click.Choice(PREDICTIONS),
+        default="own",
+        show_default=True,
+        help="Classify by the network's own crop, or by what --fit lets it see.",
     ),
 )
 _TARGET = (
@@ -195,7 +212,7 @@ def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
         default=methods,
         help="How, as `gradcam methods` lists it; repeatable.",
     )
-    return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET), command)
+    return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET, *_FIT), command)
 
 
 def output(command: Command) -> Command:

@@ -11,7 +11,7 @@ import click
 
 from gradcam.batch.failures import FailureLimit, parse_limit
 from gradcam.batch.inputs.shards import Shard, parse_shard
-from gradcam.choices import LAYOUTS
+from gradcam.choices import LAYOUTS, to_fit
 from gradcam.errors import GradcamError, join_names
 from gradcam.stores import Store, to_place
 from gradcam.stores.store import EXTRAS
@@ -43,6 +43,18 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
         if len(sides) not in (1, 2) or len(sides) != len(re.split("[xX×]", str(value))):
             self.fail(f"{value!r} is no number of pixels, nor HEIGHTxWIDTH.", parameter, context)
         return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+class Fits(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """What of a picture the network is shown."""
+
+    name = "fit"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        try:
+            return str(to_fit(value))
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)
 
 
 class Weights(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above

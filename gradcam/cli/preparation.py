@@ -104,6 +104,8 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
             layer=layer,
             device=choice.device,
             precision=choice.precision,
+            fit=choice.fit,
+            predictions=choice.predictions,
         )
 
 

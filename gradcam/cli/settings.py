@@ -29,6 +29,8 @@ class ModelChoice:
     reader: str | None
     device: str
     precision: str
+    fit: str = "crop"
+    predictions: str = "own"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Output:
 
 def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
     """What was chosen of the model, among all that was."""
-    return ModelChoice(**{field.name: chosen[field.name] for field in fields(ModelChoice)})
+    return ModelChoice(**{field.name: chosen[field.name] for field in fields(ModelChoice) if field.name in chosen})
 
 
 def to_settings(chosen: dict[str, Any]) -> Settings:
@@ -82,6 +84,8 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
     if found.against and found.score != "contrast":
         raise click.UsageError("--against names the classes to contrast with: give --score contrast as well.")
     _check_for_attributions(found)
+    if model.fit == "crop" and model.predictions == "seen":
+        raise click.UsageError("--predictions seen is of what --fit whole or tiles shows: give one of these as well.")
     return found
 
 
@@ -96,6 +100,10 @@ def _check_for_attributions(found: Settings) -> None:
         "--reshape": found.reshape is not None and no_layer,
     }
     attributions = [name for name in found.methods if name in ATTRIBUTIONS]
+    if attributions and found.model.fit.startswith("tiles"):
+        raise click.UsageError(
+            f"--fit tiles is for maps at layers, which {attributions[0]} does not make: leave it out."
+        )
     for option, is_given in unheeded.items():
         if attributions and is_given:
             raise click.UsageError(

@@ -144,6 +144,11 @@ def _seen(record: Record) -> str:
     height, width = record.size or (0, 0)
     _, _, rows, columns = record.region or (0, 0, height, width)
     share = rows * columns / (height * width)
+    if record.fit is not None:
+        kind, _, side = record.fit.partition(":")
+        how = f" in windows of {side} x {side} pixels" if kind == "tiles" else ""
+        return f"  The map is of the whole picture{how}."
     if share == 1:
         return "  The network saw the whole picture."
-    return f"  The network saw the central {_percent(share)} of the picture, {columns} x {rows} pixels."
+    seen = f"the central {_percent(share)} of the picture, {columns} x {rows} pixels"
+    return f"  The network saw {seen}; for all of it, --fit whole."

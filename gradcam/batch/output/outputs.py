@@ -105,6 +105,7 @@ class Saver:
             note=found.note,
             size=(height, width),
             region=found.region,
+            fit=found.fit,
         )
         return record, files
 
