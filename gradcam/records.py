@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from gradcam.errors import GradcamError, shorten
@@ -94,13 +96,10 @@ class Record:
 
         Raises `GradcamError` for what is no record, and for one of another schema.
         """
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise GradcamError("it is no line of JSON") from error
+        found = _load(line)
         if not isinstance(found, dict) or "schema" not in found:
             raise GradcamError(f"it is {shorten(found)}, expected a record")
-        if found["schema"] != SCHEMA:
+        if found["schema"] != SCHEMA or isinstance(found["schema"], (bool, float)):
             raise GradcamError(
                 f"its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: "
                 "read it with the one that wrote it, or a newer one"
@@ -111,35 +110,82 @@ class Record:
             raise GradcamError(f"it is no whole record ({type(error).__name__}: {error})") from error
 
 
+def parse_whole(line: str | bytes) -> Record:
+    """The record in one line that has all that `to_json` writes. Raises as `Record.from_json`, and for what lacks a key."""
+    record, found = Record.from_json(line), _load(line)
+    parts: list[tuple[type, Any]] = [(Record, found)]
+    parts += [(Prediction, each) for each in found.get("predictions", ())]
+    parts += [(Explained, each) for each in found.get("explained", ())]
+    for kind, each in parts:
+        missing = [name for name in _list_written(kind) if name not in each]
+        if missing:
+            raise GradcamError(f"it is no whole record ({', '.join(missing)} missing)")
+    return record
+
+
+@lru_cache
+def _list_written(kind: type) -> tuple[str, ...]:
+    names = tuple(each.name for each in fields(kind) if each.name not in OPTIONAL)
+    return (*names, "status") if kind is Record else names
+
+
+def _load(line: str | bytes) -> Any:
+    try:
+        return json.loads(line.decode() if isinstance(line, bytes) else line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise GradcamError("it is no line of JSON") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # NaN and Infinity, which JSON has not
+
+
 def _to_record(found: Mapping[str, Any]) -> Record:
-    return Record(
+    record = Record(
         image=_check(found["image"], str),
         model=_check(found["model"], str),
         error=_check(found.get("error"), str, type(None)),
-        predictions=tuple(_to_entry(Prediction, entry) for entry in found.get("predictions", ())),
-        explained=tuple(_to_entry(Explained, entry) for entry in found.get("explained", ())),
+        predictions=tuple(_to_entry(Prediction, entry) for entry in _check(found.get("predictions", []), list)),
+        explained=tuple(_to_entry(Explained, entry) for entry in _check(found.get("explained", []), list)),
         note=_check(found.get("note"), str, type(None)),
-        size=_to_numbers(found.get("size")),
-        region=_to_numbers(found.get("region")),
+        size=_to_numbers(found.get("size"), 2),
+        region=_to_numbers(found.get("region"), 4),
         fit=_check(found.get("fit"), str, type(None)),
         sha256=_check(found.get("sha256"), str, type(None)),
         tar=_check(found.get("tar"), str, type(None)),
     )
+    if found.get("status", record.status) != record.status:
+        raise ValueError(f"its status is {shorten(found['status'])}, and its error says {record.status}")
+    return record
 
 
-def _to_entry(kind: type[Entry], found: Mapping[str, Any]) -> Entry:
+KINDS: Mapping[str, tuple[type, ...]] = {  # of what is in an entry, by the annotations
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "str": (str,),
+    "str | None": (str, type(None)),
+}
+
+
+def _to_entry(kind: type[Entry], found: Any) -> Entry:
     """What is known of it; what has no value, and must have one, is a `KeyError`."""
-    return kind(
-        **{each.name: found[each.name] for each in fields(kind) if each.name in found or each.default is MISSING}
-    )
+    values = _check(found, dict)
+    known = [each for each in fields(kind) if each.name in values or each.default is MISSING]
+    return kind(**{each.name: _check(values[each.name], *KINDS[str(each.type)]) for each in known})
 
 
-def _to_numbers(value: Any) -> Any:
-    return None if value is None else tuple(_check(number, int) for number in value)
+def _to_numbers(value: Any, count: int) -> Any:
+    if value is None:
+        return None
+    if len(_check(value, list)) != count:
+        raise ValueError(f"{shorten(value)} is not of {count} numbers")
+    return tuple(_check(number, int) for number in value)
 
 
 def _check(value: Any, *kinds: type) -> Any:
-    if not isinstance(value, kinds):
+    is_odd = (isinstance(value, bool) and bool not in kinds) or (isinstance(value, float) and not math.isfinite(value))
+    if is_odd or not isinstance(value, kinds):
         raise TypeError(f"{shorten(value)} is no {kinds[0].__name__}")
     return value
 

@@ -28,6 +28,7 @@ from gradcam.cli.terminal import Result, format_result
 from gradcam.records import Explained, Prediction, Record
 
 Photo = Callable[[str], Path]
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and pipes are others here")
 
 
@@ -55,7 +56,7 @@ def gradcam_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
     """`gradcam ...` in this process."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in ENDING}
 
     def call(*arguments: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["gradcam", *map(str, arguments)])
@@ -65,7 +66,8 @@ def gradcam_command(
         return Outcome(int(caught.value.code or 0), captured.out, captured.err)
 
     yield call
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -962,7 +964,7 @@ def default_signals() -> None:
 
 @POSIX
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_it_and_leaves_nothing_half_written(
     photo: Photo, folder: Path, number: int, status: int
 ) -> None:

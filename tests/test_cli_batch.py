@@ -24,6 +24,7 @@ from PIL import Image
 
 import gradcam
 from gradcam.batch.output.folder import OutputFolder
+from gradcam.batch.output.outputs import Saver
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.progress import Display, resume_line
 from gradcam.cli.settings import Output
@@ -408,8 +409,74 @@ def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None
         assert outcome.status == 1
         stopped = "Stopped after 1 failure:" in outcome.err
         assert stopped == (most == 0)
-        assert len(manifest(folder / "out")) == (3 if stopped else 6)
+        assert len(manifest(folder / "out")) in ((3, 4) if stopped else (6,))  # another may have been under way
         assert ("--resume" in outcome.err) == stopped
+
+
+@pytest.mark.parametrize("limit", ["0", "5%"])
+def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path, limit: str
+) -> None:
+    (photos / "c" / "broken.jpg").write_bytes(b"no picture")
+    outcome = batch("photos", "-o", "out", "--max-failures", limit)
+    stops = 0
+    while "To go on:" in outcome.err:
+        assert outcome.status == 1
+        assert stops < 2, "each stop is for a failure that was not known"
+        stops += 1
+        recorded = manifest(folder / "out")
+        named = {entry["overlay"] for record in recorded for entry in record["explained"]}
+        assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}, "an overlay has no record"
+        outcome = gradcam_command(*shlex.split(outcome.err.splitlines()[-1])[1:])
+        found = manifest(folder / "out")
+        assert {record["image"] for record in recorded} <= {record["image"] for record in found}, "a record was lost"
+    assert stops, "one failure is more than none"
+    assert outcome.status == 1
+    assert [record["image"] for record in manifest(folder / "out")] == sorted([*ORDER, "c/broken.jpg"], key=to_rank)
+
+
+def to_rank(name: str) -> tuple[object, ...]:
+    return (name.count("/"), name.split("/"))
+
+
+def test_what_failed_before_is_recorded_also_where_the_next_run_does_not_come_to_it(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch("photos", "-o", "out")
+    before = manifest(folder / "out")
+    monkeypatch.setattr("gradcam.batch.pipeline.read_item", interrupt)
+    assert batch("photos", "-o", "out", "--resume").status == 130
+    assert sorted(map(str, manifest(folder / "out"))) == sorted(map(str, before))
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_was_written_when_a_run_was_interrupted_has_its_record(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Semaphore(0)
+    actual_save, actual_add = Saver.save, Display.add
+
+    def save(*arguments: Any) -> Any:
+        outcome = actual_save(*arguments)
+        written.release()
+        return outcome
+
+    def add(*_: Any) -> None:
+        for _ in range(5):  # all that can be explained, all in one batch; the first is here
+            assert written.acquire(timeout=60)
+        monkeypatch.setattr(Display, "add", actual_add)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Saver, "save", save)
+    monkeypatch.setattr(Display, "add", add)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 130
+    named = {entry["overlay"] for record in manifest(folder / "out") for entry in record["explained"]}
+    assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}
+    assert len(named) >= 4
 
 
 def test_behind_the_last_picture_there_is_nothing_to_stop(batch: Command, photos: Path) -> None:
@@ -438,6 +505,50 @@ def test_the_line_to_resume() -> None:
     line = resume_line(typed)
     assert shlex.split(line) == ["gradcam", "batch", "--resume", "my photos/", "-o", "out", "--layer", "layer4"]
     assert resume_line(shlex.split(line)[1:]) == line
+
+
+@pytest.mark.parametrize("name", ["it's", "two\nlines", "\x1b[2Jclear", "ä\udce9", "a\\b'\x07", "{1..3}", "$HOME *"])
+def test_the_line_to_resume_is_quoted_for_the_shell_and_printable(name: str) -> None:
+    line = resume_line(["batch", name, "-o", "out"])
+    assert all(character.isprintable() for character in line)
+    shell = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; {line}"
+    said = subprocess.run(["bash", "-c", shell.encode()], capture_output=True, check=True).stdout
+    assert said.split(b"\0")[:-1] == [b"batch", b"--resume", os.fsencode(name), b"-o", b"out"]
+
+
+def test_a_run_of_names_that_were_piped_says_so(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("photos/b/broken.jpg\nphotos/macaw.png\n")
+    with open(names) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        outcome = batch("-", "-o", "out", "--max-failures", 0, "--batch-size", 1)
+    if "finished" in outcome.err:  # the other may have been done by then
+        assert "To go on, with the same list on standard input:\n  gradcam batch --resume" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["run.json", "manifest.jsonl"])
+def test_what_somebody_removes_while_it_runs_is_told_of_and_nothing_is_lost(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    actual = Display.add
+
+    def add(display: Display, record: Record) -> None:
+        actual(display, record)
+        (folder / "out" / name).unlink(missing_ok=True)
+        monkeypatch.setattr(Display, "add", actual)
+
+    batch("photos", "-o", "whole")
+    monkeypatch.setattr(Display, "add", add)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 1
+    if name == "run.json":
+        assert "run.json: was removed by somebody else while the run was on, and is written again." in outcome.err
+    else:
+        assert "manifest.jsonl: was removed or changed by somebody else; look after it" in outcome.err
+        assert batch("photos", "-o", "out", "--resume").status == 1
+    assert tree(folder / "out") == tree(folder / "whole")
 
 
 def start(photos: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -515,7 +626,7 @@ def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
 
 @POSIX
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, number: int) -> None:
     process = start(many, "--batch-size", "2")
     wait_for_records(folder / "out", 3)
@@ -537,7 +648,7 @@ def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, num
 
 @POSIX
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -> None:
     process = start(many, "--batch-size", "2")
     wait_for_records(folder / "out", 3)
@@ -547,6 +658,30 @@ def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -
     _, err = process.communicate(timeout=60)
     assert process.returncode in (128 + number, -number)  # a shell gives both the same status
     assert "Traceback" not in err
+
+
+@POSIX
+@pytest.mark.slow
+def test_nohup_is_heeded_and_a_closed_terminal_ends_it(folder: Path, many: Path) -> None:
+    command = [sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "2"]
+    process = subprocess.Popen(["nohup", *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_records(folder / "out", 3)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=300) == 0
+    assert len(manifest(folder / "out")) == 40
+    ours, theirs = os.openpty()
+    with subprocess.Popen([*command, "--overwrite"], cwd=folder, stdout=theirs, stderr=theirs, stdin=theirs) as process:
+        os.close(theirs)
+        wait_for_records(folder / "out", 40)
+        while (folder / "out" / "manifest.jsonl").exists() and len(manifest(folder / "out")) == 40:
+            os.read(ours, 1000)
+            time.sleep(0.005)
+        wait_for_records(folder / "out", 3)
+        os.close(ours)  # what it writes from now on is an error
+        process.send_signal(signal.SIGHUP)  # as the system does for what a terminal controls
+        assert process.wait(timeout=300) == 129
+    assert 3 <= len(manifest(folder / "out")) < 40
+    assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
 
 
 @POSIX

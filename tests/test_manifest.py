@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -335,10 +336,12 @@ def test_lines_that_stay_are_not_written_again(tmp_path: Path) -> None:
 
 def test_lines_are_brought_into_the_order_of_the_input(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
-    a, b, c, gone, old = write(path, *(make_record(name) for name in ("a", "b", "c", "gone", "old")))
-    path.write_bytes(gone + c + a + old + b)
-    sort_lines(path, ["a", "b", "x", "c"], tmp_path)
-    assert path.read_bytes() == a + b + c + gone + old
+    records = {name: replace(make_record(name), explained=make_record(name).explained[:1]) for name in "abcdef"}
+    namesake = replace(records["f"], image="renamed")  # its file is another picture's by now
+    a, b, c, gone, old, later, double = write(path, *records.values(), namesake)
+    path.write_bytes(gone + c + double + a + old + b + later)
+    sort_lines(path, ["a", "b", "x", "c", "f"], tmp_path)
+    assert path.read_bytes() == a + b + c + later + gone + old
     assert os.listdir(tmp_path) == ["manifest.jsonl"]
 
 

@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,11 +186,11 @@ def test_shards_of_a_run_have_tars_of_their_own(batch: Command, photos: Path) ->
 
 
 def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None:
-    ours = ("--output-format", "webdataset")
+    ours = ("--output-format", "webdataset", "--batch-size", 1)
     assert batch(photos, "-o", "whole", *ours).status == 1
     stopped = batch(photos, "-o", "out", *ours, "--max-failures", 0)
     assert stopped.status == 1
-    assert "3 of 5 pictures are finished" in stopped.err
+    assert re.search("[34] of 5 pictures are finished", stopped.err)  # another may have been under way
     first = Path("out/results-000001.tar").read_bytes()
     Image.open(photos / "z.jpg").save(photos / "b" / "broken.jpg")
     outcome = batch(photos, "-o", "out", *ours, "--resume")
@@ -367,6 +368,7 @@ class Kept:
     place = None
     notes = ()
     manifest = "manifest"
+    failed = frozenset[str]()
 
     def __init__(self, done: frozenset[str] = frozenset()) -> None:
         self.done, self.records, self.order, self.closed = done, [], (), 0

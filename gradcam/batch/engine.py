@@ -15,6 +15,7 @@ from gradcam.batch.output.outputs import Outcome, Saver
 from gradcam.batch.output.results import Results
 from gradcam.batch.pipeline import explain_items
 from gradcam.classifiers import Classifier
+from gradcam.errors import OutputError, StoreError
 from gradcam.records import Record
 
 
@@ -39,16 +40,28 @@ class Engine(Protocol):
     """What does the work: an outcome for each picture that is needed, in the order of the items.
 
     Batches are cut at the same places whatever is needed, so that the same items give the same numbers. `tell` hears of
-    what happens, in the caller's thread. Once it is closed, or has raised, nothing is written any more.
+    what happens, in the caller's thread. Once it is closed, or has raised, nothing is written any more, and `late` has got
+    what was finished and not taken.
     """
 
     def __call__(
-        self, work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
+        self,
+        work: Work,
+        saver: Saver,
+        *,
+        is_needed: Callable[[Item], bool],
+        tell: Tell,
+        late: Callable[[Outcome], None] | None = None,
     ) -> Generator[Outcome, None, None]: ...
 
 
 def explain_here(
-    work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
+    work: Work,
+    saver: Saver,
+    *,
+    is_needed: Callable[[Item], bool],
+    tell: Tell,
+    late: Callable[[Outcome], None] | None = None,
 ) -> Generator[Outcome, None, None]:
     """The engine in this process: threads read ahead and write behind, and the model is in the caller's."""
     return explain_items(
@@ -61,6 +74,7 @@ def explain_here(
         workers=work.workers,
         tell=tell,
         audit=work.audit,
+        late=late,
     )
 
 
@@ -69,19 +83,43 @@ def explain_into(
 ) -> Generator[Record, None, None]:
     """Explain whatever there is no record of yet; each record is kept before it is given.
 
+    Whatever ends it early, what was written by then is recorded. Pictures that an earlier run recorded as failed are tried
+    again, and do not count once more: a run that stopped beyond its limit can be gone on with.
     Once it is closed, or has raised, nothing is written any more.
     Raises `TooManyFailuresError` beyond the limit, and `OutputError` and `StoreError` where results cannot be written.
     """
-    failures, most = 0, None if limit is None else limit.count(len(work.items))
+    pictures, failures = len(work.items), 0
+    most = None if limit is None else limit.count(pictures)
     left = sum(item.name not in results.done for item in work.items)
-    outcomes = engine(work, saver, is_needed=lambda item: item.name not in results.done, tell=results.log)
-    with contextlib.closing(outcomes):  # nobody writes any more once this has ended, and the results may be let go
-        for outcome in outcomes:
-            record = results.append(outcome.record, outcome.files)
-            results.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
-            yield record
-            failures += record.error is not None
-            left -= 1
-            if most is not None and failures > most and left:  # behind the last picture there is nothing to stop
-                times = "1 failure" if failures == 1 else f"{failures} failures"
-                raise TooManyFailuresError(f"Stopped after {times}: --max-failures is {limit}.")
+    late: list[Outcome] = []
+
+    def keep(outcome: Outcome) -> Record:
+        record = results.append(outcome.record, outcome.files)
+        results.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
+        return record
+
+    outcomes = engine(
+        work, saver, is_needed=lambda item: item.name not in results.done, tell=results.log, late=late.append
+    )
+    try:
+        with contextlib.closing(outcomes):  # nobody writes any more once this has ended, and the results may be let go
+            for outcome in outcomes:
+                record = keep(outcome)
+                yield record
+                failures += record.error is not None and record.image not in results.failed
+                left -= 1
+                if most is not None and failures > most and left:  # behind the last picture there is nothing to stop
+                    times = "1 failure" if failures == 1 else f"{failures} failures"
+                    share = f" ({most} of {pictures} pictures)" if limit is not None and limit.is_share else ""
+                    raise TooManyFailuresError(
+                        f"Stopped after {times}: --max-failures is {limit}{share}. What failed is tried again with "
+                        "--resume, and does not count again."
+                    )
+    except BaseException as error:
+        records = []
+        with contextlib.suppress(OutputError, StoreError):  # of the same place, which `error` says more about
+            records = [keep(outcome) for outcome in late]
+        if not isinstance(error, GeneratorExit):
+            yield from records
+        if not isinstance(error, TooManyFailuresError) or len(records) < left:
+            raise

@@ -40,6 +40,7 @@ def explain_items(
     workers: int,
     tell: Tell | None = None,
     audit: bool = False,
+    late: Callable[[T], None] | None = None,
 ) -> Generator[T, None, None]:
     """What `finish` makes of what is found in each picture that is needed: see `compute_items`."""
     return compute_items(
@@ -52,6 +53,7 @@ def explain_items(
         workers=workers,
         tell=tell,
         audit=audit,
+        late=late,
     )
 
 
@@ -66,6 +68,7 @@ def compute_items(
     workers: int,
     tell: Tell | None = None,
     audit: bool = False,
+    late: Callable[[T], None] | None = None,
 ) -> Generator[T, None, None]:
     """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are done.
 
@@ -76,7 +79,7 @@ def compute_items(
     `find`: what runs the model. `finish`: from what was read and found, or the `GradcamError` that names the picture, to a
     result; called in one of the `workers` threads, as reading is. What it raises ends the generator in that picture's
     place. `tell` hears, in the caller's thread, of each "batch", and of "out of memory". `audit`: have the SHA-256 of what
-    was read.
+    was read. `late` gets, in order, what was finished and not taken when this ended early, whatever ended it.
     The model runs in the thread that asks for results. However this ends, no thread is left.
     """
     check_count("batch_size", batch_size, "pictures to explain at once")
@@ -85,13 +88,20 @@ def compute_items(
     explainer = Explainer(find, classifier.device, largest=batch_size, tell=tell)
     read = partial(read_item, classifier, audit=audit, upload=find_upload(classifier.device))
     finishing: deque[Future[T]] = deque()
-    with one_opencv_thread(), Pool(workers) as pool:
-        for batch, reading in _read_ahead(pool, read, cut(items, batch_size, is_needed)):
-            yield from _take(finishing, most=BEHIND * batch_size, until=reading)
-            start = perf_counter()
-            finishing.extend(pool.submit(URGENT, task) for task in _explain(explainer, batch, reading, finish))
-            tell("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
-        yield from _take(finishing, most=0)
+    try:
+        with one_opencv_thread(), Pool(workers) as pool:
+            for batch, reading in _read_ahead(pool, read, cut(items, batch_size, is_needed)):
+                yield from _take(finishing, most=BEHIND * batch_size, until=reading)
+                start = perf_counter()
+                finishing.extend(pool.submit(URGENT, task) for task in _explain(explainer, batch, reading, finish))
+                tell("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
+            yield from _take(finishing, most=0)
+    except BaseException:  # the generator's end, too
+        while late is not None and finishing:
+            each = finishing.popleft()
+            if each.done() and each.exception() is None:
+                late(each.result())
+        raise
 
 
 def _read_ahead(

@@ -17,7 +17,7 @@ from gradcam.cli.evaluation.check import check_command
 from gradcam.cli.evaluation.evaluate import evaluate_command
 from gradcam.cli.evaluation.recommend import recommend_command
 from gradcam.cli.inspection import inspect_group
-from gradcam.cli.interruption import Terminated, heed_nothing, heed_sigterm
+from gradcam.cli.interruption import Terminated, heed_nothing, heed_signals
 from gradcam.cli.layers import layers_command
 from gradcam.cli.methods import methods_command
 from gradcam.cli.models import models_command
@@ -68,9 +68,9 @@ for command in (
 
 
 def main() -> NoReturn:
-    """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 130 and 143 after signals."""
+    """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 128 and the number of a signal."""
     try:
-        heed_sigterm()
+        heed_signals()
         _make_streams_safe()
         _settle_warnings()
         status = cli.main(standalone_mode=False, color=_colour()) or 0
@@ -82,8 +82,8 @@ def main() -> NoReturn:
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    except Terminated:
-        sys.exit(143)
+    except Terminated as error:
+        sys.exit(error.status)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _discard_output()
         sys.exit(1)

@@ -61,7 +61,13 @@ from gradcam.cli.settings import Output, to_settings
 @click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
 @click.option("--report", is_flag=True, help="Write index.html as well, a gallery to look through.")
-@click.option("--max-failures", "limit", type=Limit(), metavar="N|P%", help="Stop when more pictures than that failed.")
+@click.option(
+    "--max-failures",
+    "limit",
+    type=Limit(),
+    metavar="N|P%",
+    help="Stop when more pictures than that failed; those of an earlier run do not count again with --resume.",
+)
 @click.option(
     "--shard",
     type=Share(),

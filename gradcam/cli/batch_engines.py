@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli.preparation import load_model
-from gradcam.cli.progress import resume_line
+from gradcam.cli.progress import how_to_go_on
 from gradcam.cli.settings import ModelChoice, Settings
-from gradcam.cli.terminal import printable
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine
@@ -62,10 +60,10 @@ class Means:
         from gradcam.batch.cluster.last_words import last_words
         from gradcam.batch.cluster.session import find_address
 
-        text = "Ray has ended, and this with it: its head is gone, or was told to end. To go on:\n  "
+        text = f"Ray has ended, and this with it: its head is gone, or was told to end. {how_to_go_on()}"
         is_own = find_address(self._typed.choice.address) == "local"
         head = ray.get_runtime_context().gcs_address
-        return last_words(head, text + printable(resume_line(sys.argv[1:])), is_own=is_own)
+        return last_words(head, text, is_own=is_own)
 
     def to_settings(self) -> Settings:
         """What was typed; with Ray, this process's own model is on the CPU."""

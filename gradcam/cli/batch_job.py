@@ -172,7 +172,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
         pictures=len(work.items),
         left_out=listing.left_out,
     )
-    results = open_results(choice.folder, run, listing, mode=choice.mode, shard=choice.shard)
+    results = open_results(choice.folder, run, listing, mode=choice.mode, shard=choice.shard, stems=stems)
     return fill_tars(results, choice.folder, choice.mode, choice.shard, stems) if choice.in_tars else results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 import time
@@ -101,8 +102,7 @@ class Display:
     def tell_stop(self, recorded: int) -> None:
         """How far it came, and the line to go on with, on standard error."""
         finished = self._done_before + recorded
-        click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. To go on:", err=True)
-        click.echo(f"  {resume_line(sys.argv[1:])}", err=True)
+        click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. {how_to_go_on()}", err=True)
 
 
 def count(number: int, what: str) -> str:
@@ -110,10 +110,29 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
+def how_to_go_on() -> str:
+    """Two lines: the second is what to type."""
+    is_piped = "-" in sys.argv[2:]  # the names of the pictures
+    return f"To go on{', with the same list on standard input' if is_piped else ''}:\n  {resume_line(sys.argv[1:])}"
+
+
 def resume_line(arguments: Sequence[str]) -> str:
-    """What was typed behind `gradcam`, with `--resume` in place of `--overwrite`."""
+    """What was typed behind `gradcam`, with `--resume` in place of `--overwrite`, for a shell that is bash, zsh or alike."""
     kept = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
-    return shlex.join(["gradcam", *arguments[:1], "--resume", *kept])
+    return " ".join(map(_quote, ["gradcam", *arguments[:1], "--resume", *kept]))
+
+
+def _quote(argument: str) -> str:
+    """For the shell, and without what would move the cursor, end the line, or be no text."""
+    if argument.isprintable():
+        return shlex.quote(argument)
+    return "$'" + "".join(map(_escape, argument)) + "'"
+
+
+def _escape(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
 
 
 @contextlib.contextmanager

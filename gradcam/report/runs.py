@@ -61,7 +61,7 @@ def _read_facts(shelf: Shelf, names: Collection[str]) -> dict[str, Any]:
     for part in find_parts(names):
         try:
             facts = json.loads(shelf.read(part.run))
-        except (OSError, ValueError):  # the page can do without
+        except (OSError, ValueError, RecursionError, OutputError):  # the page can do without
             continue
         if isinstance(facts, dict):
             return facts

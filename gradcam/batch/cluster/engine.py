@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +41,15 @@ class RayEngine:
     workers: int | None = None
 
     def __call__(
-        self, work: Work, saver: Saver, *, is_needed: Callable[[Item], bool], tell: Tell
+        self,
+        work: Work,
+        saver: Saver,
+        *,
+        is_needed: Callable[[Item], bool],
+        tell: Tell,
+        late: Callable[[Outcome], None] | None = None,
     ) -> Generator[Outcome, None, None]:
-        """See `Engine`."""
+        """See `Engine`; what actors finished, and nobody here has heard of yet, is done again by whoever goes on."""
         blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
         if not blocks:
             return
@@ -54,7 +61,13 @@ class RayEngine:
                     tell(event, **details)
                 if answer.error is not None:
                     raise _to_error(answer.error)
-                yield from answer.outcomes
+                outcomes = deque(answer.outcomes)
+                try:
+                    while outcomes:
+                        yield outcomes.popleft()
+                finally:
+                    while late is not None and outcomes:
+                        late(outcomes.popleft())
 
     def _stream(self, blocks: list[bytes], job: Job) -> Generator[Answer, None, None]:
         """The answers to all blocks, in order. However it ends, no actor is left."""

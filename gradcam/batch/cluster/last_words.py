@@ -38,7 +38,9 @@ def last_words(address: str, text: str, *, is_own: bool) -> Iterator[None]:
 def _watch(address: str, kind: str, text: str) -> None:
     is_told, is_lost = threading.Event(), threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that is watched can heed that
-    signal.signal(signal.SIGTERM, lambda *_: is_told.set())  # to all of its group: Ray may be faster than it
+    for name in ("SIGTERM", "SIGHUP"):  # to all of its group: Ray may be faster than it
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
+            signal.signal(getattr(signal, name), lambda *_: is_told.set())
 
     def look() -> None:
         while True:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from gradcam.errors import OutputError
 
 BLOCK = 2**16  # bytes
+LONGEST_LINE = 2**24  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 # What a name alone can cause; other names are written all the same.
 OF_THE_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+INTERRUPTING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextlib.contextmanager
@@ -45,10 +50,51 @@ def _advise(error: OSError) -> str:
     return "look after that disk, then go on with --resume"
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Signals that would raise an exception come at the end of this alone, so that a record is written or not begun."""
+    came: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    is_heeded = threading.current_thread() is threading.main_thread()  # no other thread is interrupted
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTING} if is_heeded else {}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, remember)
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
+def check_file(path: Path) -> None:
+    """Raises `OutputError` for what is there and no file: to read a FIFO or a device might never end."""
+    if os.path.lexists(path) and not path.is_file():
+        raise OutputError(f"{path}: is no file, as a run has there; move it away, or choose another --output")
+
+
+def open_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, with their ends. Raises `OSError`, and `OutputError` for one that does not end."""
+    with open(path, "rb") as file:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                raise OutputError(
+                    f"{path}: has a line of over {LONGEST_LINE} bytes, which no run wrote; start anew with --overwrite"
+                )
+            yield line
+
+
 class LineFile:
     """A file that grows by whole lines. What an earlier writer did not finish, or the disk did not take, is cut off."""
 
     def __init__(self, path: Path) -> None:
+        check_file(path)
+        self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (it stays open: `close` is for the owner)
         self._end = find_end(path)
         self._file.truncate(self._end)
@@ -59,11 +105,21 @@ class LineFile:
             rest = memoryview(line)
             while rest:  # once, but on a disk that is nearly full
                 rest = rest[self._file.write(rest) or 0 :]
+            self._end += len(line)
         except BaseException:  # interruptions too
             with contextlib.suppress(OSError):
                 self._file.truncate(self._end)
             raise
-        self._end += len(line)
+
+    def check(self) -> None:
+        """Raises `OutputError` where somebody removed, replaced or changed the file: what is added would not be read."""
+        with contextlib.suppress(FileNotFoundError):
+            there = self._path.stat()
+            if os.path.samestat(there, os.fstat(self._file.fileno())) and there.st_size == self._end:
+                return
+        raise OutputError(
+            f"{self._path}: was removed or changed by somebody else; look after it, then go on with --resume"
+        )
 
     def sync(self) -> None:
         """Wait until it is on the disk. Raises `OSError`."""

@@ -85,9 +85,10 @@ def _count(shelf: Shelf, names: Collection[str], parts: Iterable[Part]) -> str:
 def list_recorded(shelf: Shelf, names: Collection[str], part: Part) -> Iterator[str]:
     """The files that were written and recorded, by name; lines that are no records say nothing."""
     for name in list_manifests(names, part):
-        for line in shelf.read_lines(name):
-            with contextlib.suppress(GradcamError):
-                yield from list(Record.from_json(line).files)
+        with contextlib.suppress(OutputError):  # a line without an end is none either
+            for line in shelf.read_lines(name):
+                with contextlib.suppress(GradcamError):
+                    yield from list(Record.from_json(line).files)
 
 
 def remove_part(folder: Path, part: Part, inputs: Iterable[Path] = ()) -> None:

@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
 
-from gradcam.batch.output.disk import blaming_disk, find_inside, is_there, remove, remove_empty, show
+from gradcam.batch.output.disk import (
+    blaming_disk,
+    check_file,
+    find_inside,
+    is_there,
+    remove,
+    remove_empty,
+    show,
+    uninterrupted,
+)
 from gradcam.batch.output.earlier import check_earlier, check_page, check_parts, remove_part, remove_report
 from gradcam.batch.output.locks import take_lock
 from gradcam.batch.output.logbook import Logbook
-from gradcam.batch.output.manifest import ManifestWriter, keep_lines, sort_lines
+from gradcam.batch.output.manifest import ManifestWriter, is_of, keep_lines, sort_lines
 from gradcam.batch.output.parts import Part, find_parts, list_manifests, list_pieces
 from gradcam.batch.output.places import Disk
 from gradcam.batch.output.results import Mode
 from gradcam.batch.output.run_file import Run, encode_run, keep_beginning, read_run
 from gradcam.batch.output.shelves import DiskShelf
-from gradcam.errors import OutputError
+from gradcam.errors import OutputError, warn
 from gradcam.files import UNFINISHED, write_whole
 from gradcam.records import Record
 
@@ -32,20 +41,23 @@ class OutputFolder:
     """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `Results`.
 
     `path`: the folder. `temporary`: one in it, for files that are not whole yet. `done`: the names of pictures that need
-    not be done again. `recorded`: how many records were added since. `manifest`: where they are. `notes`: what a person
-    should know.
+    not be done again; `failed`: of those that failed before, and are tried again. `recorded`: how many records were added
+    since. `manifest`: where they are. `notes`: what a person should know.
     """
 
     def __init__(self, path: Path, part: Part, release: Callable[[], None], notes: Sequence[str]) -> None:
         self.path = path
         self.temporary = path / part.temporary
+        self._run = path / part.run
         self.notes = notes
         self.done: frozenset[str] = frozenset()
+        self.failed: frozenset[str] = frozenset()
         self.recorded = 0
         self.manifest = str(path / part.manifest)
         self._part = part
         self._release = release
         self._is_closed = False
+        self._untried: dict[str, Record] = {}  # of pictures that failed before, and were not tried again yet
 
     @classmethod
     def open(
@@ -56,11 +68,13 @@ class OutputFolder:
         mode: Mode = "new",
         shard: Shard | None = None,
         inputs: Iterable[Path] = (),
+        stems: Mapping[str, str] | None = None,
     ) -> OutputFolder:
         """Make the folder, if need be, and take it for this run; all that may be in the way is found out here.
 
         `mode`: "new" wants a folder that no run has used, "resume" goes on with one of the same settings, if there is one,
         and "overwrite" removes what it wrote, but none of the `inputs`. With a `shard`, others of as many may work there.
+        `stems`: what the names of each picture's results begin with; recorded ones that do not are made again.
         Raises `OutputError`.
         """
         part = Part() if shard is None else Part(shard.of, shard.index)
@@ -73,12 +87,13 @@ class OutputFolder:
             notes = check_earlier(DiskShelf(path), part, fields, mode)
             if mode == "overwrite":
                 _clear(path, part, inputs)
+            _check_own_files(path, part)
             folder = cls(path, part, release, notes)
-            folder._start(fields, stack)
+            folder._start(fields, stack, stems or {})
             stack.pop_all()
         return folder
 
-    def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack) -> None:
+    def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack, stems: Mapping[str, str]) -> None:
         """`stack`: what undoes this where it cannot be brought to its end."""
         manifest = self.path / self._part.manifest
         self.temporary.mkdir(exist_ok=True)
@@ -88,19 +103,26 @@ class OutputFolder:
         self._write_run(fields)
         self._join_pieces(manifest)
         if manifest.exists():
-            self.done = frozenset(keep_lines(manifest, self._is_done, self.temporary))
+            model = fields["model"]["name"]
+            self.done = frozenset(keep_lines(manifest, lambda it: self._is_done(it, model, stems), self.temporary))
+            self._untried = {name: record for name, record in self._untried.items() if name not in self.done}
+            self.failed = frozenset(self._untried)
         self._manifest = ManifestWriter(manifest)
         stack.callback(self._manifest.close)
         self._log = Logbook(self.path / self._part.log)
 
     def _write_run(self, fields: dict[str, Any]) -> None:
-        path = self.path / self._part.run
-        if path.exists():
-            earlier = read_run(path)
-            fields = keep_beginning(fields, earlier)
-            if fields == earlier:
-                return
-        write_whole(path, encode_run(fields), beside=self.temporary)
+        if self._run.exists():
+            fields = keep_beginning(fields, read_run(self._run))
+        self._contents = encode_run(fields)
+        if not self._run.exists() or self._run.read_bytes() != self._contents:
+            write_whole(self._run, self._contents, beside=self.temporary)
+
+    def _mend_run(self) -> None:
+        """Without it nobody could go on with what is recorded."""
+        if not self._run.exists():
+            write_whole(self._run, self._contents, beside=self.temporary)
+            warn(f"{self._run}: was removed by somebody else while the run was on, and is written again.")
 
     def _join_pieces(self, manifest: Path) -> None:
         """Of a folder that was copied from a store: here a manifest is one file."""
@@ -121,9 +143,12 @@ class OutputFolder:
 
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
-        with blaming_disk(self.path):
+        with blaming_disk(self.path), uninterrupted():
+            self._mend_run()
+            self._manifest.check()
             self._manifest.append(record)
-        self.recorded += 1
+            self._untried.pop(record.image, None)
+            self.recorded += 1
         return record
 
     def log(self, event: str, **details: Any) -> None:
@@ -145,6 +170,9 @@ class OutputFolder:
             stack.callback(self._log.close)
             stack.enter_context(blaming_disk(self.path))
             stack.callback(self._manifest.close)
+            self._mend_run()
+            for record in () if order else self._untried.values():  # stopped early: they are known to fail
+                self._manifest.append(record)
             self._manifest.sync()
             self._sweep()  # what an actor that was killed did not finish, while the run went on
             if self.done and order:
@@ -159,10 +187,12 @@ class OutputFolder:
     ) -> None:
         self.close()
 
-    def _is_done(self, record: Record) -> bool:
+    def _is_done(self, record: Record, model: str, stems: Mapping[str, str]) -> bool:
         """A picture that failed is tried again, and so is one whose files are not all there."""
+        if record.error is not None:
+            self._untried[record.image] = record
         paths = [find_inside(self.path, name) for name in record.files]
-        return record.error is None and all(path is not None and is_there(path) for path in paths)
+        return is_of(record, model, stems) and all(path is not None and is_there(path) for path in paths)
 
     def _sweep(self) -> None:
         """Remove what a run that was stopped did not finish."""
@@ -176,7 +206,9 @@ def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: 
         _check_no_file(path)
         if not path.exists():
             return
-        check_parts(DiskShelf(path), Part() if shard is None else Part(shard.of, shard.index), mode)
+        part = Part() if shard is None else Part(shard.of, shard.index)
+        _check_own_files(path, part)
+        check_parts(DiskShelf(path), part, mode)
         if report:
             check_page(path)
 
@@ -184,6 +216,11 @@ def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: 
 def _check_no_file(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
+
+
+def _check_own_files(folder: Path, part: Part) -> None:
+    for name in (part.run, part.manifest, part.log):
+        check_file(folder / name)
 
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gradcam.batch.output.disk import BLOCK, LineFile
+from gradcam.batch.output.disk import BLOCK, LineFile, open_lines
 from gradcam.batch.output.parts import find_parts, list_manifests
+from gradcam.batch.output.result_names import is_called_after
 from gradcam.batch.output.shelves import Shelf, StoreShelf, to_shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.files import write_whole
-from gradcam.records import Record
+from gradcam.records import Record, parse_whole
 from gradcam.stores import Store, to_place
 
 SECONDS = 1.0  # between two waits for the disk
@@ -54,21 +55,23 @@ def _read_folder(shelf: Shelf) -> list[Record]:
     return found
 
 
-def read_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+Parse = Callable[[bytes], Record]
+
+
+def read_lines(path: Path, parse: Parse = Record.from_json) -> Iterator[tuple[bytes, Record]]:
     """Each line and the record in it; a last one that is not whole is left out. Raises `OSError` and `OutputError`."""
-    with open(path, "rb") as file:
-        yield from _pair_lines(file, str(path))
+    yield from _pair_lines(open_lines(path), str(path), parse)
 
 
-def parse_lines(lines: Iterable[bytes], where: str) -> Iterator[Record]:
+def parse_lines(lines: Iterable[bytes], where: str, parse: Parse = Record.from_json) -> Iterator[Record]:
     """The record in each line; a last one that is not whole is left out. Raises `OutputError`."""
-    return (record for _, record in _pair_lines(lines, where))
+    return (record for _, record in _pair_lines(lines, where, parse))
 
 
-def _pair_lines(lines: Iterable[bytes], where: str) -> Iterator[tuple[bytes, Record]]:
+def _pair_lines(lines: Iterable[bytes], where: str, parse: Parse) -> Iterator[tuple[bytes, Record]]:
     for number, line in enumerate(lines, 1):
         try:
-            yield line, Record.from_json(line)
+            yield line, parse(line)
         except GradcamError as error:  # noqa: PERF203  (it is of this line)
             if not line.endswith(b"\n"):
                 return
@@ -83,7 +86,7 @@ def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -
     done: set[str] = set()
     kept: list[tuple[int, int]] = []  # where lines begin and end; neighbours are joined, so that there are few of them
     size = 0
-    for line, record in read_lines(path):
+    for line, record in read_lines(path, parse_whole):
         if line.endswith(b"\n") and record.image not in done and is_done(record):
             done.add(record.image)
             if kept and kept[-1][1] == size:
@@ -96,19 +99,42 @@ def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -
     return done
 
 
+def is_of(record: Record, model: str, stems: Mapping[str, str]) -> bool:
+    """Whether the record says that a picture was explained by that model into files that are called after it now.
+
+    `stems`: what the names of each picture's results begin with. What failed is tried again.
+    """
+    stem = stems.get(record.image)
+    is_named = stem is None or record.tar is not None or all(is_called_after(name, stem) for name in record.files)
+    return record.error is None and record.model == model and bool(record.explained) and is_named
+
+
 def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
     """Bring the lines into the order of the pictures' names, whole, where they are not; what has no place goes behind.
 
-    Raises `OSError`.
+    Of those, what has a file that is another picture's by now goes. Raises `OSError`, and `OutputError` for such a line that
+    is no record.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     found, start = [], 0
+    strays: dict[str, tuple[int, int, int]] = {}  # the places of lines that have none in the order, by their files
     with open(path, "rb") as file:
         for line in file:
-            found.append((ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line)))
+            place = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
+            if place[0] == len(ranks):
+                strays |= dict.fromkeys(_list_own(Record.from_json(line)), place)
+            found.append(place)
             start += len(line)
-    if found != sorted(found):
-        write_whole(path, _cut_out(path, [(start, end) for _, start, end in sorted(found)]), beside=temporary)
+    owned = (record for _, record in read_lines(path) if record.image in ranks) if strays else ()
+    gone = {strays[name] for record in owned for name in _list_own(record) if name in strays}
+    wanted = sorted(place for place in found if place not in gone)
+    if found != wanted:
+        write_whole(path, _cut_out(path, [(start, end) for _, start, end in wanted]), beside=temporary)
+
+
+def _list_own(record: Record) -> Iterable[str]:
+    """The files that are of this picture alone, as a tar is not."""
+    return record.files if record.tar is None else ()
 
 
 def _cut_out(path: Path, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -130,6 +156,10 @@ class ManifestWriter:
     def __init__(self, path: Path) -> None:
         self._lines = LineFile(path)
         self._synced = time.monotonic()
+
+    def check(self) -> None:
+        """Raises `OutputError` where somebody else removed, replaced or changed the file, and `OSError`."""
+        self._lines.check()
 
     def append(self, record: Record) -> None:
         """Add a record. Raises `OSError`; nothing of it is in the file then."""

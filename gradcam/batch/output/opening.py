@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from gradcam.batch.inputs.shards import Shard
@@ -22,10 +23,21 @@ def check_output(place: Path | Store, mode: Mode, shard: Shard | None = None, *,
         check_folder(place, mode, shard, report=report)
 
 
-def open_results(place: Path | Store, run: Run, listing: Listing, *, mode: Mode, shard: Shard | None) -> Results:
-    """Results there, open for this run. `listing`: the pictures, of which none is removed. Raises as `check_output`."""
+def open_results(
+    place: Path | Store,
+    run: Run,
+    listing: Listing,
+    *,
+    mode: Mode,
+    shard: Shard | None,
+    stems: Mapping[str, str] | None = None,
+) -> Results:
+    """Results there, open for this run. `listing`: the pictures, of which none is removed.
+
+    `stems`: as of `OutputFolder.open`. Raises as `check_output`.
+    """
     if isinstance(place, Store):
         urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
-        return StoreResults.open(place, run, mode=mode, shard=shard, inputs=urls)
+        return StoreResults.open(place, run, mode=mode, shard=shard, inputs=urls, stems=stems)
     files = [item.content.path for item in listing.items] + [Path(it) for it in listing.archives if not is_url(it)]
-    return OutputFolder.open(place, run, mode=mode, shard=shard, inputs=filter(None, files))
+    return OutputFolder.open(place, run, mode=mode, shard=shard, inputs=filter(None, files), stems=stems)

@@ -14,12 +14,14 @@ Mode = Literal["new", "resume", "overwrite"]
 class Results(Protocol):
     """Open for one run, or for one shard of it.
 
-    `done`: the names of pictures that need not be done again. `recorded`: how many records are kept for good since it was
+    `done`: the names of pictures that need not be done again. `failed`: of those that an earlier run could not explain,
+    which are tried again. `recorded`: how many records are kept for good since it was
     opened. `manifest`: where they are, for people. `notes`: what a person should know. `place`: where the files of a
     picture go; None where `append` takes them along with the record.
     """
 
     done: frozenset[str]
+    failed: frozenset[str]
     manifest: str
     notes: Sequence[str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from gradcam.errors import OutputError, shorten
 from gradcam.stores import Store
 
 SCHEMA = 1
+NAMED, LONGEST = 5, 80  # differences in a sentence, and characters of a value in it
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,52 @@ def decode_run(data: bytes, where: str) -> dict[str, Any]:
     """What is in these contents of a run.json. Raises `OutputError` for what is none, or is of another schema."""
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or "schema" not in found:
-        raise OutputError(f"{where}: is not what a run says of itself: start anew with --overwrite")
-    if found["schema"] != SCHEMA:
+        raise OutputError(f"{where}: is not what a run says of itself: {WAY_OUT}")
+    if found["schema"] != SCHEMA or isinstance(found["schema"], (bool, float)):
         raise OutputError(
             f"{where}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
             "one that wrote it, or start anew with --overwrite"
         )
+    fault = find_fault(found, FIELDS)
+    if fault is not None:
+        raise OutputError(f"{where}: was changed, {fault}: {WAY_OUT}")
     return found
+
+
+def find_fault(found: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these fields that is missing, or is nothing that a run writes, for a sentence."""
+    for name in names:
+        if name not in found:
+            return f"it has no {name}"
+        if not FIELDS[name](found[name]):
+            return f"its {name} is {shorten(found[name])}"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and "sha256" in _dict(value.get("weights"))
+
+
+# What must be there, and how it is told from what somebody, or a disk, made of it.
+FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "gradcam": lambda value: isinstance(value, str),
+    "versions": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+    "device": lambda value: isinstance(value, str),
+    "model": _is_model,
+    "settings": lambda value: isinstance(value, dict),
+    "inputs": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    "root": lambda value: value is None or isinstance(value, str),
+    "pictures": _is_count,
+    "left_out": _is_count,
+}
+WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
 
 
 def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,14 +125,21 @@ def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
     """Where two runs would not give the same results: "name: earlier → now" for each difference."""
     before, after = _to_compare(earlier), _to_compare(now)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return [f"{name}: {before.get(name, 'nothing')} → {after.get(name, 'nothing')}" for name in names]
+    found = [f"{name}: {_cut(before.get(name))} → {_cut(after.get(name))}" for name in names]
+    return found if len(found) <= NAMED else [*found[:NAMED], f"and {len(found) - NAMED} more"]
+
+
+def _cut(value: str | None) -> str:
+    return "nothing" if value is None else value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
 
 
 def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What a person should know who goes on with the earlier run, although nothing speaks against it."""
-    before = {"gradcam": earlier.get("gradcam"), **_dict(earlier.get("versions"))}
+    before = {"gradcam": str(earlier.get("gradcam"))} | {
+        name: str(version) for name, version in _dict(earlier.get("versions")).items()
+    }
     after = {"gradcam": now["gradcam"], **now["versions"]}
-    changed = [f"{name} {before.get(name)} → {after[name]}" for name in after if before.get(name) != after[name]]
+    changed = [f"{name} {_cut(before.get(name))} → {after[name]}" for name in after if before.get(name) != after[name]]
     notes = []
     if changed:
         notes.append(
@@ -103,8 +147,8 @@ def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         )
     if earlier.get("pictures") != now["pictures"]:
         notes.append(
-            f"The input had {earlier.get('pictures')} pictures and has {now['pictures']} now: those that came are added, "
-            "and what was recorded of others is kept."
+            f"The input had {shorten(earlier.get('pictures'))} pictures and has {now['pictures']} now: those that came are "
+            "added, and what was recorded of others is kept."
         )
     return notes
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gradcam.batch.output.disk import show
+from gradcam.batch.output.disk import check_file, open_lines, show
 from gradcam.batch.output.parts import FOLDER
+from gradcam.errors import OutputError
 from gradcam.stores import Store
+
+LONGEST = 2**26  # bytes of a file that is read at once: a million names that a shell put in place of a * are fewer
 
 
 class Shelf(Protocol):
-    """An output folder. All methods raise `OSError`, and of a store `StoreError`."""
+    """An output folder. All methods raise `OSError`, and of a store `StoreError`; reading `OutputError` for no file."""
 
     def show(self, name: str = "") -> str:
         """The folder, or a file in it, for a sentence."""
@@ -52,12 +55,18 @@ class DiskShelf:
 
     def read(self, name: str) -> bytes:
         """As `Shelf.read`."""
-        return (self.folder / name).read_bytes()
+        path = self.folder / name
+        check_file(path)
+        if path.stat().st_size > LONGEST:
+            raise OutputError(
+                f"{path}: has {path.stat().st_size} bytes, and no run wrote that; start anew with --overwrite"
+            )
+        return path.read_bytes()
 
     def read_lines(self, name: str) -> Iterator[bytes]:
         """As `Shelf.read_lines`."""
-        with open(self.folder / name, "rb") as file:
-            yield from file
+        check_file(self.folder / name)
+        yield from open_lines(self.folder / name)
 
 
 @dataclass(frozen=True)

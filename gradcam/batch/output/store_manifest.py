@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from gradcam.batch.output.manifest import parse_lines
+from gradcam.batch.output.manifest import is_of, parse_lines
 from gradcam.batch.output.parts import Part, find_last, list_manifests, name_piece
 from gradcam.batch.output.shelves import StoreShelf
-from gradcam.records import Record
+from gradcam.records import parse_whole
 from gradcam.stores import Store
 
 LINES = 1000  # of a piece that is written anew
@@ -18,25 +18,26 @@ HELD = 16  # pieces in memory meanwhile
 Place = tuple[int, int, int, int]  # of a line: its rank in the order, its piece, where it begins and where it ends
 
 
-def find_done(shelf: StoreShelf, pieces: Sequence[str], sizes: Mapping[str, int]) -> tuple[frozenset[str], set[str]]:
-    """The names of pictures that need not be done again, and those of pictures that are recorded and need to be.
+def find_done(
+    shelf: StoreShelf, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
+) -> tuple[frozenset[str], dict[str, bool]]:
+    """The names of pictures that need not be done again, and of those that are recorded and need to be, whether they failed.
 
-    Done is what succeeded, by its last record, and whose files are all there with something in them. `sizes`: of all
+    Done is what `is_of` takes, by its last record, and whose files are all there with something in them. `sizes`: of all
     objects in the store, by name: to ask for each on its own would take hours for a million.
     Raises `OutputError` for a line that is no record, and what a `Shelf` does.
     """
     done: set[str] = set()
-    other: set[str] = set()
+    other: dict[str, bool] = {}
     for piece in pieces:
-        for record in parse_lines(shelf.read_lines(piece), shelf.show(piece)):
-            now, before = (done, other) if _is_done(record, sizes) else (other, done)
-            now.add(record.image)
-            before.discard(record.image)
+        for record in parse_lines(shelf.read_lines(piece), shelf.show(piece), parse_whole):
+            if is_of(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
+                done.add(record.image)
+                other.pop(record.image, None)
+            else:
+                done.discard(record.image)
+                other[record.image] = record.error is not None
     return frozenset(done), other
-
-
-def _is_done(record: Record, sizes: Mapping[str, int]) -> bool:
-    return record.error is None and all(sizes.get(name, 0) > 0 for name in record.files)
 
 
 def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collection[str]) -> None:

@@ -18,7 +18,7 @@ from gradcam.batch.output.shelves import StoreShelf
 from gradcam.batch.output.store_clearing import check_page, remove_runs
 from gradcam.batch.output.store_manifest import find_done, sort_pieces
 from gradcam.batch.output.store_place import Bucket, blaming_store
-from gradcam.errors import GradcamError, OutputError
+from gradcam.errors import GradcamError, OutputError, warn
 from gradcam.records import Record
 from gradcam.stores import Store
 
@@ -39,10 +39,11 @@ class StoreResults:
     def __init__(self, store: Store, part: Part, notes: Sequence[str]) -> None:
         self.notes = notes
         self.done: frozenset[str] = frozenset()
+        self.failed: frozenset[str] = frozenset()
         self.recorded = 0
         self.manifest = f"{store.below(part.records)}"
         self._store, self._part = store, part
-        self._again: set[str] = set()  # pictures that are recorded, and to be done once more
+        self._again: dict[str, bool] = {}  # pictures that are recorded, and to be done once more
         self._is_closed = False
 
     @classmethod
@@ -54,10 +55,11 @@ class StoreResults:
         mode: Mode = "new",
         shard: Shard | None = None,
         inputs: Iterable[str] = (),
+        stems: Mapping[str, str] | None = None,
     ) -> StoreResults:
         """Begin a run; all that may be in the way is found out here, so that what is written first is `run.json`.
 
-        `mode` and `shard`: as of `OutputFolder.open`. `inputs`: the URLs of pictures, of which none is removed.
+        `mode`, `shard` and `stems`: as of `OutputFolder.open`. `inputs`: the URLs of pictures, of which none is removed.
         Raises `OutputError` and `StoreError`.
         """
         part, shelf, fields = _to_part(shard), StoreShelf(store), run.to_fields()
@@ -67,18 +69,20 @@ class StoreResults:
                 parts = [part] if part.of else find_parts(shelf.list_names())
                 remove_runs(store, parts, inputs, report=not part.of)
             results = cls(store, part, notes)
-            results._start(fields, shelf)
+            results._start(fields, shelf, stems or {})
         return results
 
-    def _start(self, fields: dict[str, Any], shelf: StoreShelf) -> None:
+    def _start(self, fields: dict[str, Any], shelf: StoreShelf, stems: Mapping[str, str]) -> None:
         names, part = shelf.list_names(), self._part
         earlier = decode_run(shelf.read(part.run), shelf.show(part.run)) if part.run in names else None
         # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest. And always: where
         # nothing may be written, that is found out here.
-        self._store.write(part.run, encode_run(fields if earlier is None else keep_beginning(fields, earlier)))
+        self._contents = encode_run(fields if earlier is None else keep_beginning(fields, earlier))
+        self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
         if self._pieces:
-            self.done, self._again = find_done(shelf, self._pieces, self._store.find())
+            self.done, self._again = find_done(shelf, self._pieces, self._store.find(), fields["model"]["name"], stems)
+            self.failed = frozenset(name for name, is_failed in self._again.items() if is_failed)
         self._manifest = PieceWriter(self._store, part.records, find_last(names, part.records))
         self._log = PieceWriter(self._store, part.events, find_last(names, part.events))
         self._written = time.monotonic()
@@ -94,7 +98,7 @@ class StoreResults:
         Raises `OutputError` and `StoreError` where that cannot be written; its records wait for the next try.
         """
         self._manifest.add(record.to_json().encode() + b"\n")
-        self._again.discard(record.image)
+        self._again.pop(record.image, None)
         if len(self._manifest) >= RECORDS or time.monotonic() - self._written >= SECONDS:
             with blaming_store(self._store):
                 self._write()
@@ -124,6 +128,9 @@ class StoreResults:
         waiting = len(self._manifest)
         self._manifest.write()
         self.recorded += waiting
+        if not self._store.is_file(self._part.run):  # without it nobody could go on with what is recorded
+            self._store.write(self._part.run, self._contents)
+            warn(f"{self._store.below(self._part.run).url}: was removed by somebody else, and is written again.")
         self._written = time.monotonic()
         with contextlib.suppress(OSError, GradcamError):
             self._log.write()

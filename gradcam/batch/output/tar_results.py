@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tarfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.output.disk import blaming_disk
+from gradcam.batch.output.disk import blaming_disk, uninterrupted
 from gradcam.batch.output.parts import Part
 from gradcam.batch.output.results import Mode, Results
 from gradcam.batch.output.tar_names import RECORD, name_field, plan_keys
@@ -33,10 +34,11 @@ class TarResults:
     def __init__(self, inner: Results, place: TarPlace, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
         self._inner, self._tars, self._part, self._stems = inner, place, part, stems
         self._keys = plan_keys(stems)
-        self._waiting: list[Record] = []  # for the tar that is open
+        self._waiting: deque[Record] = deque()  # for the tar that is open
         self._tar: _OpenTar | None = None
         self._is_closed = False
         self.done = inner.done
+        self.failed = inner.failed
         self.manifest = inner.manifest
         self.notes = inner.notes
         numbers = part.find_tars(place.list_names())
@@ -71,10 +73,10 @@ class TarResults:
         kept = _move(record, tar, {name: f"{tar}/{key}.{field}" for name, field in fields.items()})
         if self._tar is None:
             self._tar = _OpenTar(self._tars.begin())
-        self._tar.add(
-            {"__key__": key, RECORD: kept.to_json().encode(), **{fields[name]: files[name] for name in files}}
-        )
-        self._waiting.append(kept)
+        sample = {"__key__": key, RECORD: kept.to_json().encode(), **{fields[name]: files[name] for name in files}}
+        with uninterrupted():
+            self._tar.add(sample)
+            self._waiting.append(kept)
         if len(self._waiting) >= PICTURES or self._tar.size >= BYTES:
             self._finish()
         return kept
@@ -98,18 +100,22 @@ class TarResults:
     def _finish(self) -> None:
         """Give the open tar its name, and then record what is in it."""
         tar, self._tar = self._tar, None
-        waiting, self._waiting = self._waiting, []
-        if tar is None:
-            return
+        if tar is not None:
+            self._keep(tar)
+        while self._waiting:  # of a tar that is there, also where an interruption came between its records
+            self._inner.append(self._waiting.popleft(), {})
+
+    def _keep(self, tar: _OpenTar) -> None:
+        is_kept = False
         try:
-            if not tar.close():
-                return  # no sample of it is recorded: they will be done again
-            self._tars.keep(tar.path, self._part.tar(self._number + 1))
+            if tar.close():
+                self._tars.keep(tar.path, self._part.tar(self._number + 1))
+                self._number += 1
+                is_kept = True
         finally:
             tar.path.unlink(missing_ok=True)
-        self._number += 1
-        for record in waiting:
-            self._inner.append(record, {})
+            if not is_kept:
+                self._waiting.clear()  # no sample of it is recorded: they will be done again
 
     def _recover(self, numbers: Sequence[int]) -> None:
         """Record what is in the last tars, as far as a run that was killed did not come to that."""

@@ -14,7 +14,7 @@ from gradcam.cli.evaluation.result_table import format_results
 from gradcam.cli.evaluation.study_files import Place, StudyChoice, check_place, find_place, write_all
 from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import load_model, say
-from gradcam.cli.progress import count, resume_line
+from gradcam.cli.progress import count, how_to_go_on
 from gradcam.cli.settings import ModelChoice, Output
 from gradcam.cli.terminal import printable
 from gradcam.errors import OutputError, StoreError
@@ -136,7 +136,7 @@ def _tell_stop(error: BaseException, entries: Sequence[Entry], study: Study, jou
     kept = "" if journal is not None else ", which are lost without --output"
     click.echo(f"Stopped: {len(entries)} of {total} pictures and mosaics are judged{kept}.", err=True)
     if journal is not None:
-        click.echo(f"To go on:\n  {resume_line(sys.argv[1:])}", err=True)
+        click.echo(how_to_go_on(), err=True)
 
 
 def _finish(study: Study, results: Results, place: Place | None, output: Output) -> int:

@@ -12,11 +12,12 @@ from filelock import Timeout
 
 from gradcam.batch.output.disk import LineFile, blaming_disk
 from gradcam.batch.output.locks import take_lock
-from gradcam.batch.output.run_file import SCHEMA, list_differences, list_notes
+from gradcam.batch.output.run_file import SCHEMA, find_fault, list_differences, list_notes
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.study.entries import Entry
 from gradcam.files import write_whole
 
+FIELDS = ("gradcam", "versions", "device", "model", "settings", "pictures")  # of those of a run
 Mode = Literal["new", "resume", "overwrite"]
 
 
@@ -127,9 +128,9 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 def _read_run(path: Path, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or "settings" not in found:
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or find_fault(found, FIELDS) is not None:
         raise OutputError(
             f"{path}: does not begin as a study's journal of this version does; start anew with --overwrite"
         )

@@ -1,0 +1,179 @@
+"""Runs that are stopped at random moments, again and again, and resumed with the line that they print: nothing may be lost.
+
+python -m tests.killed_runs --kills 50 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.processes import Ended, Started, find_unfinished, make_pictures, run, tree
+
+GENTLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+KINDS = {
+    "overlays": (),
+    "maps": ("--save", "overlay", "--save", "map"),
+    "report": ("--report",),
+    "tars": ("--output-format", "webdataset"),
+    "shard": ("--shard", "1/2"),
+    "limit": ("--max-failures", "1%"),
+}
+TYPED = ("batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "3")
+SECONDS = 300  # for one run, on a machine that has more to do
+
+
+def list_records(folder: Path) -> dict[str, dict[str, object]]:
+    """The records by picture, of whole lines."""
+    lines = [line for path in folder.glob("manifest*.jsonl") for line in path.read_bytes().splitlines(True)]
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    found = {record["image"]: record for record in records}
+    assert len(found) == len(records), "a picture is recorded twice"
+    return found
+
+
+def check_stop(folder: Path, ended: Ended, number: int, before: dict[str, dict[str, object]]) -> None:
+    """What must hold at once, before anybody resumes it."""
+    records = list_records(folder)
+    assert "Traceback" not in ended.err, ended.err
+    kept = {name for name, record in before.items() if record["status"] == "ok" or number != signal.SIGKILL}
+    assert kept <= set(records), f"records were lost: {kept - set(records)}"
+    if number == signal.SIGKILL:
+        return
+    assert ended.status in (0, 1, 128 + number), f"the status is {ended.status}:\n{ended.err}"
+    assert not find_unfinished(folder), find_unfinished(folder)
+    named = {
+        entry[kind]
+        for it in records.values()
+        for entry in it["explained"]
+        for kind in ("overlay", "map")
+        if kind in entry
+    }
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*-gradcam.*")}
+    assert there <= named, f"without a record: {there - named}"
+
+
+def find_line(ended: Ended) -> list[str] | None:
+    """What the run said to type, without the name of the command."""
+    lines = ended.err.rstrip().splitlines()
+    is_told = len(lines) > 1 and lines[-2].endswith("To go on:")
+    return shlex.split(lines[-1])[1:] if is_told else None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a run leaves that nobody stops, and how long it takes."""
+
+    files: dict[str, bytes]
+    status: int
+    seconds: float
+
+
+def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: Counter[str]) -> None:
+    """One run, killed up to three times, and then resumed to its end."""
+    with tempfile.TemporaryDirectory() as place:
+        here = Path(place, "here")
+        here.mkdir()
+        shutil.copytree(photos, here / "photos")
+        typed = [*TYPED, *KINDS[kind]]
+        arguments = typed
+        for _ in range(chance.randint(1, 3)):
+            before = list_records(here / "out")
+            number = chance.choice([signal.SIGKILL, *GENTLE])
+            process = Started(arguments, here)
+            is_running = wait_for(process, here / "out", chance, whole.seconds)
+            if not is_running:
+                told["ended before"] += 1
+                break
+            process.send(number)
+            ended = process.wait(SECONDS)
+            assert ended is not None, f"{number.name}: it did not end"
+            told[number.name] += 1
+            told["kills"] += 1
+            check_stop(here / "out", ended, number, before)
+            line = find_line(ended)
+            told["lines to go on with"] += line is not None
+            arguments = line or [*typed[:1], "--resume", *typed[1:]]
+        for _ in range(3):  # a run with a limit of failures stops once more
+            ended = run(arguments if "--resume" in arguments else [*arguments, "--resume"], here, seconds=SECONDS)
+            assert ended is not None
+            line = find_line(ended)
+            if line is None:
+                break
+            arguments = line
+        assert ended.status == whole.status, f"{ended.status}:\n{ended.err}"
+        assert line is None, f"it goes on for ever:\n{ended.err}"
+        assert not find_unfinished(here / "out"), find_unfinished(here / "out")
+        compare(kind, tree(here / "out"), whole.files)
+
+
+def compare(kind: str, found: dict[str, bytes], whole: dict[str, bytes]) -> None:
+    """Tars are cut where runs were stopped; all else is the same to the byte."""
+    if kind == "tars":
+        names = [[json.loads(line)["image"] for line in it["manifest.jsonl"].splitlines()] for it in (found, whole)]
+        assert names[0] == names[1], names
+        return
+    names = {name for name in {**found, **whole} if found.get(name) != whole.get(name)}
+    assert not names, f"not the same: {sorted(names)}"
+
+
+def wait_for(process: Started, folder: Path, chance: random.Random, seconds: float) -> bool:
+    """Let it work for a while: some time, or until it has written so many files; whether it still does."""
+    if chance.random() < 0.2:
+        return process.wait(chance.uniform(0, seconds)) is None
+    count = sum(1 for _ in folder.rglob("*")) + chance.randint(0, 40)
+    deadline = time.monotonic() + SECONDS
+    while sum(1 for _ in folder.rglob("*")) < count and time.monotonic() < deadline:
+        if process.wait(0.002) is not None:
+            return False
+    return process.wait(chance.uniform(0, 0.2)) is None
+
+
+def make_whole(kind: str, here: Path, photos: Path) -> Whole:
+    shutil.copytree(photos, here / "photos")
+    options = () if kind == "limit" else KINDS[kind]
+    ended = run([*TYPED, *options], here)
+    assert ended is not None
+    assert "Traceback" not in ended.err, ended.err
+    return Whole(tree(here / "out"), ended.status, ended.seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pictures", type=int, default=36)
+    chosen = parser.parse_args()
+    chance, told = random.Random(chosen.seed), Counter[str]()
+    with tempfile.TemporaryDirectory() as place:
+        photos = Path(place, "photos")
+        make_pictures(photos, chosen.pictures)
+        wholes: dict[str, Whole] = {}
+        while told["kills"] < chosen.kills:
+            kind = list(KINDS)[told["runs"] % len(KINDS)]
+            if kind not in wholes:
+                wholes[kind] = make_whole(kind, Path(place, kind), photos)
+            told["runs"] += 1
+            try:
+                disturb(kind, photos, wholes[kind], chance, told)
+            except AssertionError as error:
+                told["lost"] += 1
+                sys.stderr.write(f"run {told['runs']} ({kind}): {error}\n")
+    sys.stdout.write(f"seed {chosen.seed}: {', '.join(f'{count} {name}' for name, count in sorted(told.items()))}\n")
+    return int(told["lost"] > 0)
+
+
+if __name__ == "__main__":
+    os.environ.pop("GRADCAM_TRACEBACK", None)
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""What a run left, cut and changed in many ways: each is gone on with rightly, or refused in two lines that lead on.
+
+    python -m tests.mutated_runs --count 100 --seed 0
+
+A refusal is followed to the letter, and a success is compared with a run that nobody disturbed: each picture once, in its
+place, with its own results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.processes import Ended, find_unfinished, make_pictures, run, tree
+
+SECONDS = 10.0  # after which a run that has nothing but these few pictures hangs
+MEMORY = 300 * 2**20  # bytes beyond what an undisturbed run takes
+TYPED = ("batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "2")
+RUN, MANIFEST, LOG = "run.json", "manifest.jsonl", "log.jsonl"
+KEPT_FROM_BEFORE = ("gradcam", "versions", "device")  # fields of run.json that say how a run began
+
+Mutate = Callable[[Path, random.Random], None]
+
+
+def change_bytes(change: Callable[[bytes, random.Random], bytes]) -> Mutate:
+    return lambda path, chance: _write(path, change(path.read_bytes(), chance))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def replace_by(make: Callable[[Path], object]) -> Mutate:
+    def mutate(path: Path, chance: random.Random) -> None:
+        path.unlink()
+        make(path)
+
+    return mutate
+
+
+def change_json(change: Callable[[list[tuple[Any, Any]], random.Random], str | None]) -> Mutate:
+    """Change one place of the JSON: of the file, or of one of its lines."""
+
+    def mutate(path: Path, chance: random.Random) -> None:
+        is_lines = path.suffix == ".jsonl"
+        parts = path.read_text().splitlines() if is_lines else [path.read_text()]
+        i = chance.randrange(len(parts))
+        whole = json.loads(parts[i])
+        text = change(list(_walk(whole)), chance)
+        parts[i] = json.dumps(whole, indent=None if is_lines else 2)
+        if text is not None:  # what json.dumps would not write
+            parts[i] = parts[i].replace('"@"', text)
+        path.write_text("".join(f"{part}\n" for part in parts))
+
+    return mutate
+
+
+def _walk(value: Any) -> Any:
+    """Each place in it: a container and a key."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _walk(value[key])
+
+
+ODD = [None, True, False, -1, 0, 1.5, 10**400, "", "x", "../../x", "\x1b[2J", [], {}, [[]], {"a": [1]}, "ä" * 5000]
+
+
+def change_value(places: list[tuple[Any, Any]], chance: random.Random) -> None:
+    container, key = chance.choice(places)
+    container[key] = chance.choice([each for each in ODD if each != container[key]])
+
+
+def change_count(places: list[tuple[Any, Any]], chance: random.Random) -> None:
+    numbers = [(where, key) for where, key in places if type(where[key]) is int]
+    container, key = chance.choice(numbers)
+    container[key] += chance.choice([-1, 1, 1000])
+
+
+def delete_key(places: list[tuple[Any, Any]], chance: random.Random) -> None:
+    container, key = chance.choice(places)
+    del container[key]
+
+
+def reorder_keys(places: list[tuple[Any, Any]], chance: random.Random) -> None:
+    for container, _ in places:
+        if isinstance(container, dict):
+            items = list(container.items())
+            chance.shuffle(items)
+            container.clear()
+            container.update(items)
+
+
+def put_text(text: str) -> Callable[[list[tuple[Any, Any]], random.Random], str]:
+    def change(places: list[tuple[Any, Any]], chance: random.Random) -> str:
+        container, key = chance.choice(places)
+        container[key] = "@"
+        return text
+
+    return change
+
+
+def rename_image(places: list[tuple[Any, Any]], chance: random.Random) -> None:
+    """Of a record, to that of another picture, or of none."""
+    container = places[0][0]
+    for key in ("image", "root"):
+        if key in container:
+            container[key] = chance.choice(["00.jpg", "more/01.jpg", "nobody's.jpg", "more/"])
+
+
+def double_a_key(data: bytes, chance: random.Random) -> bytes:
+    keys = list(re.finditer(rb'"(\w+)": (?:\d+|null|"[^"]*"),', data))
+    at = chance.choice(keys)
+    return data[: at.start()] + at[0].replace(b": ", b': "other", "x": ', 1) + data[at.start() :]
+
+
+def flip(data: bytes, chance: random.Random) -> bytes:
+    at = chance.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+
+
+def cut_out(data: bytes, chance: random.Random) -> bytes:
+    start, end = sorted(chance.sample(range(len(data)), 2))
+    return data[:start] + data[min(end, start + chance.choice([1, 20, 2000])) :]
+
+
+def put_in(data: bytes, chance: random.Random) -> bytes:
+    at = chance.randrange(len(data))
+    return data[:at] + chance.choice([chance.randbytes(20), b"\n", b"\n\n", bytes(500), b"}", b'"']) + data[at:]
+
+
+def shuffle_lines(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    chance.shuffle(lines)
+    return b"".join(lines)
+
+
+def double_lines(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    return b"".join(lines + chance.sample(lines, 2))
+
+
+def drop_a_line(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    del lines[chance.randrange(len(lines))]
+    return b"".join(lines)
+
+
+def make_socket(path: Path) -> None:
+    before = os.getcwd()
+    os.chdir(path.parent)  # a socket's name must be short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path.name)
+    os.chdir(before)
+
+
+def make_sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(2**34)
+
+
+MUTATIONS: dict[str, Mutate] = {
+    "cut off": change_bytes(lambda data, chance: data[: chance.randrange(len(data))]),
+    "a flipped bit": change_bytes(flip),
+    "bytes cut out": change_bytes(cut_out),
+    "bytes put in": change_bytes(put_in),
+    "another value": change_json(change_value),
+    "another count": change_json(change_count),
+    "a key deleted": change_json(delete_key),
+    "keys in another order": change_json(reorder_keys),
+    "a key twice": change_bytes(double_a_key),
+    "another picture's name": change_json(rename_image),
+    "nested deeply": change_json(put_text("[" * 100_000 + "]" * 100_000)),
+    "nested": change_json(put_text('{"a": ' * 300 + "1" + "}" * 300)),
+    "NaN": change_json(put_text("NaN")),
+    "beyond all floats": change_json(put_text("1e999")),
+    "a number of 100,000 digits": change_json(put_text("9" * 100_000)),
+    "a number of 4,000 digits": change_json(put_text("9" * 4000)),
+    "a byte order mark": change_bytes(lambda data, _: b"\xef\xbb\xbf" + data),
+    "UTF-16": change_bytes(lambda data, _: data.decode().encode("utf-16")),
+    "Windows' ends of lines": change_bytes(lambda data, _: data.replace(b"\n", b"\r\n")),
+    "empty": change_bytes(lambda *_: b""),
+    "spaces": change_bytes(lambda *_: b" \n" * 5),
+    "not text": change_bytes(lambda data, chance: chance.randbytes(len(data))),
+    "zeros behind it": change_bytes(lambda data, _: data + bytes(5000)),
+    "lines shuffled": change_bytes(shuffle_lines),
+    "lines twice": change_bytes(double_lines),
+    "a line dropped": change_bytes(drop_a_line),
+    "another kind of JSON": change_bytes(
+        lambda _, chance: chance.choice([b"[]\n", b"{}\n", b"null\n", b'"x"\n', b"1\n"])
+    ),
+    "16 GB of nothing": replace_by(make_sparse),
+    "a folder": replace_by(Path.mkdir),
+    "a FIFO": replace_by(os.mkfifo),
+    "a socket": replace_by(make_socket),
+    "a device": replace_by(lambda path: path.symlink_to("/dev/zero")),
+    "a link to nowhere": replace_by(lambda path: path.symlink_to("nowhere")),
+    "missing": replace_by(lambda path: None),
+}
+
+
+class Wrong(Exception):
+    """What must not be."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Knows the run that nobody disturbed, and what it took."""
+
+    whole: dict[str, bytes]
+    status: int
+    memory: int
+    patience: float
+
+    def run(self, arguments: list[str], folder: Path) -> Ended:
+        """A run that ends in time, in memory, and without a traceback."""
+        ended = run(arguments, folder, seconds=self.patience)
+        if ended is None:
+            raise Wrong(f"{arguments[0]}: hangs")
+        if "Traceback" in ended.err or ended.status not in (0, 1, 2):
+            raise Wrong(f"{arguments[0]}: ends with {ended.status}:\n{ended.err}")
+        if ended.memory > self.memory + MEMORY:
+            raise Wrong(
+                f"{arguments[0]}: takes {ended.memory / 2**20:.0f} MB, and {self.memory / 2**20:.0f} undisturbed"
+            )
+        if any(len(line) > 600 for line in ended.err.splitlines()):
+            raise Wrong(f"a line of {max(map(len, ended.err.splitlines()))} characters: {ended.err[:300]}")
+        return ended
+
+    def judge(self, here: Path, name: str) -> str:
+        """Resume, follow what is said until it is done, and look at what is there; gives what happened first."""
+        path = here / "out" / name
+        before = path.read_bytes() if path.is_file() and path.stat().st_size < MEMORY else b""
+        self.run(["report", "out"], here)
+        first = ""
+        for _ in range(20):
+            ended = self.run([TYPED[0], "--resume", *TYPED[1:]], here)
+            first = first or ("refused" if ended.status == 2 else "resumed")
+            if ended.status != 2:
+                self.compare(here / "out", before if first == "resumed" else b"", ended)
+                return first
+            if not 1 <= len(ended.err.splitlines()) <= 2:
+                raise Wrong(f"refused in {len(ended.err.splitlines())} lines:\n{ended.err}")
+            if self.follow(ended.err, here):
+                return first
+        raise Wrong(f"what is said leads nowhere:\n{ended.err}")
+
+    def follow(self, said: str, here: Path) -> bool:
+        """Do what the message says; whether that is all there is to do."""
+        if found := re.search(r"(\S+), line (\d+): .*mend the line, or remove it", said):
+            path = here / found[1]
+            lines = path.read_bytes().split(b"\n")
+            del lines[int(found[2]) - 1]
+            path.write_bytes(b"\n".join(lines))
+        elif found := re.search(r"(out/\S+): .*move it away", said):
+            path = here / found[1]
+            path.rename(here / path.name)
+        elif "--overwrite" in said:
+            ended = self.run([TYPED[0], "--overwrite", *TYPED[1:]], here)
+            if ended.status != self.status:
+                raise Wrong(f"--overwrite, as it says, ends with {ended.status}:\n{ended.err}")
+            self.compare(here / "out", b"", ended)
+            return True
+        else:
+            raise Wrong(f"refused without a way out:\n{said}")
+        return False
+
+    def compare(self, out: Path, before: bytes, ended: Ended) -> None:
+        """Raises `Wrong` unless all that the whole run has is there, once and in its place.
+
+        A line of `before` may be there as it was, where it says of its picture what must be said: somebody's own note.
+        """
+        if ended.status != self.status:
+            raise Wrong(f"resumed with status {ended.status}:\n{ended.err}")
+        if find_unfinished(out):
+            raise Wrong(f"left half done: {find_unfinished(out)}")
+        found = {name: data for name, data in tree(out).items() if not name.startswith(("report", "index"))}
+        ours = [json.loads(line) for line in found.pop(MANIFEST).splitlines()]
+        theirs = [json.loads(line) for line in self.whole[MANIFEST].splitlines()]
+        if [it["image"] for it in ours] != [it["image"] for it in theirs]:
+            raise Wrong(f"the manifest has {[it['image'] for it in ours]}")
+        changed = [(one, other) for one, other in zip(ours, theirs) if one != other]
+        for one, other in changed:
+            is_kept = any(
+                json.loads(line) == one for line in before.splitlines() if line.startswith(b"{") and _is_json(line)
+            )
+            if not is_kept or _summarise(one) != _summarise(other):
+                raise Wrong(f"a record is {one}\nand not {other}")
+        if len(changed) > 1 and before:
+            raise Wrong(f"{len(changed)} records are others")
+        self._compare_runs(json.loads(found.pop(RUN)), json.loads(self.whole[RUN]), ended)
+        expected = {name: data for name, data in self.whole.items() if name not in (RUN, MANIFEST)}
+        if found != expected:
+            raise Wrong(
+                f"files differ: {sorted(name for name in {**found, **expected} if found.get(name) != expected.get(name))}"
+            )
+
+    def _compare_runs(self, ours: dict[str, Any], theirs: dict[str, Any], ended: Ended) -> None:
+        names = {name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)}
+        if names - set(KEPT_FROM_BEFORE) or (names - {"device"} and "other versions" not in ended.err):
+            raise Wrong(f"run.json differs in {names}: {ended.err}")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _summarise(record: dict[str, Any]) -> object:
+    """What must be true of a record, whatever somebody wrote into it."""
+    results = [[entry.get(kind) for kind in ("overlay", "map")] for entry in record["explained"]]
+    return record["image"], record["status"], record["model"], results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    told, names = Counter[str](), list(MUTATIONS)
+    with tempfile.TemporaryDirectory() as place:
+        base = Path(place, "base")
+        make_pictures(base / "photos", 4)
+        whole = run(TYPED, base)
+        assert whole is not None
+        assert whole.status == 1, whole.err
+        undisturbed = run([TYPED[0], "--resume", *TYPED[1:]], base)
+        assert undisturbed is not None
+        judge = Judge(tree(base / "out"), whole.status, whole.memory, max(SECONDS, 8 * whole.seconds))
+        order = random.Random(chosen.seed)
+        cases = [(target, name) for name in names for target in (RUN, MANIFEST)] + [(LOG, "a FIFO"), (LOG, "a folder")]
+        order.shuffle(cases)
+        for number in range(chosen.count):
+            target, name = cases[number % len(cases)]
+            here = Path(place, f"case-{number}")
+            shutil.copytree(base, here)
+            chance = random.Random(f"{chosen.seed} {number}")
+            if target == MANIFEST and chance.random() < 0.5:  # a run that was stopped
+                lines = (here / "out" / MANIFEST).read_bytes().splitlines(keepends=True)
+                (here / "out" / MANIFEST).write_bytes(b"".join(lines[:-2]))
+            MUTATIONS[name](here / "out" / target, chance)
+            try:
+                told[judge.judge(here, target)] += 1
+            except Wrong as error:
+                told["wrong"] += 1
+                sys.stderr.write(f"{number}: {target}, {name}: {error}\n")
+            shutil.rmtree(here)
+    sys.stdout.write(f"seed {chosen.seed}: {', '.join(f'{count} {name}' for name, count in sorted(told.items()))}\n")
+    return int(told["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
