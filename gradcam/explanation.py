@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from gradcam.nested import map_tensors
 from gradcam.recording import Recorded, recorded_pass
 from gradcam.reshaping import Reshape, to_reshape
 from gradcam.rounding import warn_of_rounding
-from gradcam.sites import find_grid, warn_of_places
+from gradcam.sites import BlindPatchesError, find_grid, warn_of_places
 from gradcam.suggestion import find_suggestion
 from gradcam.targets import refuse_features
 
@@ -187,6 +187,12 @@ def compare(
     return _compare(model, images, layers, wish, are_named=True)
 
 
+_BLIND = (
+    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
+    "the head, a probability that is exactly 0 or 1). Choose another score or class."
+)
+
+
 @dataclass(frozen=True)
 class _Wish:
     """What is to be explained of the images, and how; as in `explain`. What can be checked without a model is."""
@@ -229,6 +235,27 @@ class _Wish:
 
 def _compare(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool = False
+) -> dict[tuple[str, str], Explanation]:
+    try:
+        return _explain_at(model, images, layers, wish, are_named=are_named)
+    except BlindPatchesError as error:
+        if are_named:
+            layer = _find_other_layer(model, images, wish)
+            raise type(error)(_BLIND if layer is None else f"{error} Choose '{layer}', whose patches do.") from None
+        raise
+
+
+def _find_other_layer(model: nn.Module, images: Any, wish: _Wish) -> str | None:
+    """A layer to choose in place of one whose patches do not reach the score; None where there is none."""
+    with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
+        wish = replace(wish, reshape=None)  # which is of the other layer
+        found = find_suggestion(unwrap(model), to_batch(images), wish.target)
+        return _find_last_with_gradient(model, images, found.layers, wish)
+    return None
+
+
+def _explain_at(
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool
 ) -> dict[tuple[str, str], Explanation]:
     model, batch = unwrap(model), to_batch(images)
     chosen = _find_layers(model, layers) if wish.needs_layers or layers else []
@@ -305,10 +332,7 @@ def _compare_last_layer(model: nn.Module, images: Any, wish: _Wish) -> dict[tupl
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
         layer = _find_last_with_gradient(model, _copy(images), others, wish) if others else None
         if layer is None:
-            raise LayerError(
-                "The gradient is exactly zero at every layer that has a grid: nothing there can change the score "
-                "(weights of zero in the head, a probability that is exactly 0 or 1). Choose another score or class."
-            ) from None
+            raise LayerError(_BLIND) from None
         return _compare(model, images, [layer], wish)
     if found.note is not None and last == found.layers[0]:
         warn(found.note)

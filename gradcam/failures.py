@@ -41,7 +41,7 @@ BEHIND_A_LAYER = {
     ),
     "is incompatible with .grad()": (
         "Behind the layer there is a reentrant checkpoint, through which PyTorch takes no gradient at a layer: "
-        "give the checkpoint use_reentrant=False."
+        "give the checkpoint use_reentrant=False, or switch checkpointing off meanwhile."
     ),
     "the derivative for": (
         "Behind the layer there is an operation without a derivative, so that nothing before it has a gradient: "
@@ -67,7 +67,7 @@ IN_A_MODEL = BEHIND_A_LAYER | {
     ),
     "is incompatible with .grad()": (
         "The model has a reentrant checkpoint, through which PyTorch takes no gradient but at parameters: "
-        "give the checkpoint use_reentrant=False."
+        "give the checkpoint use_reentrant=False, or switch checkpointing off meanwhile."
     ),
 }
 

@@ -124,6 +124,12 @@ def is_undisturbed() -> bool:
     return bool(_here.holders)
 
 
+def is_inner_look() -> Callable[[], bool]:
+    """Whether, whenever it is asked in this thread, what runs there is a look at a model that began later than this call."""
+    outer = weakref.WeakSet(_here.holders)
+    return lambda: any(holder not in outer for holder in _here.holders)
+
+
 @contextlib.contextmanager
 def _known_here() -> Iterator[None]:
     holder, holders = _Holder(), _here.holders  # of this thread, whichever one collects an abandoned context

@@ -172,15 +172,3 @@ def _may_be_shown(name: str, module: nn.Module) -> bool:
 def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
     """Whether a module did nothing, as Identity and Dropout in evaluation mode do; an operation in place did something."""
     return any(tensor is given for given in args) and not getattr(module, "inplace", False)
-
-
-def norm_before_last_attention(model: nn.Module) -> str | None:
-    """The norm in front of a transformer's last attention: the last place where patches reach the class token. Or None."""
-    modules = dict(model.named_modules())
-    attentions = [name for name, module in modules.items() if _is_attention(module)]
-    for name in reversed(attentions):
-        block = name.rpartition(".")[0]
-        for child, module in modules[block].named_children():
-            if "norm" in type(module).__name__.lower():
-                return f"{block}.{child}" if block else child
-    return None

@@ -20,7 +20,7 @@ from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
 from gradcam.layers import layers_with_grid, unwrap
 from gradcam.nested import floating_by_keys, map_tensors, tensors
-from gradcam.patches import find_patches
+from gradcam.patches import USUAL_DEPTH, find_patches, takes_volumes
 from gradcam.places import ENOUGH, Laid, count_answers
 from gradcam.sites import are_shares, try_all
 from gradcam.suggestion import Place, no_graph_kept, read_scores, suggest, to_place
@@ -70,7 +70,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     there (`LayerRow.places`).
 
     `images`: what the model takes, as in `gradcam.explain`; their values do not matter. Or the side of a square RGB picture
-    in pixels, or its (height, width). On the meta device a model needs no weights, and nothing is computed. Any other is
+    in pixels, its (height, width), or the (depth, height, width) of a volume or clip, which for a network of those is 16
+    deep where only the others are given. On the meta device a model needs no weights, and nothing is computed. Any other is
     run, in evaluation mode, and left as it was.
 
     The suggestion is the layer that `gradcam.explain` takes by itself: see there. It is read off autograd's graph: a
@@ -117,10 +118,13 @@ def _to_images(model: nn.Module, images: Any) -> Any:
     some = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
     size = (images, images) if isinstance(images, int) else images
     if isinstance(size, tuple) and all(isinstance(side, int) for side in size):
-        if len(size) != 2 or min(size) < 1:
+        if len(size) not in (2, 3) or min(size) < 1:
             raise ImageError(
-                f"The images are {shorten(images)}, expected a tensor, or a size: 224, or (height, width)."
+                f"The images are {shorten(images)}, expected a tensor, or a size: 224, (height, width), or (depth, height, "
+                "width) of volumes."
             )
+        if len(size) == 2 and takes_volumes(model):
+            size = (USUAL_DEPTH, *size)
         dtype = some.dtype if some.is_floating_point() else torch.float32
         return torch.zeros(1, 3, *size, dtype=dtype, device=some.device)
     return map_tensors(images, lambda tensor: tensor.to("meta")) if some.is_meta else images

@@ -122,7 +122,7 @@ def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, reco
             of_levels = [values.blind[site.layer, name] for site in level]
             blind[layer, name] = [all(of_image) for of_image in zip(*of_levels)]
     if blind and all(all(images) for images in blind.values()):
-        raise values.errors[0] if values.errors else blind_layer(next(iter(chosen.values()))[0], recorded.model)
+        raise values.errors[0] if values.errors else blind_layer(next(iter(chosen.values()))[0])
     for layer in chosen:
         of_layer = [images for key, images in blind.items() if key[0] == layer]
         if any(any(images) for images in of_layer):

@@ -14,6 +14,14 @@ from torch.nn.modules.conv import _ConvNd
 PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
 
 
+USUAL_DEPTH = 16  # slices of a volume, or frames of a clip
+
+
+def takes_volumes(model: nn.Module) -> bool:
+    """Whether the model's first convolution is over volumes or clips (N,C,D,H,W)."""
+    return isinstance(next((it for it in model.modules() if isinstance(it, _ConvNd)), None), nn.Conv3d)
+
+
 class Patch(NamedTuple):
     """How a convolution cuts a picture: into patches of this size, so far apart, behind so much padding."""
 

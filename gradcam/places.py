@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.arguments import Batch
+from gradcam.nested import tensors
 from gradcam.recording import record_outputs
 from gradcam.reshaping import Picked
 from gradcam.tokens import Layout, is_guess
@@ -92,8 +93,8 @@ def count_answers(
     """At how many of the six places the right cell answers, for each layer; None where that cannot be seen.
 
     Each place is changed in a picture of its own: it takes a pass of the batch as it is, and as many as it takes to show six
-    pictures. None is for a layer that is the same everywhere, and for all
-    of them if the model fails.
+    pictures. None is for a layer that is the same everywhere, for one that only other pictures beside these reach, and for
+    all of them if the model fails.
     """
     modules = {each.module for each in layers.values()}
     coarsest = min((each.grid for each in layers.values()), key=math.prod)
@@ -104,6 +105,8 @@ def count_answers(
         return {key: each.layout.to_grid(found[each.module]) for key, each in layers.items()}
 
     counts = dict.fromkeys(layers, 0)
+    shape, given = batch.pictures.shape, tensors((batch.args, batch.kwargs))
+    unseen = set(layers) if sum(it.ndim == len(shape) and it.shape[:2] == shape[:2] for it in given) > 1 else set()
     try:
         with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
             pictures = _vary(batch.pictures)
@@ -111,10 +114,13 @@ def count_answers(
             for first in range(0, len(points), batch.images):
                 shown = points[first : first + batch.images]
                 for key, grid in run(_change(pictures, shown, coarsest)).items():
-                    counts[key] += sum(map(_answers, (grid - plain[key]).float().norm(dim=1), shown))
+                    changes = (grid - plain[key]).float().norm(dim=1)
+                    counts[key] += sum(map(_answers, changes, shown))
+                    if changes.any():
+                        unseen.discard(key)  # else it is of other pictures, as the second pathway of a SlowFast
     except Exception:  # whatever a model raises when it runs once more
         return dict.fromkeys(layers)
-    return {key: None if _is_same_everywhere(plain[key]) else count for key, count in counts.items()}
+    return {key: None if key in unseen or _is_same_everywhere(plain[key]) else count for key, count in counts.items()}
 
 
 def _to_point(place: Sequence[float], grid: Sequence[int]) -> tuple[float, ...]:

@@ -140,11 +140,13 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
     """Raises `ImageError` where frames come before channels, which would be taken for the depth of a volume."""
     if len(batch.size) != 3:
         return
-    first = next((module for module in modules if isinstance(module, _ConvNd)), None)
-    if first is not None and first.in_channels == batch.size[0] != batch.pictures.shape[1]:
+    convolutions = [module for module in modules if isinstance(module, _ConvNd)]
+    channels = batch.pictures.shape[1]
+    takes_them = any(isinstance(it, nn.Conv3d) and it.in_channels == channels for it in convolutions)
+    if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_them:
         raise ImageError(
-            f"The images are {tuple(batch.pictures.shape)}, and the model's first convolution takes {first.in_channels} "
-            "channels: these are frames (N,T,C,H,W), and volumes (N,C,D,H,W) can be explained."
+            f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and the "
+            "model inside a module whose forward(clips) returns model(clips.transpose(1, 2))."
         )
 
 

@@ -14,7 +14,6 @@ from gradcam.arguments import Batch, to_batch
 from gradcam.axes import Axes
 from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.gradients import no_dependence
-from gradcam.layers import norm_before_last_attention
 from gradcam.patches import find_patches
 from gradcam.places import ENOUGH, Laid, remember_answers, tell_doubt
 from gradcam.recording import Recorded, record_outputs
@@ -236,13 +235,15 @@ def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:
     warn(f"At layer '{layer}' nothing can change the score{some} (its gradient is exactly zero): {whose}.")
 
 
-def blind_layer(site: Site, model: nn.Module) -> BlindLayerError:
+class BlindPatchesError(BlindLayerError):
+    """One at tokens, of which the score may well read others; it ends without the advice which layer to choose."""
+
+
+def blind_layer(site: Site) -> BlindLayerError:
     """The error for a layer whose gradient is exactly zero all over the grid."""
-    norm = norm_before_last_attention(model) if "tokens" in site.layout.kind else None
-    if norm:
-        return BlindLayerError(
-            f"The gradient at layer '{site.layer}' is exactly zero on every patch: behind the last attention only the class "
-            f"token reaches the score. Choose the norm before it, '{norm}', or a layer further up."
+    if "tokens" in site.layout.kind:
+        return BlindPatchesError(
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch: from there on, none reaches the score."
         )
     return BlindLayerError(
         f"The gradient at layer '{site.layer}' is exactly zero: nothing there can change the score (a unit that is switched "

@@ -16,6 +16,7 @@ from gradcam.exchange import Given, OtherWay, can_exchange, exchange, is_owned
 from gradcam.grad_mode import recording_off
 from gradcam.hooks import Hooks
 from gradcam.inputs import LayerInput, take_inputs, version_of
+from gradcam.isolation import is_inner_look
 from gradcam.nested import floating_by_keys, replace_tensor, tensors
 
 
@@ -86,6 +87,7 @@ class TargetLayer:
             context.enter_context(recording_off())  # until the layer has run
             context.callback(self._close_other_ways)
             hooks = context.enter_context(Hooks())
+            self._is_others_run = is_inner_look()
             hooks.before_forward(self._module, self._keep_inputs)
             hooks.after_forward(self._module, self._keep_activations)
             hooks.after_backward(self._passage, self._keep_gradients)
@@ -200,10 +202,14 @@ class TargetLayer:
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It may change that in place, and the model may go on using it.
+        if self._is_others_run():
+            return None
         self._inputs, arguments = take_inputs(args, kwargs)
         return arguments
 
     def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if self._is_others_run():  # an explanation between the forward pass and its backward pass, say
+            return None
         if self._gradients is not None:  # a run after a backward pass begins a new forward pass
             self._runs, self._gradients = 0, None
         self._runs += 1

@@ -231,8 +231,79 @@ def test_channels_in_a_row_are_no_places() -> None:
 
 def test_frames_before_channels_are_refused() -> None:
     model = nn.Sequential(nn.Flatten(0, 1), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 9, 2))
-    with pytest.raises(gradcam.GradcamError, match=r"these are frames \(N,T,C,H,W\), and volumes \(N,C,D,H,W\) can be"):
+    with pytest.raises(gradcam.GradcamError, match=r"\(2, 4, 3, 5, 5\), frames before channels: pass"):
         gradcam.explain(model, torch.randn(2, 4, 3, 5, 5), "1", target=1)
+
+
+class TakesClips(nn.Module):
+    """What the message says, word for word."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, clips: Tensor) -> Any:
+        return self.model(clips.transpose(1, 2))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "gradient-rollout"])
+def test_what_is_said_of_frames_works_for_a_videomae(method: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.VideoMAEConfig(**SMALL, image_size=32, patch_size=8, num_frames=8, num_labels=5)
+    model = randomised(transformers.VideoMAEForVideoClassification(config))
+    frames = torch.randn(2, 8, 3, 32, 32)
+    with pytest.raises(
+        gradcam.GradcamError, match=r"pass frames.transpose\(1, 2\), and the model inside a module"
+    ) as said:
+        gradcam.explain(model, frames, method=method, target=1)
+    assert "forward(clips) returns model(clips.transpose(1, 2))" in str(said.value)
+    found = gradcam.explain(TakesClips(model), frames.transpose(1, 2), method=method, target=1)
+    assert (found.maps.shape, found.heatmaps.shape) == ((2, 1, 4, 4, 4), (2, 1, 8, 32, 32))
+
+
+class Stage(nn.Module):
+    """Of a SlowFast: both pathways, and the connection from the fast one to the slow one, as pytorchvideo builds them."""
+
+    def __init__(self, into: tuple[int, int], out: tuple[int, int], *, fuses: bool = True) -> None:
+        super().__init__()
+        self.fusion = nn.Conv3d(out[1], 2 * out[1], (5, 1, 1), (4, 1, 1), (2, 0, 0)) if fuses else None
+        self.pathways = nn.ModuleList(
+            nn.Sequential(nn.Conv3d(channels, each, (time, 3, 3), (1, 2, 2), (time // 2, 1, 1)), nn.ReLU(inplace=True))
+            for channels, each, time in zip(into, out, (1, 3))
+        )
+
+    def forward(self, clips: list[Tensor]) -> list[Tensor]:
+        slow, fast = (pathway(clip) for pathway, clip in zip(self.pathways, clips))
+        return [slow if self.fusion is None else torch.cat([slow, self.fusion(fast)], 1), fast]
+
+
+class SlowFast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Stage((3, 3), (8, 8)), Stage((24, 8), (12, 6), fuses=False))
+        self.head = nn.Linear(18, 5)
+
+    def forward(self, clips: list[Tensor]) -> Tensor:
+        return self.head(torch.cat([each.mean((2, 3, 4)) for each in self.blocks(clips)], 1))
+
+
+@pytest.mark.filterwarnings("error::gradcam.errors.GradcamWarning")
+@pytest.mark.parametrize("pathway", [0, 1, None])
+def test_two_pathways_in_a_list(pathway: int | None) -> None:
+    torch.manual_seed(0)
+    model, fast = SlowFast().double().eval(), torch.randn(2, 3, 32, 16, 16, dtype=torch.float64)
+    clips = [fast[:, :, ::4].clone(), fast]  # of the slow one 8 frames, as the fusion takes 8 channels
+    layer = None if pathway is None else f"blocks.1.pathways.{pathway}"
+    found = gradcam.explain(model, clips, layer, target=1)
+    outputs = model.blocks[1](model.blocks[0](clips))
+    for output in outputs:
+        output.retain_grad()
+    model.head(torch.cat([each.mean((2, 3, 4)) for each in outputs], 1))[:, 1].sum().backward()
+    activations = outputs[pathway or 0]
+    expected = (activations.grad.mean((2, 3, 4), keepdim=True) * activations).sum(1, keepdim=True).relu()
+    torch.testing.assert_close(found.maps, expected.float())
+    assert found.maps.any()
+    assert (found.layer, found.heatmaps.shape) == (f"blocks.1.pathways.{pathway or 0}", (2, 1, 8, 16, 16))
 
 
 @pytest.mark.slow

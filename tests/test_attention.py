@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.attention.interception import Interception
@@ -129,6 +131,45 @@ def test_a_method_equals_the_loop_over_matrices(kind: str, name: str) -> None:
     assert found.heatmaps.shape == (2, 2, *images.shape[2:])
     assert found.classes is not None
     assert found.classes.tolist() == CLASSES
+
+
+def checkpoint_blocks(model: Any) -> None:
+    model.set_grad_checkpointing(True)
+
+
+def checkpoint_within_blocks(model: Any) -> None:
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def checkpoint_attentions(model: Any) -> None:
+    for block in model.blocks:
+        block.attn.forward = partial(checkpoint, block.attn.forward, use_reentrant=False)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("form", [checkpoint_blocks, checkpoint_within_blocks, checkpoint_attentions])
+@pytest.mark.parametrize("name", METHODS)
+def test_blocks_that_a_backward_pass_repeats(name: str, form: Callable[[Any], None], frozen: bool) -> None:
+    model = timm_vit(True).requires_grad_(not frozen)
+    expected = gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps
+    form(model)
+    before = traces(model)
+    assert_maps(gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps, expected.double())
+    assert_same(before, traces(model))
+
+
+def test_legrad_runs_block_by_block_through_checkpoints() -> None:
+    model = timm_vit(True, global_pool="avg")
+    model.fc_norm = MixesRows()
+    expected = gradcam.explain(model, IMAGES, method="legrad", target=CLASSES).maps
+    model.set_grad_checkpointing(True)
+    assert_maps(gradcam.explain(model, IMAGES, method="legrad", target=CLASSES).maps, expected.double())
+
+
+class MixesRows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.mean(0, keepdim=True)
 
 
 def test_a_head_that_reads_two_tokens() -> None:

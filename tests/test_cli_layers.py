@@ -15,6 +15,8 @@ import pytest
 import torch
 from torchvision import models
 
+import gradcam
+from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.skeletons import build_skeleton, survey
 from gradcam.cli import main
 from gradcam.listing import list_layers
@@ -248,6 +250,55 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
     assert "own.py:nothing gave 5, int, expected a torch.nn.Module." in layers("own.py:nothing").err
     assert "There is no 'bild' in own.py. Nearest: 'build'." in layers("own.py:bild").err
+
+
+VOLUMES = """
+import torch
+from torch import nn
+
+def build():
+    head = nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 3)
+    return nn.Sequential(nn.Conv3d({channels}, 4, 3, 2, 1), nn.ReLU(), *head)
+
+class Pathways(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slow, self.fast, self.head = nn.Conv3d(3, 4, 3), nn.Conv3d(3, 4, 3), nn.Linear(8, 3)
+    def forward(self, clips):
+        return self.head(torch.cat([m(x).mean((2, 3, 4)) for m, x in zip((self.slow, self.fast), clips, strict=True)], 1))
+
+class OfOneClip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Pathways()
+    def forward(self, clip):
+        model = self.model
+        return {forward}
+"""
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) -> None:
+    (tmp_path / "own.py").write_text(VOLUMES.format(channels=channels, forward="..."))
+    lines = layers("own.py:build").out.splitlines()
+    assert lines[0].startswith(f"own.py:build   {channels} x 16 x 224 x 224   ")
+    lines = layers("own.py:build", "--size", "6x8x12").out.splitlines()
+    assert lines[0].startswith(f"own.py:build   {channels} x 6 x 8 x 12   ")
+    assert any(line.startswith("→ 1") and "4 x 3 x 4 x 6 " in line for line in lines)
+    way = lines[-1].removeprefix("A picture is no volume: explain one in Python, ").removesuffix(".")
+    model, volume = find_function("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
+    found = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
+    assert (found.layer, found.maps.shape) == ("1", (1, 1, 3, 4, 6))
+    if channels == 3:
+        assert [list_layers(model, size)[1].grid for size in ((6, 8, 12), 8)] == [(3, 4, 6), (8, 4, 4)]
+
+
+def test_what_is_said_of_two_pathways_works(layers: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward="model(clip)"))
+    said = layers("own.py:OfOneClip").err
+    forward = said.partition("hands on what it takes: ")[2].partition(" of a SlowFast")[0]
+    (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward=forward))
+    assert layers("own.py:OfOneClip", "--size", "16x12x12").status == 0
 
 
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:

@@ -274,6 +274,26 @@ def test_json_is_pure_where_the_users_code_prints(run: Command, tmp_path: Path) 
     assert "running" in outcome.err
 
 
+def test_a_network_of_volumes_with_one_channel(
+    run: Command, gradcam_command: Command, tmp_path: Path, photo: Callable[[str], Path]
+) -> None:
+    (tmp_path / "volumes.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    head = nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 3)\n"
+        "    return nn.Sequential(nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), *head)\n"
+    )
+    outcome = run("-m", "volumes.py:build", "--size", "6x8x12", "--device", "cpu")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "1 x 1 x 6 x 8 x 12   noise" in outcome.out.splitlines()[0]
+    assert "4 x 3 x 4 x 6" in outcome.out
+    for command in (["run"], ["inspect", "gradients"], ["inspect", "trace"], ["check"]):
+        said = gradcam_command(*command, photo("china.jpg"), "-m", "volumes.py:build", "--device", "cpu")
+        assert said.status == 2
+        assert "takes volumes or clips (N,C,D,H,W), which a picture is not" in said.err
+        assert "explain one in Python, gradcam.explain(model, volume)." in said.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

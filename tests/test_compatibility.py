@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam import TargetLayer
@@ -51,7 +54,34 @@ def test_timms_checkpointing(layer: str) -> None:
     torch.testing.assert_close(gradcam.explain(model.train(), images, layer, target=1).maps, expected)
 
 
-def test_a_hugging_face_model() -> None:
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")  # of the next version
+@pytest.mark.parametrize("method", ["gradcam", "gradient-rollout", "legrad", "ablationcam"])
+def test_hugging_faces_checkpointing(method: str) -> None:
+    model, images = _hugging_face_vit(), torch.randn(2, 3, 32, 32)
+    expected = gradcam.explain(model, images, method=method, target=1).maps
+    model.gradient_checkpointing_enable()
+    torch.testing.assert_close(gradcam.explain(model.train(), images, method=method, target=1).maps, expected)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_through_which_a_gradient_at_the_picture_flows(use_reentrant: bool) -> None:
+    model = tiny_model().eval()
+    expected = gradcam.attributions.input_gradients(model, TINY, target=1).values
+    flow = gradcam.inspection.gradients(model, TINY, target=1)
+    model[3].forward = partial(checkpoint, model[3].forward, use_reentrant=use_reentrant)
+    if use_reentrant:
+        with pytest.raises(gradcam.errors.ModelError, match="use_reentrant=False, or switch checkpointing off"):
+            gradcam.attributions.input_gradients(model, TINY, target=1)
+        with pytest.raises(gradcam.errors.ModelError, match="use_reentrant=False, or switch checkpointing off"):
+            gradcam.explain(model, TINY, "0", target=1)
+    else:
+        torch.testing.assert_close(gradcam.attributions.input_gradients(model, TINY, target=1).values, expected)
+        assert [row["norm"] for row in gradcam.inspection.gradients(model, TINY, target=1).rows()] == pytest.approx(
+            [row["norm"] for row in flow.rows()]
+        )
+
+
+def _hugging_face_vit() -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.ViTConfig(
@@ -65,6 +95,11 @@ def test_a_hugging_face_model() -> None:
     )
     model = transformers.ViTForImageClassification(config).eval()
     nn.init.normal_(model.classifier.weight)
+    return model
+
+
+def test_a_hugging_face_model() -> None:
+    model = _hugging_face_vit()
     images = torch.randn(2, 3, 32, 32)
     automatic = gradcam.explain(model, images)
     assert automatic.layer.endswith("layernorm_before")

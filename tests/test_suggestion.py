@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -331,6 +332,52 @@ def test_probabilities_that_are_sure_are_no_embedding() -> None:
         model[0].bias[2] = 200.0
     with pytest.raises(gradcam.GradcamError, match="exactly zero"):  # which is right, and nothing is said of embeddings
         gradcam.explain(model, torch.randn(1, 3, 8, 8))
+
+
+class TwoTowers(nn.Module):
+    """As a CLIP of open_clip: the picture's tower is `visual`, and the text's blocks come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual, self.text = _vit(num_classes=0), nn.Embedding(9, 192)
+        self.transformer = _vit().blocks
+
+    def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        return self.visual(images), self.transformer(self.text(words)).mean(1)
+
+
+def _vit(**options: Any) -> nn.Module:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", **{"img_size": 64, "depth": 2, "num_classes": 5, **options}).eval()
+
+
+@pytest.mark.parametrize("method", ["gradcam", "reciprocam"])
+@pytest.mark.parametrize("layer", ["blocks.1", "blocks.1.norm2", "norm", "blocks.1.attn"])
+@pytest.mark.parametrize("towers", [False, True])
+def test_the_layer_to_choose_where_the_patches_are_not_read_works(towers: bool, layer: str, method: str) -> None:
+    images = torch.randn(2, 3, 64, 64)
+    model, inputs, target = _vit(), images, 1
+    if towers:
+        model, inputs, layer = TwoTowers().eval(), (images, torch.randint(0, 9, (4, 5))), f"visual.{layer}"
+        target = lambda output: output[0] @ output[1].T  # noqa: E731
+    with pytest.raises(gradcam.errors.BlindLayerError, match=f"layer '{layer}'") as said:
+        gradcam.explain(model, inputs, layer, method=method, target=target)
+    ((advised),) = re.findall("Choose '([^']+)', whose patches do", str(said.value))
+    assert advised == ("visual." if towers else "") + "blocks.1.norm1"
+    assert gradcam.explain(model, inputs, advised, method=method, target=target).maps.any()
+
+
+def test_nothing_is_said_of_a_class_token_where_no_layer_has_a_gradient() -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("hiera_tiny_224", num_classes=5, img_size=64).eval()
+    nn.init.zeros_(model.head.fc.weight)
+    with pytest.raises(
+        gradcam.GradcamError, match="exactly zero at every layer that has a grid.*weights of zero"
+    ) as said:
+        gradcam.explain(model, torch.randn(1, 3, 64, 64), "blocks.11.norm1", target=1)
+    assert "token" not in str(said.value)
+    assert "norm" not in str(said.value)
 
 
 def test_a_timm_model_without_classes_says_so() -> None:

@@ -116,6 +116,52 @@ def test_one_context_serves_many_passes() -> None:
             torch.testing.assert_close(layer.gradients, gradients)
 
 
+LOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "another layer": lambda model: gradcam.explain(model, IMAGES.flip(0), "1", target=2),
+    "no layer": lambda model: gradcam.explain(model, IMAGES, target=2),
+    "again and again": lambda model: gradcam.explain(model, IMAGES, "2", method="ablationcam", target=2),
+    "layers": lambda model: gradcam.list_layers(model, IMAGES),
+    "gradients": lambda model: gradcam.inspection.gradients(model, IMAGES),
+    "input": lambda model: gradcam.attributions.input_gradients(model, IMAGES),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_a_look_at_the_model_meanwhile_is_none_of_its_runs(look: Callable[[nn.Module], object]) -> None:
+    model = small_network()
+    activations, gradients = expected_of(model, IMAGES, "2")
+    look(model)
+    with TargetLayer(model[2]) as layer:
+        look(model)
+        assert not torch.is_grad_enabled()
+        output = model(IMAGES)
+        look(model)
+        torch.testing.assert_close(layer.backward(score_of(output)), gradients)
+        look(model)
+        torch.testing.assert_close(layer.activations.detach(), activations)
+        torch.testing.assert_close(layer.gradients, gradients)
+
+
+def test_an_explanation_is_the_same_inside_a_target_layer_and_inside_another_explanation() -> None:
+    model = small_network()
+    expected = gradcam.explain(model, IMAGES, "2", target=2).maps
+    with TargetLayer(model[2]), TargetLayer(model[0]) as first:
+        model(IMAGES)
+        torch.testing.assert_close(gradcam.explain(model, IMAGES, "2", target=2).maps, expected)
+    inner = []
+
+    def score(output: Tensor) -> Tensor:
+        inner.append(gradcam.explain(model, IMAGES, "2", target=2).maps)
+        with TargetLayer(model[2]) as layer:  # of a pass of its own, whose gradient is wanted here
+            layer.backward(model(IMAGES)[:, 1].sum())
+        inner.append(layer.gradients)
+        return output[:, 2]
+
+    torch.testing.assert_close(gradcam.explain(model, IMAGES, "2", target=score).maps, expected)
+    torch.testing.assert_close(inner[0], expected)
+    assert first.activations.shape == (len(IMAGES), *model[0](IMAGES).shape[1:])
+
+
 def test_several_layers_in_one_pass_do_not_cut_one_another_off() -> None:
     model = small_network()
     with TargetLayer(model[0]) as first, TargetLayer(model[2]) as second, TargetLayer(model[3]) as third:

@@ -16,6 +16,7 @@ from gradcam.recording import caller_autocast
 from gradcam.sites import at_least_float32
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
+HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
 QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
 
 Meet = Callable[[tuple[int, ...]], Callable[[Tensor], Tensor] | None]
@@ -39,7 +40,7 @@ class Interception(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward and QUESTION in func.__code__.co_names:
+        if func in HOLDING and QUESTION in func.__code__.co_names:
             with self:  # which is not active inside of itself
                 return _body(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention:

@@ -17,6 +17,7 @@ from gradcam.attention.rollout import blind_attention
 from gradcam.effort import Effort
 from gradcam.errors import ModelError
 from gradcam.exchange import can_exchange, exchange
+from gradcam.grad_mode import recording_off
 from gradcam.gradients import MOST_BYTES, jacobian, require_recording
 from gradcam.hooks import Hooks
 from gradcam.nested import first_floating, replace_tensor
@@ -38,8 +39,11 @@ def legrad(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
     `BlindLayerError` where all gradients are exactly zero.
     """
     blocks = find_blocks(census, recorded)
-    together = _all_together(recorded, blocks, effort)
-    return blocks.to_grid(_one_by_one(recorded, blocks, effort) if together is None else together)
+    with attention_kept(blocks, recorded, differentiable) as attentions:
+        found = _all_together(recorded, blocks, effort, attentions)
+        if found is None:
+            found = _one_by_one(recorded, blocks, effort, attentions)
+    return blocks.to_grid(found)
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ class _Run:
     output: Any
 
 
-def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort) -> Tensor | None:
+def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor | None:
     """(N,K,T), from one pass and one backward pass; None where the head does not treat the rows of a batch alike."""
     count = len(blocks.modules)
     shown = [count - 1, *range(count)]  # the last one twice, first and last: both have to give what the plain pass gave
     try:
-        run = _run(recorded, blocks, effort, shown)
+        run = _run(recorded, blocks, effort, attentions, shown)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever a model raises for a batch of another size than it was given
@@ -74,18 +78,19 @@ def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort) -> Tensor 
     return _require_felt(found / count, is_felt, blocks)
 
 
-def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort) -> Tensor:
+def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor:
     """The same from a pass for each block."""
     found, count = [], len(blocks.modules)
     for block in range(count):
-        run = _run(recorded, blocks, effort, [block])
+        run = _run(recorded, blocks, effort, attentions, [block])
         found.append(_differentiate(recorded, run.scores[0], run.attentions[block : block + 1]))
         effort.report(block + 1, count)
     total = torch.stack([values for values, _ in found]).mean(0)
     return _require_felt(total, any(is_felt for _, is_felt in found), blocks)
 
 
-def _run(recorded: Recorded, blocks: Blocks, effort: Effort, shown: Sequence[int]) -> _Run:
+def _run(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor], shown: Sequence[int]) -> _Run:
+    attentions.clear()
     outputs: list[Tensor] = []
     gates: list[Tensor] = []  # what the next block gets in place of an output, where autograd ends
     joined: list[Node | None] = []
@@ -105,7 +110,7 @@ def _run(recorded: Recorded, blocks: Blocks, effort: Effort, shown: Sequence[int
         outputs[-1] = goes_on  # which is what the block gave, now
         return None
 
-    with attention_kept(blocks, recorded, differentiable) as attentions, Hooks() as hooks:
+    with recording_off(), Hooks() as hooks:
         for module in blocks.modules.values():
             hooks.after_forward(module, hand_on)
         output = run_again(recorded, effort, 1)
@@ -117,7 +122,7 @@ def _run(recorded: Recorded, blocks: Blocks, effort: Effort, shown: Sequence[int
                 f"Behind the last block with attention, '{blocks.last[0]}', the score depends on earlier ones in other ways "
                 "too, so that no block's output can stand in for its own: choose 'gradient-rollout' or 'rollout'."
             )
-        return _Run(scores.unbind(), attentions, output)
+        return _Run(scores.unbind(), list(attentions), output)
 
 
 def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:

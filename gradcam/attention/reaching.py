@@ -11,7 +11,7 @@ from torch import Tensor
 from gradcam.attention.blocks import Blocks, is_over_picture
 from gradcam.attention.interception import Interception
 from gradcam.errors import ModelError
-from gradcam.grad_mode import recording_off
+from gradcam.hooks import is_backward_running
 from gradcam.recording import Recorded, has_float16
 
 Keep = Callable[[Tensor], Tensor]
@@ -32,9 +32,11 @@ def differentiable(probabilities: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[list[Tensor]]:
-    """Around one run of the model: a list that gets the attention (N,heads,T,T) of each block, as `keep` gives it.
+    """Around runs of the model: a list that gets the attention (N,heads,T,T) of each block, as `keep` gives it.
 
-    It takes N heads T T numbers for each block, 1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for
+    The backward pass belongs in here too: a checkpoint repeats blocks there, which then have to compute what they did
+    before, in this thread, whose attention is the one that is met. An attention takes N heads T T numbers for each
+    block, 1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for
     autograd takes as much as a step of training.
     """
     batch, found = recorded.batch, list[Tensor]()
@@ -44,10 +46,12 @@ def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[l
 
     def take(probabilities: Tensor) -> Tensor:
         by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
-        found.append(keep(by_head))
-        return found[-1].view_as(probabilities)
+        kept = keep(by_head)
+        if not is_backward_running():
+            found.append(kept)
+        return kept.view_as(probabilities)
 
-    with recording_off(), Interception(meet):
+    with Interception(meet), torch.autograd.set_multithreading_enabled(False):
         yield found
 
 

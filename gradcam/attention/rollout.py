@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +32,8 @@ def rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
     Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where the score has no gradient.
     """
     blocks = find_blocks(census, recorded)
-    run = _run(recorded, blocks, effort, plain)
-    ((gradient,),) = jacobian(_any_score(run.scored), [run.tokens], scaled=passes_float16(recorded))
+    with _run(recorded, blocks, effort, plain) as run:
+        ((gradient,),) = jacobian(_any_score(run.scored), [run.tokens], scaled=passes_float16(recorded))
     row = find_read(gradient, blocks)
     mixed = roll_out([at_least_float32(attention).mean(1) for attention in run.attentions], row)
     return blocks.to_grid(mixed)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
@@ -48,16 +49,16 @@ def gradient_rollout(recorded: Recorded, census: Census, effort: Effort) -> Tens
     Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where its gradient is exactly zero.
     """
     blocks = find_blocks(census, recorded)
-    run = _run(recorded, blocks, effort, differentiable)
-    inputs = [run.tokens, *run.attentions]
-    most_bytes = MOST_BYTES // len(inputs)
     parts = []
-    for at_tokens, *gradients in jacobian(
-        run.scored.values, inputs, scaled=passes_float16(recorded), most_bytes=most_bytes
-    ):
-        row = find_read(at_tokens, blocks)
-        weighted = [weigh(attention, each) for attention, each in zip(run.attentions, gradients)]
-        parts.append(blocks.to_grid(accumulate(weighted, row)))
+    with _run(recorded, blocks, effort, differentiable) as run:
+        inputs = [run.tokens, *run.attentions]
+        most_bytes = MOST_BYTES // len(inputs)
+        for at_tokens, *gradients in jacobian(
+            run.scored.values, inputs, scaled=passes_float16(recorded), most_bytes=most_bytes
+        ):
+            row = find_read(at_tokens, blocks)
+            weighted = [weigh(attention, each) for attention, each in zip(run.attentions, gradients)]
+            parts.append(blocks.to_grid(accumulate(weighted, row)))
     return torch.cat(parts).transpose(0, 1)
 
 
@@ -117,15 +118,18 @@ class _Run:
     attentions: list[Tensor]
 
 
-def _run(recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep) -> _Run:
+@contextlib.contextmanager
+def _run(recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep) -> Iterator[_Run]:
+    """Around what is differentiated of that pass."""
     name, last = blocks.last
-    with attention_kept(blocks, recorded, keep) as attentions, TargetLayer(last, name=name) as layer:
-        output = run_again(recorded, effort, 1)
-        scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
-        require_recording(_any_score(scored), [name])
-    require_all(attentions, blocks)
-    effort.report(1, 1)
-    return _Run(scored, layer.activations, attentions)
+    with attention_kept(blocks, recorded, keep) as attentions:
+        with TargetLayer(last, name=name) as layer:
+            output = run_again(recorded, effort, 1)
+            scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
+            require_recording(_any_score(scored), [name])
+        require_all(attentions, blocks)
+        effort.report(1, 1)
+        yield _Run(scored, layer.activations, attentions)
 
 
 def _any_score(scored: Scored) -> Tensor:

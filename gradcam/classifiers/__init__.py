@@ -24,7 +24,7 @@ def load_classifier(
     labels: Sequence[str] | str | os.PathLike[str] | None = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, ...] | None = None,
     crop: float | None = None,
     activation: str = "auto",
     reader: Callable[[Any], Any] | str | None = None,

@@ -36,17 +36,19 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`.
 
-    Every layer keeps its name and its meaning. Batch norms compute in float32 in any precision. Convolutions' weights lie
-    channels-last, but for float32 on other devices than the CPU.
+    Every layer keeps its name and its meaning. Batch norms compute in float32 in any precision. Weights of
+    convolutions over pictures lie channels-last, but for float32 on other devices than the CPU.
     It is changed in place: for models that we load, never for a caller's.
     """
-    freeze(model).to(device).to(memory_format=_find_memory_format(device, dtype))
+    freeze(model).to(device)
+    memory_format = _find_memory_format(device, dtype)
     for module in model.modules():
         # Rounded statistics would double the error of a probability; in float32 they take no longer.
         precision = torch.float32 if isinstance(module, _BatchNorm) else dtype
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
-                tensor.data = tensor.data.to(precision)
+                kept = memory_format if tensor.ndim == 4 else torch.preserve_format  # which volumes' weights are not
+                tensor.data = tensor.data.to(precision, memory_format=kept)
     return model
 
 

@@ -17,6 +17,7 @@ from gradcam.explanation import explain
 from gradcam.isolation import undisturbed
 from gradcam.layers import unwrap
 from gradcam.nested import first_floating
+from gradcam.patches import takes_volumes
 from gradcam.suggestion import find_suggestion
 from gradcam.targets import find_logits
 
@@ -61,6 +62,8 @@ def probe(model: nn.Module, images: Tensor) -> Findings:
     try:
         logits = find_logits(output, 1).detach()
     except TargetError:
+        if takes_volumes(unwrap(model)):
+            raise _volumes() from None
         tensor = first_floating(getattr(output, "logits", output))
         what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
         raise ModelError(
@@ -105,6 +108,8 @@ def _run_plainly(model: nn.Module, images: Tensor) -> Any:
         with undisturbed(unwrap(model)), torch.no_grad():
             return model(images.clone())
     except Exception as error:
+        if takes_volumes(unwrap(model)):
+            raise _volumes() from error
         said = " ".join(str(error).split())[:300] or "nothing more"
         channels, height, width = images.shape[1:]
         what = f"{height} x {width} with {channels} channel(s)"
@@ -112,6 +117,13 @@ def _run_plainly(model: nn.Module, images: Tensor) -> Any:
             f"The model fails on a picture of {what}, {type(error).__name__}: {said.rstrip('.')}. If it takes others, say "
             "which: --size, and --mean and --std with a value for each channel (size=, mean=, std= in Python)."
         ) from error
+
+
+def _volumes() -> ModelError:
+    return ModelError(
+        "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
+        "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
+    )
 
 
 def _last_operation(output: Any) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,13 +20,16 @@ from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.defaults import pytorchs_own_defaults
 from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.listing import LayerRow, list_layers
+from gradcam.patches import USUAL_DEPTH, takes_volumes
 
+MOST_SAID = 100  # characters of a model's own error, before a hint
 MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to see where its cells lie
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels.
+    """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels,
+    or volumes and clips of `size` (depth, height, width).
 
     `layer`: what is explained where nothing else is said, None for the one that `gradcam.explain` takes;
     `layer_for_positive`: the same for methods that assume activations that are not negative.
@@ -34,7 +37,7 @@ class Skeleton:
 
     name: str
     model: nn.Module
-    size: tuple[int, int]
+    size: tuple[int, ...]
     channels: int
     layer: str | None = None
     layer_for_positive: str | None = None
@@ -49,16 +52,17 @@ class Survey:
     note: str | None = None
 
 
-def build_skeleton(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Skeleton:
+def build_skeleton(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
     """The model of that name on the meta device, where no weight has a value; no weights are read or downloaded.
 
-    `size`: of its pictures, (height, width); None for what its weights were trained with.
+    `size`: of its pictures, (height, width), or of its volumes, (depth, height, width); None for what its weights were
+    trained with, and a depth of 16.
     Raises `ModelError` for an unknown name, and for a model that cannot be built.
     """
     return _to_skeleton(name, find_blueprint(name), size)
 
 
-def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Skeleton:
+def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
     """The same with weights that are drawn at random, so that it computes; no weights are read or downloaded either.
 
     What a function of the user's own gives is taken as it is. The random state of the caller stays as it was.
@@ -70,7 +74,7 @@ def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, int] | No
     return _to_skeleton_of(name, model, blueprint, size)
 
 
-def survey(name: str = DEFAULT, *, size: tuple[int, int] | None = None) -> Survey:
+def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Survey:
     """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion.
 
     A model that asks for values on its way does not run on the meta device: it is run with random weights. One that does not
@@ -97,7 +101,7 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
         raise
     except (Exception, SystemExit) as error:  # whatever a model raises
         if "meta" not in str(error).lower():
-            raise _does_not_run(skeleton, error) from error
+            raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
     return Survey(skeleton, _suggest(rows, skeleton), note)
 
@@ -105,7 +109,8 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
 def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
     """With what random weights show of places that are guesses; as they are without one, or where it would take long."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
-    if count > MOST_PARAMETERS or not any(row.cam and row.guessed for row in rows):
+    is_volume = len(skeleton.size) > 2  # of which several passes take minutes
+    if is_volume or count > MOST_PARAMETERS or not any(row.cam and row.guessed for row in rows):
         return rows
     try:
         with torch.random.fork_rng(devices=()):
@@ -135,15 +140,24 @@ def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, 
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:
-        raise _does_not_run(skeleton, error) from error
+        raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
 
 
-def _does_not_run(skeleton: Skeleton, error: Exception | SystemExit) -> ModelError:
-    channels, (height, width) = skeleton.channels, skeleton.size
-    reason = " ".join(str(error).split()) or type(error).__name__
+def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
+    """The error for a model that fails on a picture, or a volume, of this shape (C,H,W) or (C,D,H,W)."""
+    kind, hint = "a picture", ""
+    if len(shape) > 3:
+        kind = "a volume"
+        hint = (
+            ". Say --size DxHxW; or let the function give it in a module whose forward(clip) hands on what it takes: "
+            "model([clip[:, :, ::4], clip]) of a SlowFast, model(clip.transpose(1, 2)) where frames come first."
+        )
+    reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
     if isinstance(error, SystemExit):
         reason = f"SystemExit: {reason}"  # a bare number would say nothing
-    return ModelError(f"{skeleton.name} does not run with a picture of {channels} x {height} x {width}: {reason}")
+    elif hint:
+        reason = reason[:MOST_SAID].rstrip(".")
+    return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
 
 
 def _suggest(rows: tuple[LayerRow, ...], skeleton: Skeleton) -> tuple[LayerRow, ...]:
@@ -156,13 +170,15 @@ def _suggest(rows: tuple[LayerRow, ...], skeleton: Skeleton) -> tuple[LayerRow, 
     )
 
 
-def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, int] | None) -> Skeleton:
+def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None) -> Skeleton:
     return _to_skeleton_of(name, _build_empty(name, blueprint), blueprint, size)
 
 
-def _to_skeleton_of(name: str, model: nn.Module, blueprint: Blueprint, size: tuple[int, int] | None) -> Skeleton:
-    layers = (blueprint.layer, blueprint.layer_for_positive)
-    return Skeleton(name, model, size or blueprint.size, blueprint.channels, *layers)
+def _to_skeleton_of(name: str, model: nn.Module, blueprint: Blueprint, size: tuple[int, ...] | None) -> Skeleton:
+    layers, size = (blueprint.layer, blueprint.layer_for_positive), size or blueprint.size
+    if len(size) == 2 and takes_volumes(model):
+        size = (USUAL_DEPTH, *size)
+    return Skeleton(name, model, size, blueprint.channels, *layers)
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:

@@ -90,5 +90,7 @@ def _use(survey: Survey) -> str:
     suggested = next((row for row in survey.rows if row.is_suggested), None)
     if suggested is None:
         return "There is no layer at which a map can be taken."
+    if len(survey.skeleton.size) == 3:
+        return f"A picture is no volume: explain one in Python, gradcam.explain(model, volume, '{suggested.name}')."
     model = [] if survey.skeleton.name == DEFAULT else ["--model", survey.skeleton.name]
     return shlex.join(["gradcam", "run", "photo.jpg", *model, "--layer", suggested.name])

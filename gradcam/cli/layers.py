@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 MOST_ROWS = 32  # of a table where nobody has said how deep it should go
 
 
-def _to_size(context: click.Context, parameter: click.Parameter, typed: str | None) -> tuple[int, int] | None:
-    """A picture's size as (height, width)."""
+def _to_size(context: click.Context, parameter: click.Parameter, typed: str | None) -> tuple[int, ...] | None:
+    """A picture's size as (height, width), or a volume's as (depth, height, width)."""
     if typed is None:
         return None
-    sides = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", typed, re.ASCII | re.IGNORECASE)
+    sides = re.fullmatch(r"[1-9]\d{0,4}(?:[x×][1-9]\d{0,4}){0,2}", typed, re.ASCII | re.IGNORECASE)
     if sides is None:
         raise click.BadParameter(
             f"{typed!r} is no size: expected a side, 224, or height x width, 320x240.", context, parameter
         )
-    height, width = sides.groups()
-    return int(height), int(width or height)
+    size = tuple(map(int, re.findall(r"\d+", typed, re.ASCII)))
+    return size if len(size) > 1 else size * 2
 
 
 @click.command("layers", short_help="List a model's layers, and where a map can be taken.")
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]")
 @click.option("-m", "--model", metavar="NAME", help="The model, in place of the argument.")
-@click.option("--size", callback=_to_size, metavar="N|HxW", help="Size of its pictures, if not the usual one.")
+@click.option(
+    "--size", callback=_to_size, metavar="N|HxW|DxHxW", help="Size of its pictures, or volumes, if not the usual."
+)
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only names of so many parts, or fewer.")
 @click.option("--all", "show_all", is_flag=True, help="All layers, however many.")
 @click.option(
@@ -48,7 +50,7 @@ def layers_command(
     names: tuple[str, ...],
     *,
     model: str | None,
-    size: tuple[int, int] | None,
+    size: tuple[int, ...] | None,
     depth: int | None,
     show_all: bool,
     as_json: bool,

@@ -32,17 +32,17 @@ class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """Pixels: one number, or height x width."""
+    """Pixels: one number, or height x width, or depth x height x width of a volume."""
 
     name = "size"
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> int | tuple[int, int]:
+    ) -> int | tuple[int, ...]:
         sides = [int(side) for side in re.split("[xX×]", str(value)) if re.fullmatch(r"\s*\d{1,6}\s*", side)]
-        if len(sides) not in (1, 2) or len(sides) != len(re.split("[xX×]", str(value))):
+        if len(sides) not in (1, 2, 3) or len(sides) != len(re.split("[xX×]", str(value))):
             self.fail(f"{value!r} is no number of pixels, nor HEIGHTxWIDTH.", parameter, context)
-        return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+        return sides[0] if len(sides) == 1 else tuple(sides)
 
 
 class Fits(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above

@@ -23,7 +23,7 @@ class ModelChoice:
     labels: Path | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
-    size: int | tuple[int, int] | None
+    size: int | tuple[int, ...] | None
     crop: float | None
     activation: str
     reader: str | None

@@ -22,13 +22,13 @@ from gradcam.errors import BlindLayerError, LayerError
 from gradcam.exchange import can_exchange, exchange, is_owned
 from gradcam.hooks import Hooks
 from gradcam.inputs import LayerInput, take_inputs
-from gradcam.layers import Outlet, norm_before_last_attention
+from gradcam.layers import Outlet
 from gradcam.memory import Meter
 from gradcam.nested import floating_by_keys, replace_tensor
 from gradcam.perturbation.rows import reproduces_plain, score_rows
 from gradcam.perturbation.variants import FEWEST, Chunk, Variants, divide
 from gradcam.recording import Recorded
-from gradcam.sites import Site
+from gradcam.sites import BlindPatchesError, Site
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,10 @@ def require_effect(found: VariantScores, site: Site, recorded: Recorded) -> None
         return
     rounding = 4 * torch.finfo(found.plain.dtype).eps * found.plain.abs().amax()
     if (found.values - found.plain).abs().amax() <= rounding:
-        norm = norm_before_last_attention(recorded.model) if "tokens" in site.layout.kind else None
-        other = f"the norm before the last attention, '{norm}'" if norm else "another layer, or the logit for a score"
-        raise BlindLayerError(
-            f"Nothing on the grid of layer '{site.layer}' changes the score: it does not reach it. Choose {other}."
-        )
+        said = f"Nothing on the grid of layer '{site.layer}' changes the score: it does not reach it."
+        if "tokens" in site.layout.kind:
+            raise BlindPatchesError(said)
+        raise BlindLayerError(f"{said} Choose another layer, or the logit for a score.")
 
 
 def _score(recorded: Recorded, variants: Variants, ways: Sequence[_Way], effort: Effort) -> VariantScores:

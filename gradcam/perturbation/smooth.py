@@ -38,7 +38,7 @@ def smooth_gradcam_pp(
         sums = [total.add_(power) for total, power in zip(sums, powers)] if sums else powers
         effort.report(sample + 1, samples)
     if is_blind:
-        raise blind_layer(site, recorded.model)
+        raise blind_layer(site)
     first, second, third = (total.flatten(3) / samples for total in sums)
     denominators = 2 * second + site.grid.flatten(2).sum(2)[:, None, :, None] * third
     coefficients = (second / denominators).masked_fill(denominators == 0, 0)

@@ -16,7 +16,7 @@ from gradcam.cli import options
 from gradcam.cli.inspection.trace_table import Heading, format_trace
 from gradcam.cli.preparation import check_model_name, code_of_the_user, load_model, say
 from gradcam.cli.settings import ModelChoice, Output, to_model_choice
-from gradcam.errors import GradcamError, LayerError, ModelError, describe_failure, join_names
+from gradcam.errors import GradcamError, LayerError, describe_failure, join_names
 from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _trace(subject: _Subject) -> tuple[_Subject, Trace]:
     """With as many channels of noise as the first convolution takes, where the model does not take the usual ones."""
     from dataclasses import replace
 
-    from gradcam.classifiers.skeletons import first_channels
+    from gradcam.classifiers.skeletons import does_not_run, first_channels
     from gradcam.inspection.tracing import trace
 
     try:
@@ -148,14 +148,7 @@ def _trace(subject: _Subject) -> tuple[_Subject, Trace]:
         if is_noise and channels not in (0, subject.images.shape[1]):
             images = _noise(subject.model, (channels, *subject.images.shape[2:]))
             return _trace(replace(subject, images=images))
-        raise _does_not_run(subject, error) from error
-
-
-def _does_not_run(subject: _Subject, error: BaseException) -> ModelError:
-    shape = " x ".join(map(str, subject.images.shape[1:]))
-    kind = "SystemExit: " if isinstance(error, SystemExit) else ""  # a bare number would say nothing
-    reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
-    return ModelError(f"{subject.name} does not run with a picture of {shape}: {kind}{reason}")
+        raise does_not_run(subject.name, subject.images.shape[1:], error) from error
 
 
 def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
