@@ -82,6 +82,19 @@ def test_it_says_what_is_best_and_by_how_much(recommend: Command, folder: Path) 
     assert files(folder / "photos") == sorted([*(f"{name}.png" for name in (*COLOURS, "grey")), "notes.md"])
 
 
+def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: Path) -> None:
+    """However clear it looks; and JSON has no infinity."""
+    for name in list(COLOURS)[:2]:
+        (folder / "photos" / f"{name}.png").unlink()
+    outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
+    assert outcome.status == 0, outcome.err
+    assert "4 pictures are too few to recommend anything: that takes 6. " in outcome.out
+    assert not any(word in outcome.out for word in ("[", "inf", "nan", "clear", "is the best here"))
+    said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
+    record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (record["gain"]["n"], record["gain"]["low"], record["gain"]["high"]) == (4, None, None)
+
+
 def test_the_line_that_it_ends_with_runs(recommend: Command, gradcam_command: Command, folder: Path) -> None:
     outcome = recommend("photos", "--methods", "hirescam", "--scores", "contrast", "-l", "active")
     words = shlex.split(outcome.out.splitlines()[-1])

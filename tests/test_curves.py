@@ -182,14 +182,30 @@ def test_the_blur_equals_the_loop(size: tuple[int, int], radius: int) -> None:
         np.testing.assert_allclose(expected, slow.blurred(picture.double().numpy(), radius), atol=1e-5)
 
 
-def test_the_blur_of_the_usual_size_is_that_of_the_paper() -> None:
-    point = torch.zeros(1, 1, 224, 224)
-    point[..., 100, 60] = 1
-    found = make_baseline(point, "blur")[0, 0]
-    (rows,), (columns,) = found.sum(1)[None].nonzero(as_tuple=True)[1:], found.sum(0)[None].nonzero(as_tuple=True)[1:]
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (95, 105, 55, 65)
-    assert found.sum().item() == pytest.approx(1)
-    assert (found[100, 65] / found[100, 60]).item() == pytest.approx(np.exp(-0.5))  # five pixels are one deviation
+def test_areas_of_the_usual_size_are_those_of_rises_code() -> None:
+    """With its 224 steps of 224 pixels: its kernel, its borders, its area."""
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(1, 3, 224, 224, generator=generator)
+    heatmaps = torch.randperm(224 * 224, generator=generator).reshape(1, 224, 224).float()
+    weights = (
+        torch.randn(3, 7, 7, generator=generator) * 40
+    )  # so that the blur's own probability is far from the picture's
+
+    class Coarse(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            logit = (nn.functional.adaptive_avg_pool2d(images.abs(), 7).double() * weights).mean((1, 2, 3))
+            return torch.stack([logit, -logit], 1)
+
+    def score(picture: np.ndarray) -> float:
+        return float(Coarse()(torch.from_numpy(picture)[None]).softmax(1)[0, 0])
+
+    subject = Subject(Coarse(), images, 0)
+    picture, heatmap = images[0].double().numpy(), heatmaps[0].double().numpy()
+    hidden = slow.blurred(picture, 5)
+    assert abs(score(hidden) - score(picture)) > 0.1
+    inserted, deleted = insertion(subject, heatmaps, steps=224), deletion(subject, heatmaps, steps=224)
+    assert inserted.areas.item() == pytest.approx(slow.rise_area(hidden, picture, heatmap, score), abs=1e-6)
+    assert deleted.areas.item() == pytest.approx(slow.rise_area(picture, 0 * picture, heatmap, score), abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

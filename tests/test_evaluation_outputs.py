@@ -67,9 +67,9 @@ def make_results(table: dict[str, dict[str, list[float | None]]], controls: tupl
 
 EXAMPLE = make_results(
     {
-        "gradcam": {"iou": [0.5, 0.7, 0.6, 0.8], "deletion": [0.2, 0.3, 0.2, 0.1]},
-        "layercam": {"iou": [0.4, 0.8, 0.7, 0.6], "deletion": [0.4, 0.5, 0.4, 0.35]},
-        "constant": {"iou": [0.1, 0.1, 0.1, 0.1], "deletion": [0.0, 0.1, 0.2, 0.1]},
+        "gradcam": {"iou": [0.5, 0.7, 0.6, 0.8] * 2, "deletion": [0.2, 0.3, 0.2, 0.1] * 2},
+        "layercam": {"iou": [0.4, 0.8, 0.7, 0.6] * 2, "deletion": [0.4, 0.5, 0.4, 0.35] * 2},
+        "constant": {"iou": [0.1, 0.1, 0.1, 0.1] * 2, "deletion": [0.0, 0.1, 0.2, 0.1] * 2},
     },
     controls=("constant",),
 )
@@ -82,7 +82,7 @@ def test_means_the_best_and_paired_differences_from_it() -> None:
     found = compare_methods(EXAMPLE)
     best = found["gradcam", "iou"]
     assert best.interval.mean == pytest.approx(0.65)
-    assert (best.is_best, best.difference, best.interval.n) == (True, None, 4)
+    assert (best.is_best, best.difference, best.interval.n) == (True, None, 8)
     other = found["layercam", "iou"]
     assert other.difference is not None
     assert other.difference.mean == pytest.approx(-0.025)
@@ -103,7 +103,7 @@ def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
     assert not any(
         found["constant", metric].is_best or found["constant", metric].is_level for metric in ("iou", "deletion")
     )
-    only = compare_methods(make_results({"constant": {"iou": [0.1, 0.2]}}, controls=("constant",)))
+    only = compare_methods(make_results({"constant": {"iou": [0.1, 0.2] * 3}}, controls=("constant",)))
     assert only["constant", "iou"].difference is None
     assert not only["constant", "iou"].beats_all
 
@@ -111,19 +111,19 @@ def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
 def test_equal_up_to_rounding_the_first_is_best_and_the_other_is_level() -> None:
     tiny = 1e-8
     found = compare_methods(
-        make_results({"gradcam": {"iou": [0.5, 0.25]}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny]}})
+        make_results({"gradcam": {"iou": [0.5, 0.25] * 3}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny] * 3}})
     )
     assert found["gradcam", "iou"].is_best
     assert found["layercam", "iou"].is_level
 
 
 def test_pictures_without_a_number_count_for_neither() -> None:
-    results = make_results({"gradcam": {"iou": [0.5, None, 0.7]}, "layercam": {"iou": [0.1, None, 0.5]}})
+    results = make_results({"gradcam": {"iou": [0.5, None, 0.7] * 3}, "layercam": {"iou": [0.1, None, 0.5] * 3}})
     found = compare_methods(results)
-    assert found["gradcam", "iou"].interval.n == 2
+    assert found["gradcam", "iou"].interval.n == 6
     difference = found["layercam", "iou"].difference
     assert difference is not None
-    assert (difference.n, difference.mean) == (2, pytest.approx(-0.3))
+    assert (difference.n, difference.mean) == (6, pytest.approx(-0.3))
     assert compare_methods(make_results({"gradcam": {"iou": [None, None], "deletion": [0.1, 0.2]}})).keys() == {
         ("gradcam", "deletion")
     }
@@ -134,7 +134,7 @@ def test_pictures_without_a_number_count_for_neither() -> None:
 
 def test_the_csv_has_a_row_for_each_image_method_and_metric() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(EXAMPLE))))
-    assert len(rows) == 4 * 3 * 2
+    assert len(rows) == 8 * 3 * 2
     assert rows[0] == {
         "image": "0.png", "method": "gradcam", "metric": "iou", "value": "0.5", "index": "0", "label": "label 0",
         "model": "net_v2", "weights_sha256": "ab" * 32, "layer": "layer4.0", "score": "logit",
@@ -163,10 +163,10 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     found = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
     assert found["conditions"]["layer"] == "layer4.0"
     assert found["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
-    assert (found["data_sha256"], found["pictures"], found["mosaics"]) == (EXAMPLE.data, 4, 0)
+    assert (found["data_sha256"], found["pictures"], found["mosaics"]) == (EXAMPLE.data, 8, 0)
     assert found["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
     assert found["notes"] == ["a note"]
-    assert len(found["measurements"]) == 24
+    assert len(found["measurements"]) == 48
     (best,) = [it for it in found["summaries"] if (it["method"], it["metric"]) == ("gradcam", "iou")]
     standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
     assert (best["mean"], best["low"], best["high"], best["n"]) == (
@@ -178,13 +178,42 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
 
 
-def test_of_one_picture_there_is_no_interval() -> None:
-    results = make_results({"gradcam": {"iou": [0.5]}, "layercam": {"iou": [0.25]}})
-    (one, other) = json.loads(to_json(results))["summaries"]
-    assert (one["n"], one["mean"], one["low"], one["high"]) == (1, 0.5, None, None)
-    assert other["difference_from_best"] == {"n": 1, "mean": -0.25, "low": None, "high": None}
-    assert r"gradcam & \textbf{0.500} \\" in to_latex(results)
-    assert re.search(r"^gradcam +\.500\*$", click.unstyle(format_results(results, compare_methods(results))), re.M)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> None:
+    """However far apart the methods are: no intervals, no best, none level with it; and why."""
+    rows = {"gradcam": {"iou": [0.5] * count}, "layercam": {"iou": [0.25] * count}, "random": {"iou": [0.75] * count}}
+    results = make_results(rows, controls=("random",))
+    document = json.loads(to_json(results))
+    for found in document["summaries"]:
+        assert (found["n"], found["low"], found["high"]) == (count, None, None)
+        assert (found["best"], found["level_with_best"], found["difference_from_best"]) == (False, False, None)
+    (note,) = document["notes"]
+    assert note.startswith("Too few: of fewer than 6 pictures")
+    lines = table(results, 110)
+    assert [" ".join(line.split()) for line in lines if line.startswith(("gradcam", "layercam", "random"))] == [
+        "gradcam .500", "layercam .250", "random .750",
+    ]  # fmt: skip
+    assert " ".join(lines[-2:]) == note
+    assert max(map(len, lines)) <= 110
+    assert not any("best" in line for line in lines[:-2])
+    text = to_latex(results)
+    assert r"gradcam & 0.500 \\" in text
+    assert "Too few: of fewer than 6 pictures" in text
+    assert "Bold" not in text
+    enough = make_results({name: {"iou": numbers["iou"] * 6} for name, numbers in rows.items()}, controls=("random",))
+    assert not any("Too few" in each for each in (to_json(enough), to_latex(enough), *table(enough, 110)))
+
+
+def test_a_metric_that_too_few_pictures_have_is_left_out_of_the_judgement_alone() -> None:
+    few, many = [0.5, 0.4, *[None] * 4], [0.5, 0.4, 0.3, 0.5, 0.6, 0.7]
+    results = make_results({"gradcam": {"iou": few, "road": many}, "layercam": {"iou": few, "road": many[::-1]}})
+    found = compare_methods(results)
+    assert [it.is_best for it in found.values()].count(True) == 1
+    lines = table(results, 110)
+    start = next(number for number, line in enumerate(lines) if line.startswith("difference from the best"))
+    assert lines[start + 1].split() == ["road", "↑"]
+    assert "of 1 metric" in lines[-1]
+    assert lines[-3].startswith("Too few: ")
 
 
 def test_results_are_written_by_suffix(tmp_path: Path) -> None:
@@ -205,7 +234,7 @@ def test_the_latex_table_is_of_booktabs_with_n_and_intervals() -> None:
     assert r"method & iou $\uparrow$ & deletion $\downarrow$ \\" in text or (
         r"method & deletion $\downarrow$ & iou $\uparrow$ \\" in text
     )
-    assert r"n & 4 & 4 \\" in text
+    assert r"n & 8 & 8 \\" in text
     assert rf"\textbf{{0.650}} {{\scriptsize [{low:.3f}, {high:.3f}]}}" in text
     assert r"\underline{0.625}" in text
     order = [
@@ -260,7 +289,7 @@ def test_the_table_marks_the_best_what_is_level_and_what_the_metric_cannot_tell(
     assert means["layercam"].count("*") == 0
     assert cell("constant", "deletion", ".100", "!") in means["constant"]
     assert lines[0] == "mean ±95 %"
-    assert [line for line in lines if "n = 4" in line]
+    assert [line for line in lines if "n = 8" in line]
     assert [line for line in lines if "iou ↑" in line]
     assert [line for line in lines if "deletion ↓" in line]
     start = next(number for number, line in enumerate(lines) if line.startswith("difference from the best"))
@@ -312,7 +341,9 @@ def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]
 
 
 @needs_matplotlib
-def test_curves_are_means_with_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [2, 6])
+def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the best method alone, and of enough pictures: two curves between 0 and 1 have no interval of their mean."""
     from matplotlib.axes import Axes
 
     drawn: dict[str, Any] = {}
@@ -324,31 +355,35 @@ def test_curves_are_means_with_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
         return plot(self, x, y, *rest, **options)
 
     def record_band(self: Axes, x: Any, low: Any, high: Any, **options: Any) -> Any:
-        bands.append((np.asarray(low), np.asarray(high)))
+        bands.append((np.asarray(low), np.asarray(high), options["color"]))
         return fill(self, x, low, high, **options)
 
     monkeypatch.setattr(Axes, "plot", record)
     monkeypatch.setattr(Axes, "fill_between", record_band)
-    results = make_results(
-        {"gradcam": {"insertion": [0.5, 0.7]}, "constant": {"insertion": [0.2, 0.2]}}, controls=("constant",)
-    )
+    ends = np.linspace(0.2, 1, count)
+    curves = {"gradcam": [[0.0, end, end] for end in ends], "layercam": [[0.0, 0.1, 0.2]] * count}
+    areas = {"gradcam": [0.75 * end for end in ends], "layercam": [0.1] * count}
     results = with_curves(
-        results,
-        {
-            "gradcam": {"insertion": [[0.0, 0.5, 1.0], [0.4, 0.7, 1.0]]},
-            "constant": {"insertion": [[0.0, 0.2, 1.0]] * 2},
-        },
+        make_results({name: {"insertion": list(rows)} for name, rows in areas.items()}),
+        {name: {"insertion": rows} for name, rows in curves.items()},
     )
     picture = draw_curves(results)
     assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
-    assert set(drawn) == {"0.600  gradcam", "0.200  constant"}
-    shares, mean, colour = drawn["0.600  gradcam"]
+    interval = compare_methods(results)["gradcam", "insertion"].interval
+    if count == 2:
+        assert bands == []
+        assert set(drawn) == {"0.450  gradcam", "0.100  layercam"}
+        return
+    label = f"0.450 ±{(interval.high - interval.low) / 2:.3f}  gradcam"
+    assert set(drawn) == {label, "0.100 ±0.000  layercam"}
+    shares, mean, colour = drawn[label]
     np.testing.assert_allclose(shares, [0, 50, 100])
-    np.testing.assert_allclose(mean, [0.2, 0.6, 1.0])
-    ((low, high),) = bands
-    # Two values a and b: their standard error is |a - b| / 2.
-    np.testing.assert_allclose(high - low, 2 * 1.96 * np.array([0.2, 0.1, 0.0]), atol=1e-12)
-    np.testing.assert_allclose((high + low) / 2, mean)
+    np.testing.assert_allclose(mean, [0, 0.6, 0.6])
+    ((low, high, of),) = bands
+    assert of == colour
+    # The area of each curve is 3/4 of where it ends, and so are the ends of its interval.
+    np.testing.assert_allclose(0.75 * low, [0, interval.low, interval.low])
+    np.testing.assert_allclose(0.75 * high, [0, interval.high, interval.high])
     wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
     assert (np.abs(picture.astype(int) - wanted).max(axis=2) < 20).sum() > 100
 

@@ -45,18 +45,32 @@ def test_an_interval_is_that_of_a_slow_loop() -> None:
 
 
 def test_two_pictures_by_hand() -> None:
-    """Of 0 and 1, a quarter of all samples are 0, half are 1/2, a quarter are 1: tails under a quarter end at 0 and 1."""
-    assert mean_interval([0, 1]) == Interval(0.5, 0.0, 1.0, 2)
+    """Of 0 and 1, a quarter of all samples are 0, half are 1/2, a quarter are 1: tails over a quarter end at 1/2."""
     assert mean_interval([0, 1], level=0.4) == Interval(0.5, 0.5, 0.5, 2)
 
 
-def test_three_pictures_by_all_of_their_samples() -> None:
-    """With many samples, the quantiles are those of the 27 that there can be."""
-    values = [0.0, 1.0, 5.0]
-    every = [sum(drawn) / 3 for drawn in product(values, repeat=3)]
+def test_four_pictures_by_all_of_their_samples() -> None:
+    """With many samples, the quantiles are those of the 256 that there can be."""
+    values = [0.0, 1.0, 5.0, 6.5]
+    every = [sum(drawn) / 4 for drawn in product(values, repeat=4)]
     low, high = np.quantile(every, [0.1, 0.9], method="inverted_cdf")
     found = mean_interval(values, samples=50_000, level=0.8)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.95, 6), (0.9, 5), (0.8, 4), (0.99, 8), (0.5, 2)])
+def test_of_too_few_pictures_nothing_is_known(level: float, needed: int) -> None:
+    """As many as SciPy's exact paired test needs, however clear the differences are."""
+    for count in range(1, needed + 1):
+        differences = np.linspace(1, 2, count)
+        is_enough = scipy.stats.wilcoxon(differences, method="exact").pvalue <= 1 - level + 1e-12
+        assert is_enough == (count == needed)
+        found = mean_interval(differences, level=level)
+        assert found.is_known == found.excludes(0) == is_enough
+        assert found.mean == pytest.approx(1.5 if count > 1 else 1)
+        fields = found.to_fields()
+        assert (fields["low"], fields["high"]) == ((found.low, found.high) if is_enough else (None, None))
+        assert fields["n"] == count
 
 
 def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
@@ -69,7 +83,7 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
 
 
 def test_pictures_without_a_number_are_left_out() -> None:
-    assert mean_interval([0.2, None, 0.4, math.nan, 0.9]) == mean_interval([0.2, 0.4, 0.9])
+    assert mean_interval([0.2, None, *VALUES, math.nan]) == mean_interval([0.2, *VALUES])
     assert mean_interval([0.2, None, 0.4]).n == 2
 
 
@@ -133,8 +147,8 @@ def test_a_method_does_not_differ_from_itself() -> None:
 
 
 def test_a_difference_leaves_out_the_pictures_that_one_of_the_two_lacks() -> None:
-    found = paired_difference([1.0, None, 3.0, 5.0], [0.0, 1.0, math.nan, 2.0])
-    assert found == mean_interval([1.0, 3.0])
+    found = paired_difference([1.0, None, 3.0, 5.0, *VALUES], [0.0, 1.0, math.nan, 2.0, *OTHERS])
+    assert found == mean_interval([1.0, 3.0, *(a - b for a, b in zip(VALUES, OTHERS))])
 
 
 def test_which_values_an_interval_excludes() -> None:

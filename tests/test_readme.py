@@ -36,6 +36,7 @@ REST = ARRAY.sub(
     "", BEYOND.sub("", TRUST.sub("", INSPECT.sub("", BATCH.sub("", YOUR_MODEL.sub("", RECIPE.sub("", README))))))
 )
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", REST, re.S)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
 @pytest.fixture
@@ -55,25 +56,40 @@ def _in_folder(path: Path) -> Any:
     os.chdir(before)
 
 
-def test_the_python_runs_from_top_to_bottom(folder: Path) -> None:
+def run_python(code: str, names: dict[str, Any]) -> None:
+    """As in a session; an error says in which line of the README it is."""
+    above = README[: README.index(code)].count("\n")
+    exec(compile("\n" * above + code, "README.md", "exec"), names)
+
+
+def test_the_python_runs_from_top_to_bottom_in_one_session(models: Path) -> None:
+    """The recipes too: what a block calls `model` or `images` is there for all after it."""
     cli.main(["batch", "photo.jpg", "-o", "explained", "--quiet"], standalone_mode=False)
     names: dict[str, Any] = {}
-    for language, code in BLOCKS:
-        if language == "python":
-            exec(compile(code, "README.md", "exec"), names)
+    assert len(PYTHON) == 18
+    for code in PYTHON:
+        run_python(code, names)
     assert torch.allclose(
         names["maps"], gradcam.explain(names["model"], names["images"], "layer4", target=281).maps[:, 0]
     )
-    written = gradcam.read_image(folder / "overlay.png")
-    assert np.array_equal(written, names["explanation"].overlay(0))
-    assert np.array_equal(written, names["picture"])
-    assert np.array_equal(gradcam.read_image(folder / "fine.png"), names["attribution"].picture())
+    explanation = gradcam.load_classifier().explain(["photo.jpg", "other.png"], target="espresso")
+    assert np.array_equal(gradcam.read_image("overlay.png"), explanation.overlay(0))
+    assert np.array_equal(gradcam.read_image("fine.png"), names["attribution"].picture())
     assert [record.image for record in names["records"]] == ["photo.jpg"]
     assert names["result"].name == "other.png"
     assert names["recorder"].steps == [0, 2]
     assert [it.shape[1] for it in names["features"].values()] == [256, 512]
     assert names["x"].grad.item() == 18
     assert torch.equal(names["subject"].classes, names["model"](names["images"]).argmax(1))
+
+
+def test_each_block_of_python_runs_after_the_one_that_says_so(models: Path) -> None:
+    cli.main(["batch", "photo.jpg", "-o", "explained", "--quiet"], standalone_mode=False)
+    (first,) = [number for number, code in enumerate(PYTHON) if "any PyTorch classifier, frozen or not" in code]
+    names: dict[str, Any] = {}
+    run_python(PYTHON[first], names)
+    for code in PYTHON[first + 1 :]:
+        run_python(code, dict(names))
 
 
 def test_the_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,8 +313,8 @@ class TestRecipes:
 
     def test_tensorboard(self, models: Path) -> None:
         names = self.run("tensorboard")
-        assert names["model"].training
-        assert all(parameter.grad is None for parameter in names["model"].parameters())
+        assert names["network"].training
+        assert all(parameter.grad is None for parameter in names["network"].parameters())
         pictures = logged("runs")["gradcam"]
         assert [step for step, _ in pictures] == [0, 1]
         assert np.array_equal(pictures[1][1], names["overlay"])
@@ -351,7 +367,7 @@ def test_the_first_screen_shows_what_is_printed(folder: Path, capsys: pytest.Cap
 def test_every_mark_of_the_bench_has_its_table() -> None:
     marks = re.findall(r"<!-- bench (.+?) -->\n(.*?)<!-- end -->", README, re.S)
     assert {key for key, _ in marks} == {
-        "summary", "environment", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
+        "summary", "environment", "agreement", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
         "perturbation cpu", "shell", "traits", "transformers cpu",
         "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu",
         "evaluation", "quality", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "million", "engines",

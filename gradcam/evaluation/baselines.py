@@ -11,15 +11,17 @@ from gradcam.errors import GradcamError, join_names, nearest, shorten
 BASELINES = ("blur", "mean", "zero")
 RADIUS = 5  # of the blur in a picture of `SIDE` pixels: 11 x 11, with a standard deviation of 5, as in RISE's code
 SIDE = 224
+CUT = 4  # standard deviations, as SciPy's filter has it
 
 
 def make_baseline(images: Tensor, kind: str) -> Tensor:
     """What the pixels of images (N,C,H,W) are replaced with: the same shape, type and device.
 
-    "blur": the image, blurred by a Gaussian that is cut off at one standard deviation: 5 pixels where the shorter side is
-    224, as RISE does it (Petsiuk et al., BMVC 2018), in proportion for other sizes, and one pixel at least. Borders are
-    mirrored, where RISE's code has them fade to zero. "mean": each image's own mean per channel. "zero": zero, which after
-    the usual preprocessing is the training pictures' mean colour, or a grey.
+    "blur": the image, blurred by the very kernel of RISE's code (Petsiuk et al., BMVC 2018) where the shorter side is 224:
+    `scipy.ndimage.gaussian_filter` of one pixel in 11 x 11, with a standard deviation of 5; what of the Gaussian lies
+    outside is mirrored back into it, so that it is nearly a mean of these. For other sizes it is in proportion, 3 x 3 at
+    least. Around the image is zero, as there. "mean": each image's own mean per channel. "zero": zero, which after the
+    usual preprocessing is the training pictures' mean colour, or a grey.
     Raises `GradcamError` for another kind.
     """
     if not isinstance(kind, str) or kind not in BASELINES:
@@ -34,16 +36,21 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
 
 
 def _blur(images: Tensor) -> Tensor:
-    """A Gaussian as one convolution down and one across, at least in float32."""
+    """The kernel as one convolution down and one across, at least in float32."""
     values = images.to(torch.promote_types(images.dtype, torch.float32))
     radius = max(1, int(RADIUS * min(images.shape[2:]) / SIDE + 0.5))
-    for axis in (2, 3):
-        reach = min(radius, images.shape[axis] - 1)  # no further can be mirrored
-        places = torch.arange(-reach, reach + 1, device=images.device, dtype=values.dtype)
-        weights = torch.exp(-places.square() / (2 * radius**2))
-        shape = [1, 1, 1, 1]
-        shape[axis] = len(weights)
-        kernel = (weights / weights.sum()).reshape(shape).expand(images.shape[1], -1, -1, -1)
-        border = (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0)
-        values = F.conv2d(F.pad(values, border, mode="reflect"), kernel, groups=images.shape[1])
+    weights = _make_weights(radius).to(values)
+    for shape in ((1, 1, -1, 1), (1, 1, 1, -1)):
+        kernel = weights.reshape(shape).expand(images.shape[1], -1, -1, -1)
+        values = F.conv2d(values, kernel, padding="same", groups=images.shape[1])
     return values.to(images.dtype)
+
+
+def _make_weights(radius: int) -> Tensor:
+    """A row of the kernel, float64 (2 radius + 1,): a Gaussian whose standard deviation is the radius, mirrored."""
+    width = 2 * radius + 1
+    offsets = torch.arange(-CUT * radius, CUT * radius + 1, device="cpu")
+    gaussian = torch.exp(-offsets.double().square() / (2 * radius**2))
+    places = (offsets + radius) % (2 * width)
+    inside = torch.minimum(places, 2 * width - 1 - places)
+    return torch.zeros(width, dtype=torch.float64, device="cpu").index_add(0, inside, gaussian / gaussian.sum())

@@ -41,7 +41,8 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     Petsiuk et al., BMVC 2018 (RISE), section 4.2. `heatmaps`: one per image, of any library, as
     `check_heatmaps` takes them; their order alone counts, so that signed ones are taken as they are. `baseline`: one of
     `BASELINES`. `steps`: of about equally many pixels, to the nearest; the curve has one point more, and `shares` are those
-    of the pixels that did change. Areas are in [0,1] where probabilities are.
+    of the pixels that did change. Areas are in [0,1] where probabilities are. RISE's own code changes 224 pixels at a time
+    in pictures of 224 x 224: `steps=224` gives its numbers.
     Pixels of one value, all of them in a blank or constant map, appear in an order drawn by `seed`.
     Raises `ImageError` for heatmaps that do not fit, and `GradcamError` for an unknown baseline and for steps below 1.
     """

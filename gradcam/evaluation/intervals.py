@@ -21,7 +21,7 @@ MOST_DRAWN = 2**22  # numbers at once, so that many pictures need no more memory
 class Interval:
     """A mean over `n` pictures, and between which values it would lie if other pictures like these had been taken.
 
-    Of one picture the spread is unknown: `low` and `high` are infinite. Of none the mean is NaN as well.
+    Of too few pictures nothing is said (`count_needed`): `low` and `high` are infinite. Of none the mean is NaN as well.
     """
 
     mean: float
@@ -30,8 +30,27 @@ class Interval:
     n: int
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Whether a value lies outside: of a difference, zero, if it is more than chance. Never of one picture or none."""
+        """Whether a value lies outside: of a difference, zero, if it is more than chance. Never of too few pictures."""
         return not self.low <= value <= self.high
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were pictures enough."""
+        return math.isfinite(self.high - self.low)
+
+    def to_fields(self) -> dict[str, float | int | None]:
+        """As JSON has it, without infinity and NaN: n, mean, low and high, None where it is not known."""
+        numbers = {"mean": self.mean, "low": self.low, "high": self.high}
+        return {"n": self.n, **{name: value if math.isfinite(value) else None for name, value in numbers.items()}}
+
+
+def count_needed(level: float = LEVEL) -> int:
+    """How many pictures an interval takes: 6 at 95 %.
+
+    Each of n differences between two methods has either sign by chance if the methods are alike, so that all n have the same
+    one with the probability 2 / 2^n. No paired test has a smaller p-value; it has to be 1 - level at most.
+    """
+    return math.ceil(1 - math.log2(1 - level))
 
 
 def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 0, level: float = LEVEL) -> Interval:
@@ -40,7 +59,8 @@ def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 
     `values`: numbers, one per picture, as a sequence, an array or a tensor (N,). None and NaN say that a picture has none
     (no object in sight, say), and are left out. Of the n that remain, n are drawn with replacement `samples` times, by
     NumPy's generator with this seed; the interval is from the (1 - level) / 2 quantile of the means of these samples to the
-    (1 + level) / 2 quantile, interpolated linearly. With few pictures, under about ten, it is too narrow.
+    (1 + level) / 2 quantile, interpolated linearly. With few pictures, under about ten, it is too narrow; with fewer than
+    `count_needed(level)` it is infinite.
     The same seed draws the same pictures, whatever the values are: so intervals of several methods are of one chance.
 
     Raises `GradcamError` for what is no number or infinite, and for options out of range.
@@ -50,8 +70,8 @@ def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 
     if not len(present):
         return Interval(math.nan, -math.inf, math.inf, 0)
     mean = math.fsum(present) / len(present)
-    if len(present) == 1:
-        return Interval(mean, -math.inf, math.inf, 1)
+    if len(present) < count_needed(level):
+        return Interval(mean, -math.inf, math.inf, len(present))
     tail = (1 - level) / 2
     low, high = np.quantile(_draw_means(present, samples, seed), [tail, 1 - tail])
     return Interval(mean, float(low), float(high), len(present))

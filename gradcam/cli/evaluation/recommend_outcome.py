@@ -78,7 +78,14 @@ class Outcome:
 
     def _sentence(self) -> str:
         """The best one, and whether it is better than what is taken anyway."""
+        from gradcam.evaluation.intervals import count_needed
+
         found = self.found
+        if not found.best.mass.is_known:
+            return (
+                f"{len(found.pictures)} pictures are too few to recommend anything: that takes {count_needed()}. "
+                f"{found.best.combination} has the best ROAD of these."
+            )
         best = f"{found.best.combination} is the best here"
         if found.is_default:
             return f"{best}: it is what is taken where nothing is said."
@@ -114,7 +121,7 @@ def _mark(row: Row, line: str, found: Recommendation) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     combination = row.combination
     road = "-" if row.road is None else _write(row.road)
-    behind = "the most" if row.behind.low == row.behind.high == 0 else _write(row.behind)
+    behind = "the most" if row.behind.mean == 0 else _write(row.behind)
     clear = " clear" if row.is_clearly_less else ""
     score = combination.score or "-"
     return (
@@ -124,7 +131,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _write(interval: Interval) -> str:
-    return f"{_number(interval.mean)} [{_number(interval.low)}, {_number(interval.high)}]"
+    return _number(interval.mean) + (
+        f" [{_number(interval.low)}, {_number(interval.high)}]" if interval.is_known else ""
+    )
 
 
 def _number(value: float) -> str:

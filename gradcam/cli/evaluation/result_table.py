@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -32,18 +31,22 @@ NAMED = 3  # methods in the last line
 def format_results(results: Results, standings: Standings, *, width: int | None = None) -> str:
     """Several lines: for as many metrics as fit side by side, means with the half-widths of their 95 % intervals; then the
     same for differences from the best method; what the marks mean, and who is best by most metrics."""
+    from gradcam.evaluation.study.standings import describe_shortage
+
     columns = width or shutil.get_terminal_size((WIDTH, 24)).columns
     metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in standings)]
     rows = results.plan.names
     means = {name: {metric: _mean_cell(standings[name, metric]) for metric in metrics} for name in rows}
     lines = [*_tables("mean ±95 %", results, standings, means, columns)]
-    if len(results.plan.methods) > 1:
+    judged = [metric for metric in metrics if any(standings[name, metric].is_best for name in results.plan.methods)]
+    if judged and len(results.plan.methods) > 1:
         differences = {
-            name: {metric: _difference_cell(standings[name, metric]) for metric in metrics}
+            name: {metric: _difference_cell(standings[name, metric]) for metric in judged}
             for name in results.plan.methods
         }
         lines += _tables("difference from the best, picture by picture", results, standings, differences, columns)
-    return "\n".join([*lines, *_legend(standings), *_conclude(results, standings, metrics)])
+    shortage = (describe_shortage(standings) or "").replace(". ", ".\n").splitlines()
+    return "\n".join([*lines, *_legend(standings), *shortage, *_conclude(results, standings, judged)])
 
 
 def _tables(
@@ -113,11 +116,11 @@ def _difference_cell(standing: Standing) -> str:
 
 
 def _cell(interval: Interval, show: Callable[[float], str]) -> str:
-    """A mean, and half of its interval's width; of one image there is none."""
+    """A mean, and half of its interval's width, where there is one."""
     if not interval.n:
         return "-"
-    half = (interval.high - interval.low) / 2
-    return show(interval.mean) + (f" ±{_number(half)}" if math.isfinite(half) else "")
+    half = f" ±{_number((interval.high - interval.low) / 2)}" if interval.is_known else ""
+    return show(interval.mean) + half
 
 
 def _number(value: float) -> str:

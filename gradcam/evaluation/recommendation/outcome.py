@@ -79,8 +79,8 @@ class Recommendation:
             "model": self.model,
             "best": _name(self.best.combination),
             "default": None if self.default is None else _name(self.default.combination),
-            "gain": _to_dict(self.gain),
-            "road_gain": _to_dict(self.road_gain),
+            "gain": self.gain and self.gain.to_fields(),
+            "road_gain": self.road_gain and self.road_gain.to_fields(),
             "pictures": list(self.pictures),
             "mosaics": self.mosaics,
             "size": list(self.size),
@@ -93,14 +93,8 @@ class Recommendation:
 def _row_to_dict(row: Row) -> dict[str, Any]:
     numbers = {"mass": row.mass, "maximum": row.maximum, "behind": row.behind, "road": row.road}
     numbers["road_behind"] = row.road_behind
-    return {**_name(row.combination), **{name: _to_dict(interval) for name, interval in numbers.items()}}
+    return {**_name(row.combination), **{name: it and it.to_fields() for name, it in numbers.items()}}
 
 
 def _name(combination: Combination) -> dict[str, str | None]:
     return {"method": combination.method, "score": combination.score, "layer": combination.layer}
-
-
-def _to_dict(interval: Interval | None) -> dict[str, float] | None:
-    if interval is None:
-        return None
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}

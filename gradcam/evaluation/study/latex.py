@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from gradcam.evaluation.metrics import METRICS, Metric
 from gradcam.evaluation.study.results import Results
-from gradcam.evaluation.study.standings import Standing, compare_methods
+from gradcam.evaluation.study.standings import Standing, compare_methods, describe_shortage
 
 WIDEST = 5  # metrics beside one another; more of them are in parts below one another
 SPECIAL = {
@@ -43,6 +42,8 @@ def to_latex(results: Results) -> str:
             data=results.data,
             pictures=len(results.judged()),
             mosaics=len(results.judged("mosaic")),
+            has_best=any(standing.is_best for standing in standings.values()),
+            shortage=describe_shortage(standings),
             parts=[_to_part(results, standings, group) for group in groups],
         )
     )
@@ -95,7 +96,7 @@ def _to_cell(standing: Standing) -> str:
         return "--"
     mean = _to_text(found.mean)
     mean = rf"\textbf{{{mean}}}" if standing.is_best else rf"\underline{{{mean}}}" if standing.is_level else mean
-    if not math.isfinite(found.high - found.low):  # of one image there is no interval
+    if not found.is_known:
         return mean
     return rf"{mean} {{\scriptsize [{_to_text(found.low)}, {_to_text(found.high)}]}}"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradcam.errors import GradcamError
+from gradcam.evaluation.intervals import Interval, mean_interval
 from gradcam.evaluation.metrics import METRICS
 from gradcam.evaluation.study.results import Results
 from gradcam.images import Pixels
@@ -21,8 +22,6 @@ COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
 INK, QUIET = "#1f2937", "#9ca3af"
 DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legend
-BANDS = 3  # methods with one: more of them would cover one another
-SURE = 1.96  # standard errors on either side, of 95 %
 
 
 def list_curves(results: Results) -> list[str]:
@@ -34,8 +33,9 @@ def list_curves(results: Results) -> list[str]:
 def draw_curves(results: Results) -> Pixels:
     """Mean probability along insertion and deletion, a line for each method: RGB, uint8 (H,W,3).
 
-    Bands are 1.96 standard errors of the mean on either side, of the best three methods; controls are grey. The legend has
-    the mean areas, the best first.
+    The band is the 95 % interval of the best method's mean, by the same bootstrap as in the tables, and the legend has
+    those of the areas, the best first; of too few pictures there is neither. More bands would cover one another: pictures
+    differ more than methods do, which the tables compare picture by picture. Controls are grey.
     Raises `GradcamError` where matplotlib is missing, and where neither metric was measured.
     """
     metrics = list_curves(results)
@@ -66,16 +66,19 @@ def _new_plots(count: int) -> tuple[Figure, list[Axes]]:
 
 def _draw(axes: Axes, results: Results, metric: str) -> None:
     sign = 1 if METRICS[metric].better == "higher" else -1
-    areas = {name: _mean(results.values(name, metric)) for name in results.plan.names}
-    methods = sorted(results.plan.methods, key=lambda name: -sign * areas[name])
-    for place, name in enumerate([*methods, *results.plan.controls]):
+    seed = results.conditions.seed
+    areas = {name: mean_interval(results.values(name, metric), seed=seed) for name in results.plan.names}
+    methods = sorted(results.plan.methods, key=lambda name: -sign * areas[name].mean)
+    has_band = bool(methods) and areas[methods[0]].is_known
+    for name in (*methods, *results.plan.controls):
         style = _style(results.plan.methods.index(name)) if name in results.plan.methods else _grey(results, name)
         curves = np.array(results.curves(name, metric))
-        shares, mean = np.linspace(0, 100, curves.shape[1]), curves.mean(0)
-        axes.plot(shares, mean, label=f"{areas[name]:.3f}  {name}", zorder=3 if name in methods else 2, **style)
-        if place < min(BANDS, len(methods)) and len(curves) > 1:
-            error = SURE * curves.std(0, ddof=1) / len(curves) ** 0.5
-            axes.fill_between(shares, mean - error, mean + error, color=style["color"], alpha=0.10, lw=0, zorder=1)
+        shares = np.linspace(0, 100, curves.shape[1])
+        axes.plot(shares, curves.mean(0), label=_label(name, areas[name]), zorder=3 if name in methods else 2, **style)
+        if name in methods[:1] and has_band:
+            means = [mean_interval(column, seed=seed) for column in curves.T]
+            low, high = [it.low for it in means], [it.high for it in means]
+            axes.fill_between(shares, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
     count = len(results.curves(results.plan.names[0], metric))
     axes.set_title(
         f"{metric} {METRICS[metric].arrow}   mean of {count} picture{'s' * (count != 1)}",
@@ -86,8 +89,8 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     axes.set_xlim(0, 100)
     axes.set_ylim(0, min(1.0, axes.get_ylim()[1]))
     axes.legend(
-        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, title="area", alignment="left",
-        borderaxespad=0.2, handlelength=2.2,
+        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, alignment="left",
+        title="area ±95 %, band: the best's" if has_band else "area", borderaxespad=0.2, handlelength=2.2,
     )  # fmt: skip
 
 
@@ -102,8 +105,9 @@ def _grey(results: Results, name: str) -> dict[str, Any]:
     return {"color": QUIET, "ls": styles[results.plan.controls.index(name) % len(styles)], "lw": 1.2}
 
 
-def _mean(values: list[float | None]) -> float:
-    return float(np.mean([value for value in values if value is not None]))
+def _label(name: str, area: Interval) -> str:
+    half = f" ±{(area.high - area.low) / 2:.3f}" if area.is_known else ""
+    return f"{area.mean:.3f}{half}  {name}"
 
 
 def _render(figure: Figure) -> Pixels:

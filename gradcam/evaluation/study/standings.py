@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradcam.evaluation.intervals import Interval, mean_interval, paired_difference
+from gradcam.evaluation.intervals import Interval, count_needed, mean_interval, paired_difference
 from gradcam.evaluation.metrics import METRICS
 from gradcam.evaluation.study.results import Results
 
@@ -20,6 +20,7 @@ class Standing:
     for the best itself. `is_best`: of the methods, the first where several have the same mean. `is_level`: a method whose
     difference from the best may be chance: its interval holds zero. `is_control`: a map that knows nothing; it is never the
     best, and `beats_all` where it is at least as good as the best method, so that the metric says little.
+    Of too few pictures (`count_needed`) none is the best, and nothing is compared.
     """
 
     method: str
@@ -30,6 +31,17 @@ class Standing:
     is_level: bool = False
     is_control: bool = False
     beats_all: bool = False
+
+
+def describe_shortage(standings: Mapping[tuple[str, str], Standing]) -> str | None:
+    """Why some metrics, or all, have neither intervals nor a best method: of too few pictures; None where all have."""
+    needed = count_needed()
+    if all(it.interval.n >= needed for it in standings.values()):
+        return None
+    return (
+        f"Too few: of fewer than {needed} pictures or mosaics (n) no interval is given, and no method is called the best. "
+        f"With {needed - 1} a paired test has a p-value of 2 / 2^{needed - 1} = {2 / 2 ** (needed - 1):.2f} at least."
+    )
 
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Standing]:
@@ -47,7 +59,7 @@ def _compare(results: Results, metric: str, values: Mapping[str, list[float | No
     seed = results.conditions.seed
     means = {name: mean_interval(row, seed=seed) for name, row in values.items()}
     sign = 1 if METRICS[metric].better == "higher" else -1
-    best = _find_best({name: sign * means[name].mean for name in results.plan.methods})
+    best = _find_best({name: sign * means[name].mean for name in results.plan.methods if means[name].is_known})
     standings = []
     for name, row in values.items():
         is_control = name in results.plan.controls

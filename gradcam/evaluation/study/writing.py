@@ -5,17 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gradcam.errors import OutputError, join_names
-from gradcam.evaluation.intervals import Interval
 from gradcam.evaluation.metrics import METRICS
 from gradcam.evaluation.study.latex import to_latex
 from gradcam.evaluation.study.results import Results
-from gradcam.evaluation.study.standings import Standing, compare_methods
+from gradcam.evaluation.study.standings import Standing, compare_methods, describe_shortage
 from gradcam.files import write_whole
 
 SCHEMA = 1
@@ -50,6 +48,8 @@ def to_csv(results: Results) -> str:
 
 def to_json(results: Results) -> str:
     """A document: conditions, what each method reached by each metric, every number, and what failed."""
+    standings = compare_methods(results)
+    shortage = describe_shortage(standings)
     found = {
         "schema": SCHEMA,
         "conditions": results.conditions.to_fields(),
@@ -57,8 +57,8 @@ def to_json(results: Results) -> str:
         "pictures": len(results.judged()),
         "mosaics": len(results.judged("mosaic")),
         "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
-        "notes": list(results.notes),
-        "summaries": [_to_fields(standing) for standing in compare_methods(results).values()],
+        "notes": [*results.notes, *filter(None, [shortage])],
+        "summaries": [_to_fields(standing) for standing in standings.values()],
         "measurements": [vars(measurement) for measurement in results.measurements],
     }
     return json.dumps(found, indent=1, allow_nan=False) + "\n"
@@ -69,21 +69,12 @@ def _to_fields(standing: Standing) -> dict[str, Any]:
         "method": standing.method,
         "metric": standing.metric,
         "better": METRICS[standing.metric].better,
-        **_to_numbers(standing.interval),
-        "difference_from_best": None if standing.difference is None else _to_numbers(standing.difference),
+        **standing.interval.to_fields(),
+        "difference_from_best": None if standing.difference is None else standing.difference.to_fields(),
         "best": standing.is_best,
         "level_with_best": standing.is_level,
         "control": standing.is_control,
     }
-
-
-def _to_numbers(interval: Interval) -> dict[str, float | int | None]:
-    """JSON has no infinity, and no NaN."""
-    numbers = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    found: dict[str, float | int | None] = {
-        name: value if math.isfinite(value) else None for name, value in numbers.items()
-    }
-    return {"n": interval.n, **found}
 
 
 FORMATS: Mapping[str, Callable[[Results], str]] = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
