@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
-from gradcam.images import Pixels, Region, check_pixels, flip_colours
+from gradcam.images import PictureLike, Pixels, Region, flip_colours, read_image, to_numpy
 from gradcam.opencv import cv2
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ AGAINST = ((90, 225, 255), (25, 25, 205))
 
 
 def overlay(
-    image: Pixels,
+    image: PictureLike,
     heatmap: NDArray[Any] | Tensor,
     *,
     alpha: float = 0.5,
@@ -41,6 +41,7 @@ def overlay(
 ) -> Pixels:
     """A heatmap in colour on a picture: RGB, uint8 (H,W,3), at the picture's own size.
 
+    `image`: the picture in any form that `gradcam.read_image` takes: an array, a tensor, a picture of PIL's, a path, bytes.
     `heatmap`: (h,w) in [0,1], an array or a tensor of any size; it is stretched over `region` (top, left, height, width),
     the pixels that the network saw, or over the whole picture. Pixels outside the region stay as they are.
     `alpha`: the opacity, in [0,1], where the heatmap is at half its maximum or above; below it fades, so that nothing
@@ -53,14 +54,15 @@ def overlay(
     # Why these defaults: turbo has the most hues to tell values apart, and stands out on colour photographs, foliage and
     # greyscale pictures alike; single-hue maps wash out on bright ones. A uniform blend would lay turbo's dark blue over
     # everything cold, and hide small objects and the picture with them.
-    height, width = check_pixels(image).shape[:2]
+    picture = read_image(image)
+    height, width = picture.shape[:2]
     top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(heatmap, rows, columns, signed=signed)
     colours, opacity = _blending(colormap, signed=signed)
     opacity = float(alpha) * opacity
-    result = image.copy()
+    result = np.array(picture)
     seen = result[top : top + rows, left : left + columns]
     _blend(seen, levels, colours * opacity, 1 - opacity)
     if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
@@ -147,7 +149,7 @@ def _blend(seen: Pixels, levels: Pixels, colours: NDArray[np.float32], kept: NDA
 def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signed: bool) -> Pixels:
     """The heatmap at this size, in 256 steps."""
     lowest = -1 if signed else 0
-    values = np.asarray(heatmap if isinstance(heatmap, np.ndarray) else _to_array(heatmap))
+    values = to_numpy(heatmap)
     if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
         raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
     if not (values.min() >= lowest - 1e-4 and values.max() <= 1 + 1e-4):  # NaN fails both
@@ -177,13 +179,6 @@ def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float3
 def _scale_of(signed: bool) -> tuple[int, int]:
     """How many of 256 steps lead from 0 to 1, and which one is 0."""
     return (127, 128) if signed else (255, 0)
-
-
-def _to_array(heatmap: Any) -> NDArray[Any]:
-    if hasattr(heatmap, "detach"):
-        heatmap = heatmap.detach().cpu()
-        heatmap = heatmap.float() if heatmap.is_floating_point() else heatmap  # NumPy has no bfloat16
-    return np.asarray(heatmap)
 
 
 def _check_region(region: Region, height: int, width: int) -> Region:

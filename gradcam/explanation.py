@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.arguments import to_batch
+from gradcam.arrays import SUFFIXES, check_suffix, write_arrays
 from gradcam.attention.census import Census
 from gradcam.augmentation import Views, check_augmentation, make_views
 from gradcam.effort import Effort, Progress, check_effort
-from gradcam.errors import BlindLayerError, LayerError, join_names, shorten, warn
+from gradcam.errors import BlindLayerError, ImageError, LayerError, join_names, shorten, warn
 from gradcam.evidence import check_evidence, choose_evidence
 from gradcam.gradients import jacobian
 from gradcam.heatmap import to_heatmaps
@@ -61,6 +63,22 @@ class Explanation:
             f"{type(self).__name__}({images} image(s), {classes} map(s) each, {kind}{self.method} at {self.layer}, "
             f"{grid} to {size}, {self.maps.device})"
         )
+
+    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
+        """Write it for NumPy: all of it to an `.npz` file, or a single map (h,w) to an `.npy` file.
+
+        `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
+        `method` and `evidence`; a map alone is as `gradcam batch --save map` writes it. `i`, `k`: image i, or its k-th map,
+        alone. The file is whole, or not there, and its folder has to be.
+        Raises `ImageError` for another suffix, where there is no such map, and where the file cannot be written.
+        """
+        if check_suffix(path) not in SUFFIXES:
+            raise ImageError(
+                f"{path}: this explanation has no picture to draw on: gradcam.write_image({os.fspath(path)!r}, "
+                "gradcam.overlay(picture, explanation.heatmaps[0, 0])); or save it as .npz"
+            )
+        tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
+        write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)
 
 
 def explain(

@@ -7,50 +7,209 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
-from gradcam.depth import to_8_bits
+from gradcam.depth import FULL, to_8_bits
 from gradcam.errors import ImageError, shorten
 from gradcam.files import write_whole
 from gradcam.naming import WRITE_SUFFIXES
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OpenFile(Protocol):
+    """A file that is open for bytes: what `open(path, "rb")`, `io.BytesIO` and an answer of the web have in common."""
+
+    def read(self) -> bytes:
+        """All that is left of it."""
+
+
 Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]  # top, left, height, width
+Given = bytes | Image.Image  # what is not read from a path: a file's bytes, or a picture of PIL's
+PictureLike = Union[
+    str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"
+]
+FORMS = "a path, the bytes of a file, an open one, a PIL picture, an array (H,W,3) or a tensor (C,H,W)"
 
 # Formats that people keep pictures in. Left out are those that would start other programs (EPS) or draw from a text.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
 ORIENTATION = 0x0112  # of EXIF
 
 
-def read_image(path: str | os.PathLike[str]) -> Pixels:
+def read_image(picture: PictureLike) -> Pixels:
     """A picture as RGB, uint8 (H,W,3), the way a viewer shows it.
 
+    `picture`: the path of a file; its bytes; a file that is open for bytes, which is read from its start and left where it
+    was; a picture of PIL's; an array (H,W), (H,W,1), (H,W,3) or (H,W,4); or a tensor (H,W) or (C,H,W) on any device. Arrays
+    and tensors are uint8, uint16, or floats from 0 to 1.
     The orientation in its EXIF data is applied, transparency lies on white, of an animation it is the first frame, and
     deeper values than 8 bits are scaled to 8. Raises `ImageError`, naming the file, for whatever is not a whole picture.
     """
-    return to_8_bits(read_values(path))
+    values = to_array(picture)
+    if values is None:
+        return to_8_bits(read_values(*to_content(picture)))
+    if values.ndim not in (2, 3) or values.size == 0 or values.shape[2:] not in ((), (1,), (3,), (4,)):
+        raise ImageError(
+            f"The picture is {describe_array(values)}, expected an array (H,W), (H,W,3) or (H,W,4), or a tensor (C,H,W)."
+        )
+    values = lay_on_white(check_range(values))
+    return to_8_bits(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
-def read_values(path: str | os.PathLike[str], data: bytes | None = None) -> NDArray[Any]:
+def is_one_picture(given: Any) -> bool:
+    """Whether it is to be one picture, in whatever form, and not several."""
+    is_whole = isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
+    return is_whole or hasattr(given, "read") or hasattr(given, "read_bytes") or getattr(given, "ndim", 0) in (2, 3)
+
+
+def to_array(picture: Any) -> NDArray[Any] | None:
+    """The values of an array as they are, and of a tensor (H,W) or (C,H,W) as (H,W) or (H,W,C); None for another form.
+
+    Raises `ImageError` for a tensor of another shape, or whose values are not as `check_range` has them.
+    """
+    if isinstance(picture, np.ndarray):
+        return picture
+    if not (hasattr(picture, "detach") and hasattr(picture, "ndim")):
+        return None
+    values = to_numpy(picture)
+    if values.ndim not in (2, 3) or values.size == 0:
+        raise ImageError(f"The picture is a tensor {describe_array(values)}, expected one picture: (C,H,W) or (H,W).")
+    if values.ndim == 3 and values.shape[0] > 4 >= values.shape[2]:
+        raise ImageError(
+            f"The picture is a tensor {describe_array(values)}, expected its channels first: .permute(2, 0, 1)."
+        )
+    return check_range(values if values.ndim == 2 else np.ascontiguousarray(np.moveaxis(values, 0, 2)))
+
+
+def to_numpy(values: Any) -> NDArray[Any]:
+    """An array of an array, or of a tensor on any device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
+    return np.asarray(values)
+
+
+def check_range(values: NDArray[Any]) -> NDArray[Any]:
+    """Values that have a white of their own: uint8, uint16, or floats from 0 to 1. Raises `ImageError` for others."""
+    if values.dtype.name in FULL:
+        return values
+    if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:  # NaN is not
+        return np.clip(values, 0, 1)
+    reach = f" from {values.min():.4g} to {values.max():.4g}" if values.size and values.dtype.kind in "iuf" else ""
+    hint = " One that is normalised already is for gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
+    raise ImageError(
+        f"The picture is {describe_array(values)} with values{reach}, expected uint8, uint16, or floats from 0 to 1.{hint}"
+    )
+
+
+def describe_array(values: NDArray[Any]) -> str:
+    """Its kind and shape, for a message."""
+    return f"{values.dtype} {values.shape}"
+
+
+def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
+    """Colours with opacity (H,W,4) on white (H,W,3), as those of files; anything else as it is.
+
+    Raises `ImageError` where these are not as `check_range` has them.
+    """
+    if values.shape[2:] != (4,):
+        return values
+    values = check_range(values)
+    if values.dtype == np.uint8:
+        return np.array(_lay_on_white(Image.fromarray(np.ascontiguousarray(values))))
+    full = FULL.get(values.dtype.name, 1)
+    opacity = values[..., 3:] / full
+    on_white = values[..., :3] * opacity + full * (1 - opacity)
+    return (np.rint(on_white) if values.dtype.kind == "u" else on_white).astype(values.dtype)
+
+
+def to_content(picture: Any) -> tuple[Path, Given | None]:
+    """What a picture that is no array is called, and what it holds: the bytes of its file, or a picture of PIL's.
+
+    That is None for a path, which is yet to be read. Raises `ImageError` for what is no picture, for a URL, and for a file
+    that cannot be read.
+    """
+    if isinstance(picture, (bytes, bytearray, memoryview)):
+        return Path("the given bytes"), bytes(picture)
+    if isinstance(picture, Image.Image):
+        return Path(os.fsdecode(getattr(picture, "filename", "") or "the given picture")), picture
+    if hasattr(picture, "read"):
+        names = (getattr(picture, name, None) for name in ("name", "filename"))
+        path = Path(next((name for name in names if name and isinstance(name, str)), "the given file"))
+        with blaming(path):
+            return path, _read_open(picture)
+    if hasattr(picture, "read_bytes") and not isinstance(picture, Path):  # in an archive, or in a store
+        with blaming(str(picture)):
+            return Path(str(picture)), picture.read_bytes()
+    if not isinstance(picture, (str, os.PathLike)):
+        raise ImageError(f"The picture is {shorten(picture)}, expected {FORMS}.")
+    text = os.fsdecode(picture)
+    if "://" in text:
+        from gradcam.stores import is_url  # for a URL alone: it imports much
+
+        if is_url(text):
+            raise ImageError(f"{text}: is a URL, which gradcam.explain_files reads: here give a file, or its bytes")
+    return to_path(picture), None
+
+
+def _read_open(file: Any) -> bytes:
+    """All of an open file, from its start if it can go there; it is left where it was."""
+    if getattr(file, "closed", False):
+        raise ImageError("is closed: give it while it is open")
+    position = None
+    with contextlib.suppress(AttributeError, OSError):  # a stream
+        position = file.tell()
+        file.seek(0)
+    try:
+        data = file.read()
+    except (UnicodeDecodeError, io.UnsupportedOperation):
+        data = None
+    finally:
+        if position is not None:
+            file.seek(position)
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    if hasattr(data, "close"):
+        data.close()  # of a coroutine that nobody waits for
+        raise ImageError("has a read() that is to be awaited: give the file in it, such as .file, or its bytes")
+    raise ImageError('is not open for bytes: open it with "rb"')
+
+
+def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDArray[Any]:
     """A picture's values as deep as its file has them, otherwise as `read_image` gives them.
 
-    `data`: what the file holds, where that was read already; the path then only says whose it is.
+    `data`: what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is.
     Of 8 bits or less: RGB, uint8 (H,W,3), grey ones too. Deeper grey: (H,W), uint16 of 16 bits, float32, or int32 or
     uint32 of integers that are signed or longer. Deeper RGB, in PNG and TIFF files: uint16 (H,W,3).
     Raises `ImageError` as `read_image` does.
     """
     # Pillow, not OpenCV: OpenCV gives a picture that was cut off as if it were whole, and loses transparency.
     path = to_path(path)
+    if isinstance(data, Image.Image):
+        with blaming(path):
+            _load(data)
+            return _to_values(_upright(data), data)
     # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
     with blaming(path), open_content(path, data) as file, Image.open(file, formats=_formats()) as image:
         deep = _find_deep_colours(image)
         turn = 1 if image.format == "TIFF" or not deep else image.getexif().get(ORIENTATION, 1)
         image.load()
         return _decode_deep(file, deep, turn) if deep else _to_values(_upright(image), image)
+
+
+def _load(image: Image.Image) -> None:
+    try:
+        image.load()
+    except (AssertionError, AttributeError, ValueError):
+        if getattr(image, "fp", None) is None:
+            raise ImageError("is closed: give it while it is open") from None
+        raise
 
 
 def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
@@ -77,7 +236,7 @@ def to_path(path: Any) -> Path:
     """The path of a picture. Raises `ImageError` for what is none."""
     if not isinstance(path, (str, os.PathLike)):
         raise ImageError(f"The picture's path is {shorten(path)}, expected a string or a pathlib.Path.")
-    return Path(path)
+    return Path(os.fsdecode(path))
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
@@ -94,7 +253,7 @@ def open_content(path: Path, data: bytes | None) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def blaming(path: Path) -> Iterator[None]:
+def blaming(path: Path | str) -> Iterator[None]:
     """Whatever goes wrong with a picture becomes one `ImageError` of one line that names the file."""
     try:
         yield
@@ -108,6 +267,8 @@ def blaming(path: Path) -> Iterator[None]:
         ) from None
     except MemoryError:
         raise ImageError(f"{path}: does not fit into memory") from None
+    except FileNotFoundError:
+        raise ImageError(f"{path}: does not exist") from None
     except OSError as error:
         if error.errno is None:  # from a decoder
             raise ImageError(f"{path}: is damaged or cut off ({' '.join(str(error).split())})") from error
@@ -151,8 +312,7 @@ def _decode_deep(file: BinaryIO, colours: str, turn: int) -> NDArray[np.uint16]:
         raise ImageError(
             "has channels of 16 bits that cannot be decoded: save it as PNG, or as TIFF without compression"
         )
-    opacity = values[..., 3:] / 65535 if values.shape[2] == 4 else 1.0
-    on_white = np.rint(values[..., :3] * opacity + 65535 * (1 - opacity)).astype(np.uint16)
+    on_white = lay_on_white(values)
     turned = on_white.transpose(1, 0, 2) if turn in (5, 6, 7, 8) else on_white
     turned = turned[:: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
     return np.ascontiguousarray(turned[..., 0]) if colours == "LA" else flip_colours(turned)
@@ -166,15 +326,20 @@ def _to_values(image: Image.Image, source: Image.Image) -> NDArray[Any]:
         values[values == image.info.get("transparency")] = 65535
         return values
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = _lay_on_white(image.convert("RGBA"))
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _lay_on_white(image: Image.Image) -> Image.Image:
+    """RGBA on white, as RGB."""
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
     """Single-channel values in the kind that the file has them in, where Pillow has none for it."""
     if not isinstance(source, TiffImagePlugin.TiffImageFile):
-        return values.astype(np.uint16) if values.dtype.kind in "iu" else values  # Pillow may keep 16 bits in 32
+        is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind == "i" and source.format is not None)
+        return values.astype(np.uint16) if is_16_bits else values  # of a file, Pillow may keep 16 bits in 32
     if values.dtype.itemsize == 2:
         values = values.astype(np.uint16)  # in this machine's order of bytes
         is_inverted = source.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
@@ -205,8 +370,15 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
         raise ImageError(
             f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes"
         )
-    try:
+    with blaming_writer(path):
         write_whole(path, encode_image(image, suffix))
+
+
+@contextlib.contextmanager
+def blaming_writer(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with writing a file becomes an `ImageError` that names it."""
+    try:
+        yield
     except (OSError, ImageError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ImageError(f"{path}: cannot be written ({reason})") from error

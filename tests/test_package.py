@@ -18,7 +18,7 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "failures": 1, "exchange": 0, "passages": 0.5, "hooks": 1, "grad_mode": 1, "buffers": 1, "evidence": 3, "memory": 2,
     "depth": 1, "images": 2, "dicom": 3, "heatmap": 2, "patches": 1, "tokens": 2, "gradients": 2, "reshaping": 3,
     "drawing": 3, "layers": 3, "dependence": 3, "target_layer": 3, "targets": 3, "quantised": 2, "inputs": 2, "isolation": 3,
-    "mixing": 3, "arguments": 3, "axes": 3.5, "recording": 4, "places": 4.5, "panels": 4,
+    "mixing": 3, "arguments": 3, "arrays": 3, "axes": 3.5, "recording": 4, "places": 4.5, "panels": 4,
     "rounding": 5, "signs": 3, "suggestion": 5.5, "sites": 5, "listing": 6, "effort": 5, "augmentation": 5,
     "levels": 6, "perturbation": 6, "inspection": 6,
     "attention": 7,

@@ -336,7 +336,7 @@ def test_a_sheet_can_be_drawn_on() -> None:
         (flat(1), {"image": 1}, "There is no image 1: there are 1, and the first is 0"),
         (flat(1), {"image": -1}, "There is no image -1"),
         (flat(1), {"image": False}, "There is no image False"),
-        (flat(1), {"picture": np.zeros((2, 2))}, "expected an RGB array"),
+        (flat(1), {"picture": np.zeros((2, 2, 2))}, "expected an array"),
         (flat(1), {"size": 20000}, "1 cells of 20000 x 20000 pixels are more than"),
         ({}, {}, "There are no activations"),
         ({"fc": torch.ones(1, 10)}, {}, r"activations of 'fc' are .*float64 \(1, 10\), expected floats \(C,h,w\)"),

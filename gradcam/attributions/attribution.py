@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from gradcam.arrays import SUFFIXES, check_suffix, write_arrays
+from gradcam.errors import ImageError
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,3 +40,17 @@ class Attribution:
             f"{type(self).__name__}({images} image(s), {classes} score(s) each, {self.method}{place}, "
             f"{channels} channel(s) of {size}, {gap}{self.values.device})"
         )
+
+    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
+        """Write it for NumPy: all of it to an `.npz` file, or the values (C,H,W) of one score to an `.npy` file.
+
+        As `Explanation.save` does, with `values`, `classes`, `scores`, `gaps`, `method` and `layer`, as far as there are.
+        Raises `ImageError` as that does.
+        """
+        if check_suffix(path) not in SUFFIXES:
+            raise ImageError(
+                f"{path}: this attribution has no picture to be placed on: gradcam.write_image({os.fspath(path)!r}, "
+                "gradcam.attributions.draw_attribution(attribution.values[0, 0])); or save it as .npz"
+            )
+        tensors = {name: getattr(self, name) for name in ("values", "classes", "scores", "gaps")}
+        write_arrays(path, tensors, {"method": self.method, "layer": self.layer}, i, k)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from gradcam.batch.inputs.contents import GivenContent
 from gradcam.batch.items import Item
 from gradcam.batch.uploading import Upload
 from gradcam.classifiers import Classifier, Prepared
-from gradcam.classifiers.readers import Reader, Reading, read_picture
+from gradcam.classifiers.readers import Reader, Reading, read_bytes, read_picture
 from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure
 from gradcam.hashing import hash_file
 
@@ -52,12 +52,15 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
     fetched = Fetched(item)
     try:
         wanted = None if item.wanted is None else classifier.find_class(item.wanted)
-        content = _fetch(item, classifier.reader)
-        if audit:
-            fetched = Fetched(item, _digest(content))
-        reading = _decode(item.name, content, classifier.reader)
-        image = classifier.preprocess(reading.values)
-        return Read(fetched, Prepared(reading, image if upload is None else upload(image)), wanted)
+        if isinstance(item.content, GivenContent):
+            picture = item.content.picture
+        else:
+            content = _fetch(item, classifier.reader)
+            if audit:
+                fetched = Fetched(item, _digest(content))
+            picture = _decode(item.name, content, classifier.reader)
+        prepared = classifier.prepare(picture)
+        return Read(fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), wanted)
     except StoreError:
         raise
     except MemoryError:
@@ -98,12 +101,7 @@ def _decode(name: str, content: bytes | _File, reader: Reader) -> Reading:
         if _state(content.path) != content.state:
             raise ImageError("was changed while it was read: try again once it is whole")
         return reading
-    if reader is read_picture:
-        return _blaming(name, Path(name), lambda path: read_picture(path, content))
-    with tempfile.TemporaryDirectory(prefix="gradcam-") as folder:
-        path = Path(folder) / f"picture{PurePosixPath(name).suffix}"
-        path.write_bytes(content)
-        return _blaming(name, path, reader)
+    return _blaming(name, Path(name), lambda path: read_bytes(path, content, reader))
 
 
 def _blaming(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from gradcam.augmentation import check_augmentation
 from gradcam.batch.batches import choose_batch_size
 from gradcam.batch.cores import count_cores
 from gradcam.batch.findings import Finding, Question
-from gradcam.batch.inputs.sources import list_inputs
+from gradcam.batch.inputs.sources import Inputs, list_inputs
 from gradcam.batch.pipeline import check_count, explain_items
 from gradcam.batch.reading import Fetched
 from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, load_classifier
@@ -26,16 +25,14 @@ from gradcam.records import Prediction
 from gradcam.reshaping import to_reshape
 from gradcam.targets import ClassTarget
 
-Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 
 @dataclass(frozen=True, eq=False)
 class FileResult:
     """What became of one picture: it failed, and `error` says why, or there are explanations of it alone (N is 1).
 
-    `name`: relative to the input's root, with "/" between folders. `path`: None for what lies in an archive or in a
-    store. `explanations`: by (layer, method). `predictions`: the most probable classes. `note`: what a person should
-    know of how the picture is shown.
+    `name`: relative to the input's root, with "/" between folders; `inputs[3]` for a picture that is not given by its path.
+    `path`: None for such a one, and for what lies in an archive or in a store. `explanations`: by (layer, method).
+    `predictions`: the most probable classes. `note`: what a person should know of how the picture is shown.
     """
 
     name: str
@@ -63,7 +60,8 @@ def explain_files(
 ) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
-    `inputs`: files, folders, globs, lists and archives, one or several, by their paths or URLs (`s3://bucket/photos/`).
+    `inputs`: files, folders, globs, lists and archives, one or several, by their paths or URLs (`s3://bucket/photos/`); and
+    pictures in any other form that `gradcam.read_image` takes.
     `classifier`: None for the one that comes with the package. `layers`: dotted names, None for each method's own.
     `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`. `target`: of every picture that no
     list asks a class for: a class by index or label, or several of them, or a `ClassTarget` with one row of classes at

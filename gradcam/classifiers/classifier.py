@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradcam.attributions import find_attribution
@@ -25,7 +23,7 @@ from gradcam.classifiers.tiles import Tiles, explain_tiles, mean_output, stack
 from gradcam.effort import Progress
 from gradcam.errors import GradcamError, ImageError, LayerError, shorten
 from gradcam.explanation import Explanation, compare, one_map
-from gradcam.images import Region
+from gradcam.images import FORMS, PictureLike, Region, is_one_picture
 from gradcam.isolation import undisturbed
 from gradcam.layers import find_layer, unwrap
 from gradcam.methods import Method, find_methods
@@ -41,7 +39,7 @@ class Prepared:
 
 
 _Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
-Picture = str | os.PathLike[str] | NDArray[Any] | Reading | Prepared
+Picture = PictureLike | Reading | Prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +95,18 @@ class Classifier:
         return self.preprocess.region(height, width)
 
     def prepare(self, picture: Picture) -> Prepared:
-        """A picture (a path, or an array) read and preprocessed, for `explain` and `compare`: several threads may do so.
+        """A picture read and preprocessed, for `explain` and `compare`, as these take it: several threads may do so.
 
         Raises as `gradcam.read_image` does.
         """
         if isinstance(picture, Prepared):
             return picture
-        reading = to_reading(picture, self.reader)
+        reading = to_reading(picture, self.reader, getattr(self.preprocess, "channels", 3))
         return Prepared(reading, self.preprocess(reading.values))
 
-    def batch(self, pictures: Sequence[NDArray[Any]]) -> Tensor:
-        """Arrays as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
-        return self._stack([self.preprocess(picture) for picture in pictures])
+    def batch(self, pictures: Sequence[Picture]) -> Tensor:
+        """Pictures as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
+        return self._stack([self.prepare(picture).image for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
         _check_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
@@ -143,11 +141,12 @@ class Classifier:
         progress: Progress | None = None,
         fit: str | None = None,
     ) -> PictureExplanation:
-        """Show where the model looked in one picture (a path, or an array), or in a sequence of them.
+        """Show where the model looked in one picture, or in a sequence of them.
 
-        Pictures of a sequence may be of several sizes and kinds, and such as `prepare` gave. An array is RGB, uint8 (H,W,3),
-        or integers or floats (H,W) or (H,W,C) as the preprocessing takes them; the picture that is drawn on is made from it,
-        stretched where its values use less than half of their range.
+        A picture is anything that `gradcam.read_image` takes: a path, the bytes of a file, an open one, a picture of PIL's,
+        an array, a tensor. Those of a sequence, or of a tensor (N,C,H,W), may be of several sizes and kinds, and such as
+        `prepare` gave. An array may also have other values, integers or floats (H,W) or (H,W,C), as the preprocessing takes
+        them; the picture that is drawn on is made from it, stretched where its values use less than half of their range.
         `layer`: dotted name, or module; None takes `layer_for(method)`. `target`: as in `gradcam.explain`, with labels in
         place of indices where wanted; `fit`: in place of the classifier's own; the rest as there. Raises as
         `gradcam.explain` and `gradcam.read_image` do.
@@ -204,10 +203,7 @@ class Classifier:
             order = [method.name for method in find_methods(methods)]
             found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
         described = classifier._describe(prepared)
-        return {
-            key: PictureExplanation(**vars(explanation), **described, activation=self.activation)
-            for key, explanation in found.items()
-        }
+        return {key: PictureExplanation(**vars(explanation), **described) for key, explanation in found.items()}
 
     def _compare(
         self, prepared: Sequence[Prepared], wish: _Wish, target: Any, progress: Progress | None
@@ -348,15 +344,12 @@ class Classifier:
         return target
 
     def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
-        if isinstance(pictures, (str, os.PathLike, Reading, Prepared)):
-            pictures = [pictures]
-        if isinstance(pictures, np.ndarray) and pictures.ndim in (2, 3):
-            pictures = [pictures]
-        if not isinstance(pictures, (Sequence, np.ndarray)):
-            raise ImageError(f"The pictures are {shorten(pictures)}, expected a path, an array, or a sequence of them.")
-        prepared = [self.prepare(picture) for picture in pictures]
+        found: Any = [pictures] if isinstance(pictures, (Reading, Prepared)) or is_one_picture(pictures) else pictures
+        if not isinstance(found, (Sequence, np.ndarray, Tensor)):
+            raise ImageError(f"The pictures are {shorten(found)}, expected {FORMS}, or a sequence of them.")
+        prepared = [self.prepare(picture) for picture in found]
         if not prepared:
-            raise ImageError("There are no pictures: expected one path or array, or a sequence of them.")
+            raise ImageError("There are no pictures: expected one, or a sequence of them.")
         return prepared
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
@@ -365,13 +358,8 @@ class Classifier:
         is_crop = self._fit.kind == "crop"
         regions = [self.region(*picture.shape[:2]) if is_crop else (0, 0, *picture.shape[:2]) for picture in pictures]
         notes = [each.reading.note for each in prepared]
-        return {
-            "pictures": pictures,
-            "regions": regions,
-            "labels": self.labels,
-            "notes": notes,
-            "fit": self._describe_fit(),
-        }
+        own = {"labels": self.labels, "activation": self.activation, "fit": self._describe_fit()}
+        return {"pictures": pictures, "regions": regions, "notes": notes, **own}
 
     def _describe_fit(self) -> str | None:
         if self._fit.kind == "tiles":

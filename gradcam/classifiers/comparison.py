@@ -78,13 +78,8 @@ def _check_picture(explanation: PictureExplanation, i: int) -> PictureExplanatio
 
 def _title(explanation: PictureExplanation, i: int, k: int) -> str:
     grid = " x ".join(map(str, explanation.maps.shape[2:]))
-    if explanation.classes is None:
-        name = f"score {k}"
-    else:
-        index = int(explanation.classes[i, k])
-        name = f"class {index}" if explanation.labels is None else f"{explanation.labels[index]} ({index})"
     kind = "" if explanation.evidence == "positive" else f", {explanation.evidence} evidence"
-    return f"{name} at {explanation.layer} ({grid}){kind}"
+    return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
 
 
 def _seen(

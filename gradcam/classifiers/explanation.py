@@ -2,23 +2,115 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from gradcam.drawing import overlay, sheet
-from gradcam.errors import ImageError
+from gradcam.arrays import SUFFIXES, check_suffix, choose
+from gradcam.drawing import overlay, scale, sheet
+from gradcam.errors import GradcamError
 from gradcam.explanation import Explanation
-from gradcam.images import Pixels, Region, encode_png
+from gradcam.images import Pixels, Region, encode_image, encode_png, write_image
 from gradcam.nested import map_tensors
 from gradcam.scores import probabilities
 from gradcam.targets import ClassTarget
 
+HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
+
+
+class Pictured:
+    """What results that remember their pictures have in common: the names of classes, captions, and what is shown."""
+
+    classes: Tensor | None
+    scores: Tensor
+    output: Any
+    method: str
+    layer: str | None
+    pictures: Sequence[Pixels]
+    labels: Sequence[str] | None
+    activation: str
+
+    def probabilities(self) -> Tensor:
+        """All classes' probabilities: float32 (N,C)."""
+        return to_probabilities(self.output, len(self.pictures), self.activation)
+
+    def label(self, i: int = 0, k: int = 0) -> str | None:
+        """The name of picture i's k-th class; None where nobody knows it, and where the target was a function.
+
+        Raises `ImageError` where there is no such picture or class.
+        """
+        choose(i, k, tuple(self.scores.shape), "class")
+        return None if self.classes is None or self.labels is None else self.labels[int(self.classes[i, k])]
+
+    def probability(self, i: int = 0, k: int = 0) -> float | None:
+        """The probability of picture i's k-th class; None where the target was a function.
+
+        Raises `ImageError` where there is no such picture or class.
+        """
+        choose(i, k, tuple(self.scores.shape), "class")
+        return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
+
+    def name_class(self, i: int = 0, k: int = 0) -> str:
+        """The label and the index of picture i's k-th class, as far as there are."""
+        if self.classes is None:
+            return f"score {k}"
+        label, index = self.label(i, k), int(self.classes[i, k])
+        return f"class {index}" if label is None else f"{label} ({index})"
+
+    def caption(self, i: int = 0, k: int = 0) -> str:
+        """One line below picture i's k-th result: the class, its probability, the method and the layer."""
+        try:
+            probability = self.probability(i, k)
+        except GradcamError:  # of a head among several, which only the target knew
+            probability = None
+        share = "" if probability is None else f", {100 * probability:.0f} %"
+        evidence = getattr(self, "evidence", "positive")
+        kind = "" if evidence == "positive" else f"{evidence} evidence "
+        return f"{self.name_class(i, k)}{share}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+
+    def _draw_all(self, i: int | None = None, k: int | None = None, **options: Any) -> Pixels:
+        drawn = self._draw(i, k, **options)
+        return drawn[0][0] if len(drawn) == len(drawn[0]) == 1 else sheet(drawn)
+
+    def _draw(self, i: int | None = None, k: int | None = None, **options: Any) -> list[list[Pixels]]:
+        """A row for each picture, and a column for each class."""
+        rows, columns = choose(i, k, tuple(self.scores.shape))
+        return [[self._draw_one(row, column, **options) for column in columns] for row in rows]
+
+    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
+        raise NotImplementedError
+
+    def _repr_png_(self) -> bytes:
+        return encode_png(self._draw_all())
+
+    def _repr_html_(self) -> str:
+        drawn = self._draw()
+        height = HEIGHTS[0] if len(drawn) == len(drawn[0]) == 1 else HEIGHTS[1]
+        rows = (
+            "".join(_to_figure(picture, height, self.caption(i, k)) for k, picture in enumerate(row))
+            for i, row in enumerate(drawn)
+        )
+        return "".join(f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows)
+
+
+def _to_figure(picture: Pixels, height: int, caption: str) -> str:
+    """A picture, scaled where it is higher than that, and what is below it."""
+    picture = scale(picture, height) if picture.shape[0] > height else picture
+    data, text = base64.b64encode(encode_image(picture, ".jpg", 90)).decode(), html.escape(caption)
+    return (
+        f'<figure style="margin: 0; max-width: {picture.shape[1]}px">'
+        f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )
+
 
 @dataclass(frozen=True, eq=False)
-class PictureExplanation(Explanation):
+class PictureExplanation(Pictured, Explanation):
     """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
 
     pictures: Sequence[Pixels] = field(repr=False)
@@ -26,9 +118,8 @@ class PictureExplanation(Explanation):
     labels: Sequence[str] | None = field(repr=False)
     notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
     activation: str = field(repr=False)
-    fit: str | None = field(
-        default=None, repr=False
-    )  # how the network was shown them, where not by its own preprocessing
+    # how the network was shown the pictures, where not by its own preprocessing
+    fit: str | None = field(default=None, repr=False)
 
     __repr__ = Explanation.__repr__
 
@@ -40,17 +131,32 @@ class PictureExplanation(Explanation):
         Signed evidence is red for the class and blue against it, whatever the colour map.
         Raises `ImageError` where there is no such picture or heatmap.
         """
-        images, classes = self.maps.shape[:2]
-        if not (-images <= i < images and -classes <= k < classes):
-            raise ImageError(f"There is no map [{i}, {k}]: there are {images} picture(s), with {classes} map(s) each.")
+        choose(i, k, tuple(self.maps.shape))
         heatmap = self.heatmaps[i, k]
         signed = self.evidence == "signed"
         look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "signed": signed, "outline": outline}
         return overlay(self.pictures[i], heatmap, region=self.regions[i], **look)
 
-    def probabilities(self) -> Tensor:
-        """All classes' probabilities: float32 (N,C)."""
-        return to_probabilities(self.output, len(self.pictures), self.activation)
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        i: int | None = None,
+        k: int | None = None,
+        *,
+        alpha: float = 0.5,
+        colormap: str = "turbo",
+    ) -> None:
+        """Write the overlay to a picture's file, or the values to `.npz` or `.npy` as any `Explanation` does.
+
+        `i`, `k`: as in `overlay`; without them all there are, on a sheet with a row for each picture where they are several.
+        `alpha`, `colormap`: of overlays.
+        The file is whole, or not there, and its folder has to be. Raises `ImageError` for another suffix, where there is no
+        such map, and where the file cannot be written.
+        """
+        if check_suffix(path) in SUFFIXES:
+            super().save(path, i, k)
+        else:
+            write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
 
     def one(self, i: int) -> PictureExplanation:
         """Picture i's alone."""
@@ -77,11 +183,8 @@ class PictureExplanation(Explanation):
             scores=self.scores.cpu(),
         )
 
-    def _repr_png_(self) -> bytes:
-        images, classes = self.maps.shape[:2]
-        if images == classes == 1:
-            return encode_png(self.overlay())
-        return encode_png(sheet([[self.overlay(i, k) for k in range(classes)] for i in range(images)]))
+    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
+        return self.overlay(i, k, **options)
 
 
 def take_one(output: Any, i: int, images: int) -> Any:

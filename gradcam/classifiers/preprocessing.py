@@ -19,7 +19,10 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom: Pillow's or
 
 
 class Preprocess(Protocol):
-    """From a picture's values to one tensor (C,H,W), and which pixels of a picture that is."""
+    """From a picture's values to one tensor (C,H,W), and which pixels of a picture that is.
+
+    `channels`, where it has that: how many it takes; 3 where it does not say.
+    """
 
     def __call__(self, image: NDArray[Any]) -> Tensor: ...
 
@@ -40,6 +43,11 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str = "bicubic"
+
+    @property
+    def channels(self) -> int:
+        """How many the network takes."""
+        return len(self.mean)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """A picture as float32 (C,*size), of as many channels as there are means.

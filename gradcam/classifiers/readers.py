@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from gradcam.classifiers.values import check_values
 from gradcam.depth import FULL, show, to_8_bits
 from gradcam.dicom import is_dicom, read_dicom
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten
-from gradcam.images import Pixels, check_pixels, read_values
+from gradcam.images import Given, PictureLike, Pixels, check_pixels, lay_on_white, read_values, to_array, to_content
 
 Path = str | os.PathLike[str]
 
@@ -35,15 +38,15 @@ class Reading:
 Reader = Callable[[Path], Reading]
 
 
-def read_picture(path: Path, data: bytes | None = None) -> Reading:
+def read_picture(path: Path, data: Given | None = None) -> Reading:
     """A picture with the depth of its file for the model, and as `gradcam.depth.show` has it for drawing.
 
-    `data`: what the file holds, where that was read already; the path then only says whose it is.
+    `data`: what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is.
     DICOM files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and
     long or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest
     of the others. Raises `ImageError` as `gradcam.read_image` does.
     """
-    if is_dicom(path, data):
+    if not isinstance(data, Image.Image) and is_dicom(path, data):
         values, note = read_dicom(path, data)
         return Reading(values, to_8_bits(values), note)
     values = read_values(path, data)
@@ -67,16 +70,34 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
     return partial(_read_with, function)
 
 
-def to_reading(picture: Path | NDArray[Any] | Reading, reader: Reader) -> Reading:
-    """A picture from a file, or from an array: RGB uint8 (H,W,3), or integers or floats (H,W) or (H,W,C).
+def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3) -> Reading:
+    """A picture in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of any integers or floats.
 
-    Raises `ImageError` for anything else.
+    `reader`: for files, and for their bytes, which it gets as a file. `channels`: how many the network takes; unless these
+    are four, an array of four is RGB and its opacity. Raises `ImageError` for anything else.
     """
     if isinstance(picture, Reading):
         return picture
-    if not isinstance(picture, np.ndarray):
-        return reader(picture)
-    return _complete(picture)
+    values = to_array(picture)
+    if values is not None:
+        return _complete(values if channels == 4 else lay_on_white(check_values(values)))
+    path, data = to_content(picture)
+    if data is None:
+        return reader(picture)  # type: ignore[arg-type]  # as it was given
+    return read_picture(path, data) if isinstance(data, Image.Image) else read_bytes(path, data, reader)
+
+
+def read_bytes(path: Path, data: bytes, reader: Reader) -> Reading:
+    """What a reader makes of the bytes of a file; the path only says whose they are."""
+    if reader is read_picture:
+        return read_picture(path, data)
+    with tempfile.TemporaryDirectory(prefix="gradcam-") as folder:
+        written = pathlib.Path(folder) / f"picture{pathlib.PurePath(path).suffix}"
+        written.write_bytes(data)
+        try:
+            return reader(written)
+        except GradcamError as error:
+            raise ImageError(str(error).replace(str(written), str(path))) from error
 
 
 def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:

@@ -58,10 +58,10 @@ def make_mosaics(
 ) -> list[Mosaic]:
     """Mosaics of the pictures that the model is sure of, for the grid pointing game (Böhle et al., CVPR 2021, section 4.2).
 
-    `pictures`: by name, whatever `classifier.prepare` takes, or tensors (C,H,W), preprocessed. Those whose most probable
-    class has `least` or more are taken, and that class is theirs. Each mosaic has four of four classes, in places by
-    chance; no four pictures are together twice, and each picture is taken about as often as the others. `limit`: how many
-    mosaics at most; of few pictures there are fewer.
+    `pictures`: by name, whatever `classifier.prepare` takes, but floating tensors (C,H,W) are preprocessed. Those whose
+    most probable class has `least` or more are taken, and that class is theirs. Each mosaic has four of four classes, in
+    places by chance; no four pictures are together twice, and each picture is taken about as often as the others.
+    `limit`: how many mosaics at most; of few pictures there are fewer.
     Cells are of the network's own size, so that a mosaic has twice its height and width. Where the model refuses
     that, which is tried, mosaics have its own size, and each picture is halved: it may be less sure of these.
 
@@ -102,7 +102,8 @@ def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, se
 
 def _look(classifier: Classifier, name: str, picture: Any) -> Tile:
     """A picture on its own: its numbers do not depend on its neighbours."""
-    image = picture if isinstance(picture, Tensor) else classifier.prepare(picture).image
+    is_prepared = isinstance(picture, Tensor) and picture.is_floating_point()
+    image = picture if is_prepared else classifier.prepare(picture).image
     batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
     subject = Subject(classifier.model, batch, activation=classifier.activation)
     return Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities))

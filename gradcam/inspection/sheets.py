@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from gradcam import drawing
 from gradcam.errors import ImageError
-from gradcam.images import Pixels, check_pixels
+from gradcam.images import PictureLike, Pixels, read_image
 from gradcam.inspection.blocks import PALE, TEXT, TITLE, Look, draw_block, find_font, measure_text
 from gradcam.inspection.channels import take_maps
 from gradcam.panels import INK, LINE, MARGIN, WHITE
@@ -29,7 +29,7 @@ def draw_activations(
     scale: str = "channel",
     size: int = 112,
     colormap: str = "inferno",
-    picture: Pixels | None = None,
+    picture: PictureLike | None = None,
     title: str = "",
 ) -> Pixels:
     """Activation maps as a picture, a block for each layer and in it a cell for each channel: RGB, uint8 (H,W,3).
@@ -43,7 +43,7 @@ def draw_activations(
     absolute values that are not zero; what is above gets the last colour, too.
     `colormap`: a name in `drawing.COLORMAPS`, for layers without negative values. Those with are drawn in warm colours
     above zero and in cold ones below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
-    `picture`: what the network saw, RGB, uint8 (H,W,3), shown above the blocks, with `title` beside it.
+    `picture`: what the network saw, as `gradcam.read_image` takes it, shown above the blocks, with `title` beside it.
 
     Raises `ImageError` for activations, a picture or a number of another form and for what becomes too large,
     `GradcamError` for an unknown order, scale or colour map.
@@ -59,7 +59,7 @@ def draw_activations(
             f"{cells} cells of {size} x {size} pixels are more than the {MOST_PIXELS} pixels that are drawn at most: "
             "choose fewer channels or layers, or smaller cells."
         )
-    head = _draw_head(title, None if picture is None else drawing.scale(check_pixels(picture), size))
+    head = _draw_head(title, None if picture is None else drawing.scale(read_image(picture), size))
     blocks = [draw_block(name, maps, look) for name, maps in found.items()]
     return np.pad(drawing.stack([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 

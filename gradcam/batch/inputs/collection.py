@@ -45,6 +45,8 @@ class Collection:
             self._add_archive(source.archive)
         for entry in source.entries:
             self._add_entry(entry, source)
+        if source.given is not None:
+            self._add(source.given.content, source.given.name, source.given.content)
 
     def _add_folder(self, path: str) -> None:
         prefix = self.roots.name(path, "/")

@@ -62,6 +62,21 @@ class Refused:
         raise ImageError(self.reason)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenContent:
+    """A picture that somebody holds, in a form that `Classifier.prepare` takes."""
+
+    picture: Any
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """Raises `ImageError`: it is to be prepared as it is."""
+        raise ImageError("is not in a file")
+
+
 class Archive(Protocol):
     """What the bytes of an archive's members are read from. It can be sent to other processes."""
 

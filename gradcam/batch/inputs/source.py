@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradcam.batch.inputs.lists import Entry
+from gradcam.batch.items import Item
 from gradcam.stores import is_url
 
 
 @dataclass(frozen=True)
 class Source:
-    """One input: a folder or an archive, by its absolute path or its URL, or files, which a list may name.
+    """One input: a folder or an archive, by its absolute path or its URL, or files, which a list may name, or a picture.
 
     `names`: the pictures in a folder of a store, relative to it, which was listed already; None for a folder on a disk.
     """
@@ -23,6 +24,7 @@ class Source:
     list_name: str = ""
     left_out: int = 0
     names: Sequence[str] | None = None
+    given: Item | None = None
 
     def bases(self) -> set[str]:
         """The folders that its pictures' names could be relative to."""

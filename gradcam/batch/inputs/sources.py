@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gradcam.batch.inputs.archives import ARCHIVE_SUFFIXES, listing_ahead
 from gradcam.batch.inputs.collection import Collection
+from gradcam.batch.inputs.contents import GivenContent
 from gradcam.batch.inputs.folders import expand_pattern, is_pattern, is_picture, to_absolute
 from gradcam.batch.inputs.lists import LIST_SUFFIXES, STANDARD_INPUT, Entry, read_list, read_standard_input
 from gradcam.batch.inputs.roots import Roots, to_place
@@ -17,9 +19,11 @@ from gradcam.batch.inputs.store_sources import find_stored
 from gradcam.batch.inputs.webdatasets import expand_shards
 from gradcam.batch.items import Item
 from gradcam.errors import InputError, join_names, shorten
+from gradcam.images import PictureLike, is_one_picture
 from gradcam.stores import Store, is_url, to_path
 
 NAMED = 3  # inputs in a message
+Inputs = PictureLike | Sequence[PictureLike]
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,7 @@ class Listing:
         return any(item.wanted is not None for item in self.items)
 
 
-def list_inputs(
-    inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str], *, exclude: Path | Store | None = None
-) -> Listing:
+def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listing:
     """All the pictures in files, folders, globs, lists (`.txt`, `.csv`, `.tsv`, "-" for standard input) and archives.
 
     Each may be a path, or a URL such as `s3://bucket/photos/`; a list may have both. Braces in the name of a tar mean the
@@ -55,14 +57,16 @@ def list_inputs(
     An item's name is relative to the input's root: the folder, or the inside of the archive, and of several inputs
     their deepest common folder, in which an archive is a folder. Of inputs in several buckets, or on a disk as well, there
     is no root: names in a store then begin with the bucket, those on the disk with the deepest common folder's name.
+    A picture in another form, as `gradcam.read_image` takes it, is called `inputs[3]` by its place among the inputs.
 
     `exclude`: the output folder, which is left out of folders and globs.
     Raises `InputError` for an input that does not exist or cannot be listed, for one file of which two classes are asked,
     and where there is no picture at all; `StoreError` where a store cannot be asked.
     """
-    texts = _to_texts(inputs)
+    given = _to_texts(inputs)
+    texts = [text for text in given if isinstance(text, str)]
     excluded = exclude if exclude is None or isinstance(exclude, Store) else os.path.realpath(exclude)
-    sources = [source for text in texts for one in expand_shards(text) for source in _find_sources(one, excluded)]
+    sources = [source for one in given for source in _expand(one, excluded)]
     roots = Roots(source for source in sources if not _is_output(source, excluded))
     with listing_ahead(source.archive for source in sources if source.archive is not None) as look_into:
         collection = Collection(roots, {excluded} if isinstance(excluded, str) else set(), look_into)
@@ -76,21 +80,35 @@ def list_inputs(
     return Listing(list(collection.items.values()), collection.left_out, place, archives)
 
 
-def _to_texts(inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[str]:
-    if not isinstance(inputs, (str, os.PathLike, Iterable)):
+def _to_texts(inputs: Any) -> list[str | Item]:
+    """The paths and URLs that were given, and the pictures in other forms."""
+    if not is_one_picture(inputs) and not isinstance(inputs, Iterable):
         raise InputError(f"The inputs are {shorten(inputs)}, expected paths of files, folders, lists or archives.")
-    given = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    for one in given:
-        if not isinstance(one, (str, os.PathLike)) or not os.fspath(one) or "\0" in os.fsdecode(one):
-            raise InputError(
-                f"An input is {shorten(one)}, expected the path of a file, a folder, a list or an archive."
-            )
+    given = [inputs] if is_one_picture(inputs) else list(inputs)
     if not given:
         raise InputError("There is nothing to explain: give files, folders, globs, lists or archives.")
-    texts = [to_path(os.fsdecode(one)) for one in given]
-    if texts.count("-") > 1:
-        raise InputError(f"'-' is given {texts.count('-')} times, but {STANDARD_INPUT} can be read once.")
-    return texts
+    found = [_to_text(one, place) for place, one in enumerate(given)]
+    if found.count("-") > 1:
+        raise InputError(f"'-' is given {found.count('-')} times, but {STANDARD_INPUT} can be read once.")
+    return found
+
+
+def _to_text(one: Any, place: int) -> str | Item:
+    if isinstance(one, (str, os.PathLike)) and os.fspath(one) and "\0" not in os.fsdecode(one):
+        return to_path(os.fsdecode(one))
+    if hasattr(one, "read_bytes") and is_url(str(one)):  # a path of universal-pathlib
+        return str(one)
+    if isinstance(one, (str, os.PathLike)) or not is_one_picture(one):
+        raise InputError(f"An input is {shorten(one)}, expected the path of a file, a folder, a list or an archive.")
+    return Item(f"inputs[{place}]", GivenContent(one))
+
+
+def _expand(one: str | Item, excluded: str | Store | None) -> Iterator[Source]:
+    if isinstance(one, Item):
+        yield Source(given=one)
+        return
+    for text in expand_shards(one):
+        yield from _find_sources(text, excluded)
 
 
 def _find_sources(text: str, excluded: str | Store | None) -> Iterator[Source]:

@@ -52,7 +52,7 @@ def check(
 
     "passed" means not refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded
     model, and the verdict says where they are uncalibrated.
-    `picture`: a path, or an array, as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, or a function of
+    `picture`: as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, or a function of
     a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time.
     `layer`, `score`, `reshape`: as in `Classifier.explain`; for methods by name. `target`: None for the top class, an index,
     or a label. `progress`: called with the passes done and the number of all.
@@ -63,7 +63,7 @@ def check(
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
     ClassTarget(score=score)  # of an unknown one it says which there are
     prepared = classifier.prepare(picture)
-    images = classifier.batch([prepared.reading.values])
+    images = classifier.batch([prepared])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)
     place = classifier.layer if layer is None else find_layer(unwrap(classifier.model), layer).name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.inputs.sources import list_inputs
+from gradcam.batch.inputs.sources import Inputs, list_inputs
 from gradcam.classifiers import Classifier
 from gradcam.evaluation.study.engine import Progress
 from gradcam.evaluation.study.journal import Journal
@@ -18,7 +18,7 @@ from gradcam.evaluation.study.results import Results
 
 def evaluate(
     classifier: Classifier,
-    inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    inputs: Inputs,
     *,
     methods: Sequence[str] = DEFAULT_METHODS,
     metrics: Sequence[str] | None = None,
@@ -35,9 +35,9 @@ def evaluate(
 ) -> Results:
     """Judge the maps of several methods over pictures, all under the same conditions; `compare_methods` ranks them.
 
-    `inputs`: files, folders, globs, lists and archives, as `gradcam batch` takes them. Each picture is judged on its own:
-    neither the others nor their order change its numbers. One that cannot be read, or explained, has an error in the
-    results, and the rest is done.
+    `inputs`: files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them. Each picture is
+    judged on its own: neither the others nor their order change its numbers. One that cannot be read, or explained, has an
+    error in the results, and the rest is done.
     `methods`: keys of `gradcam.METHODS`, "single-pass" or "all". `metrics`: keys of `METRICS`, names of its groups, or
     "all"; None for all that need nothing but pictures, and annotations where these are given. `controls`: keys of
     `CONTROLS`, to compare with; None for all of them.

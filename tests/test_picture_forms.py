@@ -1,0 +1,378 @@
+"""Pictures in every form that Python has them in: the same values by whatever way they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
+
+import gradcam
+from gradcam import evaluation
+from gradcam.errors import ImageError
+
+Photo = Callable[[str], Path]
+Forms = dict[str, Any]
+FORMS = ("PathLike", "bytes", "bytearray", "memoryview", "BytesIO", "file", "PIL", "array", "tensor", "in a zip")
+ORIENTATION = 0x0112
+
+
+class Somewhere:
+    """A path that is no pathlib.Path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+class Upload:
+    """As a web framework has them, to be awaited; the file is inside."""
+
+    filename = "upload.png"
+
+    def __init__(self, data: bytes) -> None:
+        self.file = io.BytesIO(data)
+
+    async def read(self) -> bytes:
+        return await asyncio.to_thread(self.file.read)
+
+
+@pytest.fixture
+def forms(tmp_path: Path) -> Any:
+    """From a picture of PIL's that a PNG keeps whole: all its forms, by their names."""
+
+    def make(image: Image.Image, **options: Any) -> Forms:
+        path = tmp_path / "picture.png"
+        image.save(path, **options)
+        data, values = path.read_bytes(), np.asarray(image)
+        with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+            archive.write(path, "picture.png")
+        written = io.BytesIO()
+        image.save(written, "PNG", **options)  # its position is now at its end
+        channels_first = values if values.ndim == 2 else values.transpose(2, 0, 1)
+        return {
+            "path": str(path),
+            "PathLike": Somewhere(str(path)),
+            "bytes": data,
+            "bytearray": bytearray(data),
+            "memoryview": memoryview(data),
+            "BytesIO": written,
+            "file": stack.enter_context(open(path, "rb")),
+            "PIL": stack.enter_context(Image.open(path)),
+            "array": values,
+            "tensor": torch.tensor(channels_first),
+            "in a zip": zipfile.Path(tmp_path / "pictures.zip", "picture.png"),
+        }
+
+    with contextlib.ExitStack() as stack:
+        yield make
+
+
+def opaque(photo: Photo) -> Image.Image:
+    with Image.open(photo("coffee.jpg")) as image:
+        return image.resize((300, 200))
+
+
+def transparent(photo: Photo) -> Image.Image:
+    image = opaque(photo).convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def grey(photo: Photo) -> Image.Image:
+    return opaque(photo).convert("L")
+
+
+def deep(photo: Photo) -> Image.Image:
+    values = np.asarray(grey(photo)).astype(np.uint16) * 257
+    return Image.fromarray(values)
+
+
+@pytest.mark.parametrize("kind", [opaque, transparent, grey, deep])
+def test_a_picture_is_the_same_in_all_its_forms(
+    classifier: gradcam.Classifier, photo: Photo, forms: Any, kind: Callable[[Photo], Image.Image]
+) -> None:
+    given = forms(kind(photo))
+    expected, image = classifier.explain(given["path"]), gradcam.read_image(given["path"])
+    drawn = gradcam.overlay(image, expected.heatmaps[0, 0])
+    assert (image.min() < 255).any()
+    prepared = classifier.prepare(given["path"])
+    for name in FORMS:
+        for _ in range(2):  # a file is left where it was
+            found = classifier.prepare(given[name])
+        assert torch.equal(found.image, prepared.image), name
+        np.testing.assert_array_equal(found.reading.picture, prepared.reading.picture, name)
+        np.testing.assert_array_equal(gradcam.read_image(given[name]), image, name)
+        np.testing.assert_array_equal(gradcam.overlay(given[name], expected.heatmaps[0, 0]), drawn, name)
+
+
+def test_files_in_all_forms_are_explained_in_their_order(
+    classifier: gradcam.Classifier, photo: Photo, forms: Any
+) -> None:
+    given = forms(transparent(photo))
+    inputs = [given[name] for name in FORMS] + [b"", given["path"]]
+    found = list(gradcam.explain_files(inputs, classifier, workers=2, batch_size=1))
+    assert [result.name for result in found] == [
+        "picture.png",
+        *(f"inputs[{place}]" for place in range(1, len(FORMS))),
+        f"inputs[{len(FORMS)}]",
+    ]  # the path leads to the file that the first one has
+    expected = classifier.explain(given["path"])
+    for result in found[:-1]:
+        (explanation,) = result.explanations.values()
+        assert torch.equal(explanation.maps, expected.maps), result.name
+    assert [result.path for result in found[:2]] == [Path(given["path"]), None]
+    assert str(found[-1].error) == f"inputs[{len(FORMS)}]: the given bytes: is empty"
+
+
+@pytest.mark.parametrize("name", ["bytes", "PIL", "array", "tensor", "file"])
+def test_one_picture_is_no_sequence(classifier: gradcam.Classifier, photo: Photo, forms: Any, name: str) -> None:
+    given = forms(opaque(photo))[name]
+    assert classifier.explain(given).maps.shape[0] == 1
+    assert classifier.explain([given, given]).maps.shape[0] == 2
+    (result,) = gradcam.explain_files(given, classifier)
+    assert (result.name, result.error) == ("inputs[0]", None)
+
+
+def test_a_tensor_of_pictures_is_a_sequence(classifier: gradcam.Classifier, photo: Photo, forms: Any) -> None:
+    tensor = forms(opaque(photo))["tensor"]
+    pair = torch.stack([tensor, tensor.flip(2)])
+    found, first = classifier.explain(pair), classifier.explain(tensor)
+    assert found.maps.shape[0] == 2
+    torch.testing.assert_close(found.maps[:1], first.maps, rtol=0, atol=1e-4)
+    assert torch.equal(classifier.batch(pair)[:1], classifier.batch([tensor]))
+    assert len(list(gradcam.explain_files(pair, classifier))) == 2
+
+
+def test_studies_and_checks_take_pictures(classifier: gradcam.Classifier, photo: Photo) -> None:
+    data = [photo(name).read_bytes() for name in ("koala.webp", "panda.webp", "macaw.webp", "coffee.jpg")]
+    study = evaluation.evaluate(classifier, data[:2], methods=["gradcam"], metrics=["complexity"], controls=[])
+    assert {it.image for it in study.measurements} == {"inputs[0]", "inputs[1]"}
+    pictures = {"a": data[0], "b": io.BytesIO(data[1]), "c": Image.open(io.BytesIO(data[2])), "d": photo("coffee.jpg")}
+    (mosaic,) = evaluation.make_mosaics(classifier, pictures, limit=1)
+    whole = {**pictures, "d": torch.tensor(gradcam.read_image(data[3])).permute(2, 0, 1)}
+    assert torch.equal(evaluation.make_mosaics(classifier, whole, limit=1)[0].image, mosaic.image)
+
+
+def test_floats_from_0_to_1(classifier: gradcam.Classifier, photo: Photo) -> None:
+    image = gradcam.read_image(photo("coffee.jpg"))
+    tensor = (torch.tensor(image).permute(2, 0, 1) / 255).requires_grad_()
+    expected = classifier.explain(image)
+    for given in (tensor, image / 255, tensor.bfloat16().float(), tensor.double()):
+        np.testing.assert_array_equal(classifier.explain(given).classes, expected.classes)
+    for given in (tensor, image / 255, (image / 255).astype(np.float32)):
+        np.testing.assert_array_equal(gradcam.read_image(given), image)
+        drawn = gradcam.overlay(given, expected.heatmaps[0, 0])
+        np.testing.assert_array_equal(drawn, gradcam.overlay(image, expected.heatmaps[0, 0]))
+    assert abs(gradcam.read_image(tensor.bfloat16()).astype(int) - image).max() <= 1
+    assert tensor.requires_grad
+    assert tensor.grad is None
+
+
+@pytest.mark.cuda
+def test_tensors_on_a_device(photo: Photo) -> None:
+    image = gradcam.read_image(photo("coffee.jpg"))
+    tensor = torch.tensor(image, device="cuda").permute(2, 0, 1)
+    np.testing.assert_array_equal(gradcam.read_image(tensor), image)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_opacity_by_hand(dtype: type) -> None:
+    full = 1 if dtype is np.float32 else np.iinfo(dtype).max
+    shares = np.array([[[1, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0.2]]])
+    expected = [[[255, 0, 0], [255, 255, 255], [204, 204, 204]]]
+    values = (shares * full).astype(dtype)
+    np.testing.assert_array_equal(gradcam.read_image(values), expected)
+    np.testing.assert_array_equal(gradcam.read_image(torch.tensor(values).permute(2, 0, 1)), expected)
+
+
+def test_opacity_is_a_channel_for_a_network_of_four() -> None:
+    class FourChannels:
+        channels = 4
+
+        def __call__(self, image: np.ndarray) -> torch.Tensor:
+            return torch.tensor(image).permute(2, 0, 1).float()
+
+        def region(self, height: int, width: int) -> tuple[int, int, int, int]:
+            return 0, 0, height, width
+
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(2, 2)
+    ).eval()
+    classifier = gradcam.Classifier("four", model, FourChannels(), 2, None, "0")
+    values = np.random.default_rng(0).integers(0, 256, (8, 9, 4), np.uint8)
+    np.testing.assert_array_equal(classifier.batch([values])[0].permute(1, 2, 0).numpy(), values)
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"]
+)
+def test_every_mode_of_pil(classifier: gradcam.Classifier, tmp_path: Path, mode: str) -> None:
+    image = Image.radial_gradient("L").crop((0, 0, 200, 150))
+    for step in {"I;16": ["I", "I;16"], "RGBa": ["RGBA", "RGBa"], "PA": ["P", "PA"]}.get(mode, [mode]):
+        image = image.convert(step)
+    before = np.array(image)
+    found = gradcam.read_image(image)
+    assert (found.shape, found.dtype) == ((150, 200, 3), np.uint8)
+    assert classifier.explain(image).overlay().shape == found.shape
+    np.testing.assert_array_equal(np.array(image), before)
+    with_file = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+    if mode in with_file:
+        image.save(tmp_path / "a.png")
+        np.testing.assert_array_equal(gradcam.read_image(tmp_path / "a.png"), found)
+
+
+def test_a_palette_with_a_transparent_colour(photo: Photo, tmp_path: Path) -> None:
+    image = opaque(photo).convert("P")
+    image.save(tmp_path / "a.png", transparency=3)
+    expected = gradcam.read_image(tmp_path / "a.png")
+    np.testing.assert_array_equal(gradcam.read_image(Image.open(tmp_path / "a.png")), expected)
+    assert (expected[np.asarray(image) == 3] == 255).all()
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_the_orientation_of_a_picture_of_pils(photo: Photo, tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    opaque(photo).save(tmp_path / "a.jpg", exif=exif)
+    expected = gradcam.read_image(tmp_path / "a.jpg")
+    np.testing.assert_array_equal(gradcam.read_image(Image.open(tmp_path / "a.jpg")), expected)
+    np.testing.assert_array_equal(gradcam.read_image((tmp_path / "a.jpg").read_bytes()), expected)
+
+
+def test_an_open_file_is_left_where_it_was(photo: Photo) -> None:
+    with open(photo("coffee.jpg"), "rb") as file:
+        file.seek(100)
+        np.testing.assert_array_equal(gradcam.read_image(file), gradcam.read_image(photo("coffee.jpg")))
+        assert file.tell() == 100  # and so it is not closed
+
+
+def test_a_stream_that_cannot_go_back(photo: Photo) -> None:
+    reading, writing = os.pipe()
+    data = Image.open(photo("coffee.jpg")).resize((20, 10))
+    with open(writing, "wb") as file:
+        data.save(file, "BMP")
+    with open(reading, "rb") as file:
+        np.testing.assert_array_equal(gradcam.read_image(file), np.asarray(data))
+
+
+def test_a_reader_of_the_users_gets_a_file_of_bytes(photo: Photo) -> None:
+    seen = []
+
+    def read(path: str | os.PathLike[str]) -> np.ndarray:
+        seen.append((Path(path).suffix, Path(path).read_bytes()))
+        if len(seen) > 2:
+            raise ValueError("no more")
+        return gradcam.read_image(path)
+
+    classifier = gradcam.load_classifier(device="cpu", reader=read)
+    data = photo("coffee.jpg").read_bytes()
+    with open(photo("coffee.jpg"), "rb") as file:
+        assert torch.equal(classifier.explain(file).maps, classifier.explain(data).maps)
+    classifier.explain(Image.open(photo("coffee.jpg")))  # is read already
+    assert seen == [(".jpg", data), ("", data)]
+    with pytest.raises(ImageError, match="^the given bytes: the reader read failed"):
+        classifier.explain(data)
+
+
+def test_urls_as_paths(classifier: gradcam.Classifier, photo: Photo) -> None:
+    class StorePath:
+        """As universal-pathlib has them: the URL is its text, and it is no os.PathLike."""
+
+        def __str__(self) -> str:
+            return "memory://forms/coffee.jpg"
+
+        def read_bytes(self) -> bytes:
+            return photo("coffee.jpg").read_bytes()
+
+    try:
+        MemoryFileSystem().pipe_file("/forms/coffee.jpg", photo("coffee.jpg").read_bytes())
+        for given in (Somewhere("memory://forms/coffee.jpg"), StorePath()):
+            (result,) = gradcam.explain_files([given], classifier)
+            assert (result.name, result.error) == ("coffee.jpg", None)
+    finally:
+        MemoryFileSystem.store.clear()
+        MemoryFileSystem.pseudo_dirs[:] = [""]
+    np.testing.assert_array_equal(gradcam.read_image(StorePath()), gradcam.read_image(photo("coffee.jpg")))
+
+
+def closed_file(photo: Photo) -> Any:
+    with open(photo("coffee.jpg"), "rb") as file:
+        return file
+
+
+def closed_picture(photo: Photo) -> Any:
+    with Image.open(photo("coffee.jpg")) as image:
+        return image
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (closed_file, r"coffee\.jpg: is closed"),
+        (closed_picture, r"coffee\.jpg: is closed"),
+        (lambda photo: io.StringIO("text"), 'the given file: is not open for bytes: open it with "rb"'),
+        (lambda photo: Upload(photo("coffee.jpg").read_bytes()), r"upload\.png: .* is to be awaited: .*\.file"),
+        (lambda photo: b"", "the given bytes: is empty"),
+        (lambda photo: io.BytesIO(), "the given file: is empty"),
+        (lambda photo: b"nothing", "the given bytes: is not a picture"),
+        (lambda photo: photo("coffee.jpg").read_bytes()[:5000], "the given bytes: is damaged or cut off"),
+        (lambda photo: Image.open(io.BytesIO(photo("coffee.jpg").read_bytes()[:5000])), "is damaged or cut off"),
+        (lambda photo: "https://example.org/a.jpg", r"^https://example\.org/a\.jpg: is a URL, .* give a file, or its bytes"),
+        (lambda photo: Somewhere("s3://bucket/a.jpg"), "^s3://bucket/a.jpg: is a URL"),
+        (lambda photo: torch.randn(3, 8, 8), r"float32 \(8, 8, 3\) with values from .*, expected uint8, .* from 0 to 1"),
+        (lambda photo: torch.full((3, 8, 8), 255.0), "expected uint8, uint16, or floats from 0 to 1"),
+        (lambda photo: torch.full((3, 8, 8), torch.nan), "expected uint8, uint16, or floats from 0 to 1"),
+        (lambda photo: torch.zeros(3, 8, 8, dtype=torch.int64), "int64 .* expected uint8"),
+        (lambda photo: torch.zeros(20, 30, 3), r"expected its channels first: \.permute\(2, 0, 1\)"),
+        (lambda photo: torch.zeros(0, 3), r"expected one picture: \(C,H,W\) or \(H,W\)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_picture(classifier: gradcam.Classifier, photo: Photo, make: Any, message: str) -> None:
+    for take in (gradcam.read_image, classifier.explain, lambda it: gradcam.overlay(it, np.zeros((2, 2)))):
+        with pytest.raises(ImageError, match=message) as caught:
+            take(make(photo))
+        assert len(str(caught.value)) < 300
+
+
+def test_a_file_of_text(classifier: gradcam.Classifier, photo: Photo, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for path in (photo("coffee.jpg"), tmp_path / "a.txt"):
+        with (
+            open(path, encoding="utf-8") as file,
+            pytest.raises(ImageError, match='not open for bytes: open it with "rb"'),
+        ):
+            classifier.explain(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((4, 5, 2)), r"float64 \(4, 5, 2\), expected an array"),
+        (np.zeros((3, 4, 5), np.uint8), r"uint8 \(3, 4, 5\), expected an array \(H,W\), \(H,W,3\) or \(H,W,4\)"),
+        (np.zeros((1, 4, 5, 3), np.uint8), r"uint8 \(1, 4, 5, 3\), expected an array"),
+        (np.zeros((0, 5, 3), np.uint8), "expected an array"),
+        (np.full((4, 5, 3), 1.5), "values from 1.5 to 1.5, expected uint8"),
+        (np.full((4, 5, 3), 255), "int64 .* expected uint8"),
+        (np.full((4, 5, 3), True), "bool .* expected uint8"),
+        (None, "The picture is None, expected a path"),
+        ([[1]], "expected a path"),
+    ],
+)
+def test_what_cannot_be_drawn_on(values: Any, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        gradcam.overlay(values, np.zeros((2, 2)))
+    with pytest.raises(ImageError, match=message):
+        gradcam.read_image(values)
