@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import sys
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterable
 
 LONGEST = 60  # characters of somebody's value in a message
+LONGEST_RESULT = 180  # of a result at a prompt
 
 
 class GradcamError(Exception):
@@ -85,6 +87,22 @@ def shorten(value: object) -> str:
     """The repr of anything in one line, for a sentence."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def show_fields(result: object) -> str:
+    """The repr of a dataclass in one line that fits a prompt: arrays by their shapes, and what is long cut off."""
+    named = ((field.name, getattr(result, field.name)) for field in dataclasses.fields(result) if field.repr)  # type: ignore[arg-type]
+    text = ", ".join(f"{name}={_show_value(value)}" for name, value in named)
+    most = LONGEST_RESULT - len(type(result).__name__) - 2
+    return f"{type(result).__name__}({text if len(text) <= most else f'{text[: most - 3]}...'})"
+
+
+def _show_value(value: object) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} {tuple(value.shape)}".removeprefix("torch.")
+    if isinstance(value, (list, tuple)) and any(hasattr(one, "dtype") for one in value[:1]):
+        return f"[{_show_value(value[0])}{', ...' if len(value) > 1 else ''}]"
+    return shorten(value)
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.arguments import Batch, caller_keeps, to_batch
 from gradcam.axes import Axes
 from gradcam.dependence import Edge, Ways, edge_of, is_activated, is_softmax
-from gradcam.errors import ImageError, shorten
+from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.gradients import nodes_behind
 from gradcam.hooks import Hooks
 from gradcam.isolation import undisturbed
@@ -54,6 +54,8 @@ class LayerRow:
     suggested_for_positive: bool = field(default=False, compare=False)
     guessed: bool = field(default=False, compare=False)
     places: int | None = field(default=None, compare=False)
+
+    __repr__ = show_fields
 
     @property
     def is_out_of_place(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from gradcam.errors import GradcamError, shorten
+from gradcam.errors import GradcamError, shorten, show_fields
 
 SCHEMA = 1
 
@@ -68,6 +68,8 @@ class Record:
     fit: str | None = None
     sha256: str | None = None
     tar: str | None = None
+
+    __repr__ = show_fields
 
     @property
     def status(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.choices import ACTIVATIONS
-from gradcam.errors import TargetError, shorten
+from gradcam.errors import TargetError, shorten, show_fields
 from gradcam.indices import check_classes, check_range, to_rivals
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.scores import SCORES, difference, find_strongest, logit, probability, to_two_classes
@@ -40,6 +40,8 @@ class ClassTarget:
     activation: str = "auto"
     output: str | int | None = None
     _rivals: Tensor | None = field(default=None, repr=False, compare=False)  # (N,K,R), once they have been chosen
+
+    __repr__ = show_fields
 
     def __post_init__(self) -> None:
         if not isinstance(self.score, str) or self.score not in SCORES:

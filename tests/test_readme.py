@@ -66,7 +66,7 @@ def test_the_python_runs_from_top_to_bottom_in_one_session(models: Path) -> None
     """The recipes too: what a block calls `model` or `images` is there for all after it."""
     cli.main(["batch", "photo.jpg", "-o", "explained", "--quiet"], standalone_mode=False)
     names: dict[str, Any] = {}
-    assert len(PYTHON) == 18
+    assert len(PYTHON) == 19
     for code in PYTHON:
         run_python(code, names)
     assert torch.allclose(
@@ -74,6 +74,8 @@ def test_the_python_runs_from_top_to_bottom_in_one_session(models: Path) -> None
     )
     explanation = gradcam.load_classifier().explain(["photo.jpg", "other.png"], target="espresso")
     assert np.array_equal(gradcam.read_image("overlay.png"), explanation.overlay(0))
+    assert names["served"].label() == "espresso"
+    assert round(explanation.probability(0), 2) == 0.95
     assert np.array_equal(gradcam.read_image("fine.png"), names["attribution"].picture())
     assert [record.image for record in names["records"]] == ["photo.jpg"]
     assert names["result"].name == "other.png"

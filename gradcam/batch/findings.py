@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, Prepared
 from gradcam.effort import Progress
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, show_fields
 from gradcam.images import Pixels, Region
 from gradcam.records import Explained, Prediction
 from gradcam.targets import ClassTarget
@@ -61,6 +61,8 @@ class Drawing:
     source: PictureExplanation | PictureAttribution = field(repr=False)
     k: int = 0
 
+    __repr__ = show_fields
+
     @property
     def map(self) -> Tensor | None:
         """The method's own values (h,w), float32 on the region that the network saw; None for an attribution."""
@@ -93,6 +95,8 @@ class Finding:
     maps: Mapping[tuple[str, str], PictureExplanation]
     attributions: Sequence[PictureAttribution]
     predictions: Sequence[Prediction]
+
+    __repr__ = show_fields
 
     @property
     def picture(self) -> Pixels:

@@ -53,13 +53,14 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
     try:
         wanted = None if item.wanted is None else classifier.find_class(item.wanted)
         if isinstance(item.content, GivenContent):
-            picture = item.content.picture
+            prepared = classifier.prepare(item.content.picture)
+            if audit:
+                fetched = Fetched(item, hashlib.sha256(prepared.reading.values.tobytes()).hexdigest())
         else:
             content = _fetch(item, classifier.reader)
             if audit:
                 fetched = Fetched(item, _digest(content))
-            picture = _decode(item.name, content, classifier.reader)
-        prepared = classifier.prepare(picture)
+            prepared = classifier.prepare(_decode(item.name, content, classifier.reader))
         return Read(fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), wanted)
     except StoreError:
         raise

@@ -16,7 +16,7 @@ from gradcam.batch.inputs.sources import Inputs, list_inputs
 from gradcam.batch.pipeline import check_count, explain_items
 from gradcam.batch.reading import Fetched
 from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, load_classifier
-from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten
+from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten, show_fields
 from gradcam.evidence import check_evidence
 from gradcam.indices import check_classes
 from gradcam.layers import find_layer
@@ -42,6 +42,8 @@ class FileResult:
     attributions: Sequence[PictureAttribution] = field(default=(), repr=False)
     predictions: Sequence[Prediction] = field(default=(), repr=False)
     note: str | None = None
+
+    __repr__ = show_fields
 
 
 def explain_files(

@@ -21,7 +21,7 @@ from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.readers import Reader, Reading, read_picture, to_reading
 from gradcam.classifiers.tiles import Tiles, explain_tiles, mean_output, stack
 from gradcam.effort import Progress
-from gradcam.errors import GradcamError, ImageError, LayerError, shorten
+from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
 from gradcam.explanation import Explanation, compare, one_map
 from gradcam.images import FORMS, PictureLike, Region, is_one_picture
 from gradcam.isolation import undisturbed
@@ -36,6 +36,8 @@ class Prepared:
 
     reading: Reading
     image: Tensor
+
+    __repr__ = show_fields
 
 
 _Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
@@ -84,6 +86,8 @@ class Classifier:
     @property
     def _fit(self) -> Fit:
         return to_fit(self.fit)
+
+    __repr__ = show_fields
 
     @property
     def device(self) -> torch.device:

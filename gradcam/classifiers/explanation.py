@@ -95,7 +95,9 @@ class Pictured:
             "".join(_to_figure(picture, height, self.caption(i, k)) for k, picture in enumerate(row))
             for i, row in enumerate(drawn)
         )
-        return "".join(f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows)
+        return "".join(
+            f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows
+        )
 
 
 def _to_figure(picture: Pixels, height: int, caption: str) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from gradcam.classifiers.values import check_values
 from gradcam.depth import FULL, show, to_8_bits
 from gradcam.dicom import is_dicom, read_dicom
-from gradcam.errors import GradcamError, ImageError, ModelError, shorten
+from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
 from gradcam.images import Given, PictureLike, Pixels, check_pixels, lay_on_white, read_values, to_array, to_content
 
 Path = str | os.PathLike[str]
@@ -33,6 +33,8 @@ class Reading:
     values: NDArray[Any]
     picture: Pixels
     note: str | None = None
+
+    __repr__ = show_fields
 
 
 Reader = Callable[[Path], Reading]

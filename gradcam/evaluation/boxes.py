@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.errors import GradcamError, ImageError, shorten
+from gradcam.errors import GradcamError, ImageError, shorten, show_fields
 from gradcam.evaluation.heatmaps import check_heatmaps, to_unit
 
 SHARE = 0.15  # of the maximum
@@ -31,6 +31,8 @@ class Localisation:
     boxes: Tensor = field(repr=False)
     iou: Tensor
     errors: Tensor
+
+    __repr__ = show_fields
 
 
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -> Localisation:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import ImageError, shorten
+from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.evaluation.heatmaps import check_heatmaps, to_unit
 from gradcam.explanation import Explanation
 
@@ -25,6 +25,8 @@ class GridPointing:
 
     mass: Tensor
     hits: Tensor
+
+    __repr__ = show_fields
 
 
 def grid_pointing_game(heatmaps: Any) -> GridPointing:

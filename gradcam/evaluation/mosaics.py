@@ -14,7 +14,7 @@ from gradcam.batch.pipeline import check_count
 from gradcam.batch.shortage import is_out_of_memory
 from gradcam.classifiers import Classifier
 from gradcam.classifiers.preparation import find_input_device, find_input_dtype
-from gradcam.errors import GradcamError, ImageError, InputError, shorten
+from gradcam.errors import GradcamError, ImageError, InputError, shorten, show_fields
 from gradcam.evaluation.grid import CELLS
 from gradcam.evaluation.seeds import draw
 from gradcam.evaluation.subject import Subject
@@ -35,6 +35,8 @@ class Tile:
     index: int
     probability: float
 
+    __repr__ = show_fields
+
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
@@ -46,6 +48,8 @@ class Mosaic:
     names: tuple[str, str, str, str]
     image: Tensor
     classes: tuple[int, int, int, int]
+
+    __repr__ = show_fields
 
 
 def make_mosaics(

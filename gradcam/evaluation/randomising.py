@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import BlindLayerError, GradcamError, ModelError, describe_unexpected, shorten
+from gradcam.errors import BlindLayerError, GradcamError, ModelError, describe_unexpected, shorten, show_fields
 from gradcam.evaluation.explainers import Explain, run_explain
 from gradcam.evaluation.heatmaps import check_heatmaps, to_tensor
 from gradcam.evaluation.ranks import rank_correlation
@@ -31,6 +31,8 @@ class Randomisation:
     layers: tuple[str, ...]
     correlations: Tensor
     heatmaps: Tensor = field(repr=False)
+
+    __repr__ = show_fields
 
 
 def randomisation(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradcam.errors import GradcamError, shorten
+from gradcam.errors import GradcamError, shorten, show_fields
 from gradcam.evaluation.heatmaps import check_heatmaps
 from gradcam.evaluation.imputation import NOISE, impute
 from gradcam.evaluation.ordering import count_pixels, rank_pixels
@@ -32,6 +32,8 @@ class Road:
     most: Tensor = field(repr=False)
     least: Tensor = field(repr=False)
     shares: tuple[float, ...] = field(repr=False)
+
+    __repr__ = show_fields
 
 
 def road(

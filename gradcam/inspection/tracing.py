@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gradcam.arguments import to_inputs
-from gradcam.errors import GradcamError, join_names, shorten
+from gradcam.errors import GradcamError, join_names, shorten, show_fields
 from gradcam.inspection.calls import Entry
 from gradcam.inspection.passes import Subject, count_pass, timed_pass
 from gradcam.layers import unwrap
@@ -51,6 +51,8 @@ class Call:
     runs: int
     also: tuple[str, ...]
     tied: tuple[str, ...]
+
+    __repr__ = show_fields
 
 
 @dataclass(frozen=True)

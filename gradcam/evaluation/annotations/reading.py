@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import InputError, shorten
+from gradcam.errors import InputError, shorten, show_fields
 from gradcam.evaluation.annotations.box_lists import read_box_list
 from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.label_masks import read_label_masks
@@ -33,6 +33,8 @@ class Truth:
     masks: Tensor
     boxes: Sequence[Tensor]
 
+    __repr__ = show_fields
+
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
@@ -46,6 +48,8 @@ class Annotations:
     names: Sequence[str]
     notes: Sequence[str] = ()
     find: Find = field(default=lambda name: (), repr=False)
+
+    __repr__ = show_fields
 
     def truth(
         self,

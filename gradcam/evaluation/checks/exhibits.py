@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.effort import Progress
+from gradcam.errors import show_fields
 from gradcam.evaluation.checks.covering import PLACES, SHARES, Covering, cover
 from gradcam.evaluation.classes import find_rivals
 from gradcam.evaluation.explainers import Explain, run_explain
@@ -41,6 +42,8 @@ class Exhibits:
     covering: Covering
     sensitivity: float
     noisy_maps: Tensor
+
+    __repr__ = show_fields
 
     @property
     def is_constant(self) -> bool:

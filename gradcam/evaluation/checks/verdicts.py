@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, shorten, show_fields
 
 if TYPE_CHECKING:
     from gradcam.evaluation.checks.exhibits import Exhibits
@@ -59,6 +59,8 @@ class Test:
     thresholds: Thresholds
     reason: str
 
+    __repr__ = show_fields
+
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
@@ -84,6 +86,12 @@ class Verdict:
     picture: Pixels = field(repr=False)
     exhibits: Exhibits = field(repr=False)
     doubt: str | None = None
+
+    def __repr__(self) -> str:
+        tests = ", ".join(f"{test.name} {test.outcome} ({test.value:.2g})" for test in self.tests)
+        place = "" if self.layer is None else f" at {self.layer}"
+        doubt = f"; {shorten(self.doubt)}" if self.doubt else ""
+        return f"Verdict({self.outcome}: {shorten(self.class_name)} by {self.method}{place}; {tests}{doubt})"
 
     @property
     def outcome(self) -> Outcome:

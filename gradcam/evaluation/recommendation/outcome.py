@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradcam.errors import show_fields
 from gradcam.evaluation.intervals import Interval
 
 SAME = 1e-4  # of a mass: differences that make none
@@ -39,6 +40,8 @@ class Row:
     road: Interval | None = None
     road_behind: Interval | None = None
 
+    __repr__ = show_fields
+
     @property
     def is_clearly_less(self) -> bool:
         """Whether the mass is clearly less than the most, so that it cannot be the best."""
@@ -67,6 +70,13 @@ class Recommendation:
     size: tuple[int, int]
     seed: int
     left_out: Mapping[Combination, str]
+
+    def __repr__(self) -> str:
+        default = ", the default" if self.is_default else ""
+        return (
+            f"Recommendation({self.best.combination}{default}, for {self.model}: the best of {len(self.rows)} on "
+            f"{len(self.pictures)} picture(s) in {self.mosaics} mosaic(s))"
+        )
 
     @property
     def is_default(self) -> bool:

@@ -15,6 +15,7 @@ from gradcam.batch.weights import describe_weights
 from gradcam.classifiers import Classifier
 from gradcam.classifiers.preparation import find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocessing
+from gradcam.errors import show_fields
 from gradcam.evaluation.study.plan import Plan
 from gradcam.hashing import hash_file
 
@@ -40,6 +41,8 @@ class Conditions:
     annotations: str | None
     versions: Mapping[str, str]
     settings: Mapping[str, Any] = field(repr=False)
+
+    __repr__ = show_fields
 
     def to_fields(self) -> dict[str, Any]:
         """As they are written to files."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from gradcam.errors import GradcamError, shorten
+from gradcam.errors import GradcamError, shorten, show_fields
 from gradcam.evaluation.study.measurements import Measurement
 
 Kind = Literal["picture", "mosaic"]
@@ -25,6 +25,8 @@ class Entry:
 
     image: str
     kind: Kind = "picture"
+
+    __repr__ = show_fields
     sha256: str | None = None
     error: str | None = None
     index: int | None = None

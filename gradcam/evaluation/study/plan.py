@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gradcam.errors import GradcamError, join_names, shorten
+from gradcam.errors import GradcamError, join_names, shorten, show_fields
 from gradcam.evaluation.metrics import DEFAULT, GROUPS, METRICS, find_metrics
 from gradcam.methods import METHODS, find_method
 from gradcam.methods.finding import offer
@@ -32,6 +32,8 @@ class Plan:
     metrics: tuple[str, ...]
     asked_methods: frozenset[str] = frozenset()
     asked_metrics: frozenset[str] = frozenset()
+
+    __repr__ = show_fields
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gradcam.errors import shorten
 from gradcam.evaluation.study.conditions import Conditions
 from gradcam.evaluation.study.entries import Entry, Kind
 from gradcam.evaluation.study.measurements import Measurement
@@ -20,6 +21,12 @@ class Results:
     conditions: Conditions
     entries: Sequence[Entry] = field(repr=False)
     notes: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Results({len(self.judged())} picture(s), {len(self.failures)} failed, "
+            f"methods {shorten(self.plan.methods)}, metrics {shorten(self.plan.metrics)})"
+        )
 
     @property
     def measurements(self) -> list[Measurement]:

@@ -1,0 +1,290 @@
+"""What results say of themselves and leave behind: names of classes, captions, files, and lines at a prompt."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam import attributions, evaluation
+from gradcam.cli import cli
+from gradcam.drawing import sheet
+from gradcam.errors import ImageError
+from gradcam.targets import ClassTarget
+from tests.helpers import tiny_model
+
+Photo = Callable[[str], Path]
+CAT_AND_CUP = "cat_and_espresso.jpg"
+LONGEST = 200  # characters at a prompt
+
+
+@pytest.fixture(scope="module")
+def explained(classifier: gradcam.Classifier, photo: Photo) -> Any:
+    """The cat and the cup, each by its own name."""
+    return classifier.explain(photo(CAT_AND_CUP), target=[["Egyptian cat", "espresso"]])
+
+
+@pytest.fixture(scope="module")
+def attributed(classifier: gradcam.Classifier, photo: Photo) -> Any:
+    return classifier.attribute(photo(CAT_AND_CUP), "input-gradients", target="espresso")
+
+
+@pytest.fixture(scope="module")
+def plain() -> gradcam.Explanation:
+    """Two images with three classes each, and no pictures."""
+    return gradcam.explain(tiny_model(), torch.rand(2, 3, 24, 32), "3", target=[[0, 1, 2], [3, 4, 0]])
+
+
+# Names and captions
+
+
+def test_a_class_has_a_name_and_a_probability(explained: Any) -> None:
+    probabilities = explained.output.softmax(1)[0]
+    for k, (name, index) in enumerate({"Egyptian cat": 285, "espresso": 967}.items()):
+        assert explained.label(0, k) == name
+        assert explained.probability(0, k) == pytest.approx(probabilities[index].item())
+        share = f"{100 * probabilities[index].item():.0f} %"
+        assert explained.caption(0, k) == f"{name} ({index}), {share}, by gradcam at layer4"
+    assert (explained.label(), explained.label(k=-1)) == ("Egyptian cat", "espresso")
+    for ask in (explained.label, explained.probability, explained.caption):
+        with pytest.raises(ImageError, match=r"There is no class \[0, 2\]: there are 1 picture\(s\), with 2"):
+            ask(0, 2)
+
+
+def test_an_attribution_has_them_too(attributed: Any, explained: Any) -> None:
+    assert attributed.label() == "espresso"
+    assert attributed.probability() == pytest.approx(explained.probability(0, 1), abs=1e-4)
+    assert re.fullmatch(r"espresso \(967\), \d+ %, by input-gradients", attributed.caption())
+
+
+def test_what_nobody_knows(classifier: gradcam.Classifier, photo: Photo) -> None:
+    found = classifier.explain(photo("coffee.jpg"), target=lambda output: output[:, :2], evidence="signed")
+    assert (found.label(0, 1), found.probability(0, 1)) == (None, None)
+    assert found.caption(0, 1) == "score 1, signed evidence by gradcam at layer4"
+    own = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3").explain(photo("coffee.jpg"), target=2)
+    assert own.label() is None
+    assert re.fullmatch(r"class 2, \d+ %, by gradcam at 3", own.caption())
+
+
+def test_a_class_of_one_of_several_heads_has_a_caption(photo: Photo) -> None:
+    class TwoHeads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_model()
+
+        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            scores = self.body(images)
+            return {"kind": scores, "colour": scores * 2}
+
+    preprocess = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3").preprocess
+    classifier = gradcam.Classifier("two", TwoHeads().eval(), preprocess, 5, None, "body.3")
+    found = classifier.explain(photo("coffee.jpg"), target=ClassTarget(1, output="kind"))
+    assert found.caption() == "class 1, by gradcam at body.3"
+
+
+# In a notebook
+
+
+def test_a_notebook_shows_each_picture_with_its_caption(explained: Any, attributed: Any) -> None:
+    for found, pictures in ((explained, 2), (attributed, 1)):
+        shown = found._repr_html_()
+        assert re.findall("<figcaption>(.*?)</figcaption>", shown) == [found.caption(0, k) for k in range(pictures)]
+        images = [Image.open(io.BytesIO(base64.b64decode(it))) for it in re.findall('base64,(.*?)"', shown)]
+        assert [image.size for image in images] == [(800, 640) if pictures == 1 else (400, 320)] * pictures
+        assert found._repr_png_().startswith(b"\x89PNG")
+    drawn = explained.overlay()
+    small = np.asarray(Image.fromarray(drawn).resize((400, 320), Image.Resampling.BOX)).astype(int)
+    first = next(re.finditer('base64,(.*?)"', explained._repr_html_()))[1]
+    assert abs(np.asarray(Image.open(io.BytesIO(base64.b64decode(first)))) - small).mean() < 3
+
+
+def test_labels_are_escaped(explained: Any) -> None:
+    labels = list(explained.labels)
+    labels[285] = '<img src=x onerror="alert(1)"> & more'
+    shown = replace(explained, labels=labels)._repr_html_()
+    assert "<img src=x" not in shown
+    assert 'onerror="' not in shown
+    assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt; &amp; more (285)" in shown
+
+
+# Files
+
+
+def test_an_overlay_is_saved(explained: Any, attributed: Any, tmp_path: Path) -> None:
+    explained.save(tmp_path / "cat.png", 0, 0)
+    explained.save(str(tmp_path / "cup.png"), k=1, alpha=0.9, colormap="viridis")
+    explained.save(tmp_path / "both.png")
+    attributed.save(tmp_path / "fine.png")
+    expected = {
+        "cat.png": explained.overlay(),
+        "cup.png": explained.overlay(0, 1, alpha=0.9, colormap="viridis"),
+        "both.png": sheet([[explained.overlay(), explained.overlay(0, 1)]]),
+        "fine.png": attributed.picture(),
+    }
+    assert {path.name for path in tmp_path.iterdir()} == set(expected)
+    for name, picture in expected.items():
+        np.testing.assert_array_equal(gradcam.read_image(tmp_path / name), picture, name)
+
+
+def test_all_of_an_explanation_is_saved(explained: Any, plain: gradcam.Explanation, tmp_path: Path) -> None:
+    for found in (explained, plain):
+        found.save(tmp_path / "all.npz")
+        with np.load(tmp_path / "all.npz") as kept:
+            assert set(kept) == {"maps", "heatmaps", "classes", "scores", "layer", "method", "evidence"}
+            for name in ("maps", "heatmaps", "classes", "scores"):
+                np.testing.assert_array_equal(kept[name], getattr(found, name).numpy(), name)
+            assert [str(kept[name]) for name in ("layer", "method", "evidence")] == [found.layer, "gradcam", "positive"]
+    plain.save(tmp_path / "some.npz", 1, -1)
+    with np.load(tmp_path / "some.npz") as kept:
+        np.testing.assert_array_equal(kept["heatmaps"], plain.heatmaps[1:, 2:].numpy())
+    of_function = gradcam.explain(tiny_model(), torch.rand(1, 3, 24, 32), "3", target=lambda output: output[:, 0])
+    of_function.save(tmp_path / "function.npz")
+    with np.load(tmp_path / "function.npz") as kept:
+        assert "classes" not in kept
+
+
+def test_all_of_an_attribution_is_saved(tmp_path: Path) -> None:
+    found = attributions.input_gradients(tiny_model(), torch.rand(2, 3, 24, 32), target=1)
+    found.save(tmp_path / "all.npz")
+    with np.load(tmp_path / "all.npz") as kept:
+        assert set(kept) == {"values", "classes", "scores", "method"}
+        np.testing.assert_array_equal(kept["values"], found.values.numpy())
+    found.save(tmp_path / "one.npy", 1, 0)
+    np.testing.assert_array_equal(np.load(tmp_path / "one.npy"), found.values[1, 0].numpy())
+
+
+def test_one_map_is_saved_as_a_batch_does(classifier: gradcam.Classifier, photo: Photo, tmp_path: Path) -> None:
+    command = ["batch", str(photo("koala.webp")), "-o", str(tmp_path / "out"), "--save", "map", "--quiet"]
+    cli.main(command, standalone_mode=False)
+    (written,) = (tmp_path / "out").glob("*.npy")
+    classifier.explain(photo("koala.webp")).save(tmp_path / "map.npy")
+    theirs, ours = np.load(written), np.load(tmp_path / "map.npy")
+    assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "message"),
+    [
+        (
+            "a.png",
+            (),
+            r"has no picture to draw on: gradcam.write_image\('.*a.png', gradcam.overlay\(.* save it as .npz",
+        ),
+        ("a.gif", (), r"a.gif: expected the suffix of a picture \(.bmp, .*\), or .npz or .npy"),
+        ("a", (), "expected the suffix"),
+        ("a.npy", (), "a.npy: takes one map, and there are 6: give i and k, or save all of them as .npz"),
+        ("a.npy", (1,), "takes one map, and there are 3"),
+        ("a.npy", (2, 0), r"There is no map \[2, 0\]: there are 2 picture\(s\), with 3 map\(s\) each"),
+        ("a.npz", (None, 3), r"There is no map \[:, 3\]"),
+        ("none/a.npz", (), "a.npz: cannot be written"),
+    ],
+)
+def test_what_cannot_be_saved(
+    plain: gradcam.Explanation, tmp_path: Path, name: str, place: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ImageError, match=message):
+        plain.save(tmp_path / name, *place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_half_of_a_file_is_left(explained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.npz").write_bytes(b"before")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for name in ("a.npz", "a.npy", "a.png"):
+        with pytest.raises(ImageError, match=f"{name}: cannot be written \\(No space left on device\\)"):
+            explained.save(tmp_path / name, 0, 0)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.npz", b"before")]
+
+
+# At a prompt
+
+
+def test_a_verdict_says_what_a_person_needs() -> None:
+    classifier = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3", labels=["a" * 500, *"bcde"])
+    picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    verdict = evaluation.check(classifier, picture, target=1)
+    said = repr(verdict)
+    assert said.startswith(f"Verdict({verdict.outcome}: 'b (1)' by gradcam at 3; ")
+    for test in verdict.tests:
+        assert f"{test.name} {test.outcome} ({test.value:.2g})" in said
+    doubtful = replace(verdict, index=0, label=classifier.label(0), doubt="its cells lie elsewhere " * 20)
+    assert "failed" in repr(doubtful)
+    assert "its cells lie elsewhere" in repr(doubtful)
+    for value in (verdict, verdict.tests[0], verdict.exhibits):
+        assert len(repr(value)) <= LONGEST
+        assert "\n" not in repr(value)
+    assert len(repr(doubtful)) <= LONGEST + 100
+
+
+def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, explained: Any, attributed: Any) -> None:
+    own = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3")
+    pictures = np.random.default_rng(0).integers(0, 256, (70, 24, 32, 3), dtype=np.uint8)
+    images = own.batch(pictures)
+    subject, heatmaps = evaluation.Subject(own.model, images), own.explain(pictures).heatmaps[:, 0]
+    (failed,) = gradcam.explain_files([b"nothing"], own)
+    (done,) = gradcam.explain_files(photo("koala.webp"), own)
+    tile = {
+        str(place): photo(name) for place, name in enumerate(("koala.webp", "panda.webp", "macaw.webp", "coffee.jpg"))
+    }
+    found = {
+        "Classifier(name='efficientnet_lite0', ": classifier,
+        "PictureExplanation(": explained,
+        "PictureAttribution(": attributed,
+        "Prepared(reading=Reading(values=uint8 (24, 32, 3), ": own.prepare(pictures[0]),
+        "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None)": own.prepare(pictures[0]).reading,
+        "FileResult(name='inputs[0]', path=None, error=ImageError(": failed,
+        "FileResult(name='koala.webp', ": done,
+        "LayerRow(name='0', type='Conv2d', ": gradcam.list_layers(own.model, images[:1])[0],
+        "ClassTarget(classes=int64 (70, 3), top=1, ": ClassTarget(torch.zeros(70, 3, dtype=torch.int64)),
+        "Road(combined=float32 (70,))": evaluation.road(subject, heatmaps),
+        "Truth(masks=bool (24, 32), boxes=float64 (1, 4))": evaluation.Truth(np.ones((24, 32), bool), np.ones((1, 4))),
+        "Results(2 picture(s), 0 failed, methods ('gradcam',), metrics ('complexity',))": evaluation.evaluate(
+            own, list(pictures[:2]), methods=["gradcam"], metrics=["complexity"], controls=[]
+        ),
+        "Mosaic(names=('": evaluation.make_mosaics(classifier, tile, limit=1)[0],
+    }
+    for beginning, value in found.items():
+        assert repr(value).startswith(beginning), repr(value)
+        assert len(repr(value)) <= LONGEST, repr(value)
+        assert "\n" not in repr(value)
+
+
+def test_a_recommendation_names_the_best() -> None:
+    from gradcam.evaluation.recommendation.outcome import Combination, Row
+
+    interval = evaluation.mean_interval([0.1, 0.2])
+    rows = tuple(
+        Row(Combination(name, "logit", "layer4"), interval, interval, interval) for name in ("gradcam", "hirescam")
+    )
+    made = evaluation.Recommendation(
+        "own",
+        rows,
+        rows[0],
+        rows[0],
+        None,
+        None,
+        ("a", "b") * 40,
+        12,
+        (448, 448),
+        0,
+        {Combination("x", None, "y"): "none"},
+    )
+    said = "gradcam of the logit at layer4, the default, for own: the best of 2 on 80 picture(s) in 12 mosaic(s)"
+    assert repr(made) == f"Recommendation({said})"
+    assert len(repr(rows[0])) <= LONGEST
