@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -551,10 +552,10 @@ def test_what_somebody_removes_while_it_runs_is_told_of_and_nothing_is_lost(
     assert tree(folder / "out") == tree(folder / "whole")
 
 
-def start(photos: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", *arguments]
+def start(photos: Path, *arguments: str, before: Sequence[str] = (), **streams: int) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.Popen(command, cwd=photos.parent, text=True, env=environment, **pipes)
 
 
@@ -662,24 +663,25 @@ def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -
 
 @POSIX
 @pytest.mark.slow
-def test_nohup_is_heeded_and_a_closed_terminal_ends_it(folder: Path, many: Path) -> None:
-    command = [sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "2"]
-    process = subprocess.Popen(["nohup", *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_nohup_is_heeded(folder: Path, many: Path) -> None:
+    process = start(many, "--batch-size", "2", before=["nohup"])
     wait_for_records(folder / "out", 3)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=300) == 0
+    process.communicate(timeout=300)
+    assert process.returncode == 0
     assert len(manifest(folder / "out")) == 40
+
+
+@POSIX
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_ends_it_cleanly(folder: Path, many: Path) -> None:
     ours, theirs = os.openpty()
-    with subprocess.Popen([*command, "--overwrite"], cwd=folder, stdout=theirs, stderr=theirs, stdin=theirs) as process:
-        os.close(theirs)
-        wait_for_records(folder / "out", 40)
-        while (folder / "out" / "manifest.jsonl").exists() and len(manifest(folder / "out")) == 40:
-            os.read(ours, 1000)
-            time.sleep(0.005)
-        wait_for_records(folder / "out", 3)
-        os.close(ours)  # what it writes from now on is an error
-        process.send_signal(signal.SIGHUP)  # as the system does for what a terminal controls
-        assert process.wait(timeout=300) == 129
+    process = start(many, "--batch-size", "2", "--quiet", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    wait_for_records(folder / "out", 3)
+    os.close(ours)  # what is written there from now on is an error
+    process.send_signal(signal.SIGHUP)  # as the system does for what a terminal controls
+    assert process.wait(timeout=300) == 129
     assert 3 <= len(manifest(folder / "out")) < 40
     assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
 

@@ -1,4 +1,4 @@
-"""Runs that are killed, and what runs left, cut and changed: a few of each; two scripts beside this have options for more."""
+"""Runs that are killed, and what runs left, cut and changed: a few of each, of which two scripts beside this try more."""
 
 from __future__ import annotations
 
