@@ -274,6 +274,16 @@ class TestChunks:
         clean = [3] * before
         assert model.sizes == [*clean, *[3] * 5, *clean, 9, 6, *clean, 15]
 
+    @pytest.mark.parametrize("name", ["smoothgrad", "integrated-gradients"])
+    def test_progress_is_told(self, name: str) -> None:
+        count = {"smoothgrad": "samples", "integrated-gradients": "steps"}[name]
+        told: list[tuple[int, int]] = []
+        method, tell = ATTRIBUTIONS[name].function, lambda *numbers: told.append(numbers)
+        method(tiny_model(), TINY, target=1, **{count: 5}, chunk=2, progress=tell)
+        assert told == [(2, 5), (4, 5), (5, 5)]
+        with pytest.raises(gradcam.GradcamError, match="progress is 5, expected a function"):
+            method(tiny_model(), TINY, progress=5)
+
     def test_a_model_that_folds_its_rows(self) -> None:
         class Folding(nn.Module):
             def forward(self, x: Tensor) -> Tensor:

@@ -42,16 +42,16 @@ def test_the_koala_passes_in_words_and_numbers(
 ) -> None:
     outcome = gradcam_command("check", "--device", "cpu", photo("koala.webp"))
     assert (outcome.status, outcome.err) == (0, "")
-    assert files(folder) == ["koala-check.png"]
+    assert files(folder) == ["koala-gradcam-check.png"]
     verdict = check_in_python(classifier, photo("koala.webp"))
-    assert np.array_equal(pixels(folder / "koala-check.png"), verdict.panel())
+    assert np.array_equal(pixels(folder / "koala-gradcam-check.png"), verdict.panel())
     assert re.search(r"^koala\.webp   \d+ x \d+   efficientnet_lite0 on cpu   \d+\.\d s$", outcome.out, re.M)
     assert "  koala (105), 93 %, by gradcam at layer4\n" in outcome.out
     told = " ".join(outcome.out.split())
     for test in verdict.tests:
         assert f"passed {test.question} {test.reason} {test.name} {test.value:.2f}: {test.thresholds}" in told
     assert "The verdict: passed. Passed means that nothing here refuted the map, never that it is correct." in told
-    assert "The thresholds were calibrated on this model, with gradcam at layer4. → koala-check.png" in told
+    assert "The thresholds were calibrated on this model, with gradcam at layer4. → koala-gradcam-check.png" in told
     assert max(map(len, outcome.out.splitlines())) <= WIDTH
 
 
@@ -62,8 +62,16 @@ def test_a_map_that_fails_is_a_result(gradcam_command: Command, folder: Path, ph
     assert (record["method"], record["layer"], record["calibrated"]) == ("centre", None, True)
     assert [test["name"] for test in record["tests"]] == list(QUESTIONS)
     assert [test["outcome"] for test in record["tests"][:2]] == ["failed", "failed"]
-    assert record["panel"] == "koala-check.png"
-    assert files(folder) == ["koala-check.png"]
+    assert record["panel"] == "koala-centre-check.png"
+    assert files(folder) == ["koala-centre-check.png"]
+
+
+def test_several_methods_get_a_verdict_each(check: Command, folder: Path, small: Photo) -> None:
+    outcome = check(small("koala.webp"), "--methods", "gradcam,Random", "--json")
+    assert [record["method"] for record in records(outcome)] == ["gradcam", "random"]
+    assert [record["panel"] for record in records(outcome)] == files(folder)
+    assert files(folder) == [f"koala-{name}-check-model.py_make.png" for name in ("gradcam", "random")]
+    assert "several results" in check(small("koala.webp"), "--method", "gradcam,random", "-o", "it.png").err
 
 
 def test_another_model_is_said_to_be_uncalibrated(check: Command, small: Photo) -> None:
@@ -84,7 +92,7 @@ def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path,
     )
     assert "outcome" not in failed
     assert [it["status"] for it in others] == ["ok", "ok"]
-    assert files(folder) == ["koala-check.png", "panda-check.png"]
+    assert files(folder) == ["koala-gradcam-check-model.py_make.png", "panda-gradcam-check-model.py_make.png"]
 
 
 def test_options_are_those_of_python(check: Command, folder: Path, small: Photo) -> None:
@@ -115,7 +123,7 @@ def test_options_are_those_of_python(check: Command, folder: Path, small: Photo)
 def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
     outcome = check(small("koala.webp"), "-q")
     assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
-    assert files(folder) == ["koala-check.png"]
+    assert files(folder) == ["koala-gradcam-check-model.py_make.png"]
 
 
 @pytest.mark.parametrize(
@@ -144,12 +152,15 @@ def test_one_file_for_two_panels_is_refused(check: Command, small: Photo) -> Non
     assert "it.png is one file, and there are several results" in outcome.err
 
 
+PASSES = r"\d of 1\d\d"
+
+
 def test_progress_is_shown_on_a_terminal(check: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small("koala.webp")
-    assert not re.search(r"1\d\d/1\d\d", check(path, "--json").err)
+    assert not re.search(PASSES, check(path, "--json").err)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert re.search(r"1\d\d/1\d\d", check(path, "--json").err)
-    assert not re.search(r"1\d\d/1\d\d", check(path, "-q").err)
+    assert re.search(PASSES, check(path, "--json").err)
+    assert not re.search(PASSES, check(path, "-q").err)
 
 
 def test_an_error_has_no_lines() -> None:

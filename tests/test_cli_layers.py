@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.skeletons import build_skeleton, survey
 from gradcam.cli import main
 from gradcam.listing import list_layers
+from tests.test_cli import Photo, folder, gradcam_command, small
+
+__all__ = ["folder", "gradcam_command", "small"]  # fixtures
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,7 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
     assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested ±" in lines
     assert "  rows   Flatten  4 x 4 x 8          -           -  its rows are not the images" in lines
-    assert lines[-1] == "gradcam run photo.jpg --model own.py:build --layer conv"
+    assert lines[-1] == "gradcam run photo.jpg --model own.py:build --size 9x17 --layer conv"
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
     assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
     assert "own.py:nothing gave 5, int, expected a torch.nn.Module." in layers("own.py:nothing").err
@@ -299,6 +303,58 @@ def test_what_is_said_of_two_pathways_works(layers: Command, tmp_path: Path) -> 
     forward = said.partition("hands on what it takes: ")[2].partition(" of a SlowFast")[0]
     (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward=forward))
     assert layers("own.py:OfOneClip", "--size", "16x12x12").status == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--model", "own.py:build"],
+        ["--model", "own.py:build", "--size", "16"],
+        [
+            "own.py:build",
+            "--size",
+            "20x30",
+            "--mean",
+            "0.5",
+            "--std",
+            "0.25",
+            "--labels",
+            "my names.txt",
+            "--crop",
+            "1",
+        ],
+        [
+            "-m",
+            "own.py:build",
+            "--activation",
+            "sigmoid",
+            "--weights",
+            "my.pth",
+            "--device",
+            "cpu",
+            "--precision",
+            "bf16",
+        ],
+        ["-m", "own.py:build", "--reader", "own:read", "--reshape", "channels-first"],
+    ],
+)
+def test_the_last_line_works_for_a_grey_network(
+    options: list[str], gradcam_command: Command, folder: Path, small: Photo
+) -> None:
+    (folder / "own.py").write_text(
+        "import numpy as np\nfrom torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(1, 8, 3), "
+        "nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))\n\n\ndef read(path):\n    return np.eye(40)\n"
+    )
+    code: dict[str, Any] = {}
+    exec((folder / "own.py").read_text(), code)
+    torch.save(code["build"]().state_dict(), folder / "my.pth")
+    (folder / "my names.txt").write_text("one\ntwo\nthree\n")
+    small("coffee.jpg").rename(folder / "photo.jpg")
+    line = shlex.split(gradcam_command("layers", *options).out.splitlines()[-1])
+    typed = [word for word in options if word not in ("-m", "--model")]
+    assert sorted(line) == sorted(["gradcam", "run", "photo.jpg", "--model", *typed, "--layer", "1"])
+    outcome = gradcam_command(*line[1:], "--json")
+    assert outcome.status == 0, outcome.err
 
 
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:

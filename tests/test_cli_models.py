@@ -87,7 +87,7 @@ def test_a_model_of_ones_own_is_explained(run: Command, here: Path, small: Photo
     found = {entry["label"]: entry["probability"] for entry in record["predictions"]}
     for label, probability in zip(("ant", "bee", "cow"), expected.probabilities()[0].tolist()):
         assert found[label] == pytest.approx(probability, abs=1e-6)
-    assert (pixels(here / "koala-gradcam.png") == expected.overlay()).all()
+    assert (pixels(next(here.glob("koala-gradcam-*_make.png"))) == expected.overlay()).all()
 
 
 def test_what_was_assumed_is_said_once_and_beside_the_records(run: Command, here: Path, small: Photo) -> None:
@@ -147,7 +147,7 @@ def test_models_of_ones_own_are_compared(gradcam_command: Command, here: Path, s
     outcome = gradcam_command("compare", path, "--device", "cpu", "-m", "net.py:make", *PLAIN, "--method", "gradcam")
     assert outcome.status == 0
     found = load(here).compare(path, layers=["features"], methods=["gradcam"])
-    assert (pixels(here / "koala-compare.png") == gradcam.panel(found)).all()
+    assert (pixels(here / "koala-compare-net.py_make.png") == gradcam.panel(found)).all()
 
 
 def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Path, small: Photo, hub: Path) -> None:
@@ -169,8 +169,11 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
         (["-m", "net.py:mak"], "Error: There is no 'mak' in net.py. Nearest: 'make'."),
         (["-m", "nothing:make"], "Error: There is no model 'nothing:make'. "),
         (["-m", "nothing.py:make"], "Error: nothing.py: does not exist, expected a Python file."),
-        (["-m", "net.py:make", "--size", "2x"], "'--size': '2x' is no number of pixels, nor HEIGHTxWIDTH."),
-        (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is no number of pixels"),
+        (
+            ["-m", "net.py:make", "--size", "2x"],
+            "'--size': '2x' is no size: expected a side, 224, or height x width, 320x240.",
+        ),
+        (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is no size"),
         (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is no number, nor several"),
         (["-m", "net.py:make", "--mean", "0.5"], "Error: mean has 1 value(s) and std has 3"),
         (["-m", "net.py:make", "--crop", "0"], "Error: crop is 0.0, expected the share"),

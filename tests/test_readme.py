@@ -154,7 +154,13 @@ def test_the_commands_for_models_of_ones_own_run(models: Path, capsys: pytest.Ca
         arguments = shlex.split(line, comments=True)[1:]
         assert cli.main(arguments, standalone_mode=False) == 0, line
     overlays = {path.name for path in models.glob("*-*.png")}
-    assert {"photo-gradcam.png", "photo-rollout.png", "photo-legrad.png", "scan-gradcam.png"} <= overlays
+    assert {
+        "photo-gradcam-resnet18.png",
+        "photo-gradcam-timm_resnet18-timm.png",
+        "photo-rollout-hf_my_vit.png",
+        "photo-legrad-hf_my_vit.png",
+        "scan-gradcam-train.py_build-last.png",
+    } <= overlays
     assert len([name for name in overlays if "finding" in name]) == 3
     assert "Shown from 100 to 3999 of 65535." in capsys.readouterr().out
 

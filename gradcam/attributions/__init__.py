@@ -44,7 +44,7 @@ class AttributionMethod:
     """One way to attribute a score to the picture: its name, what it does in one line, where it is from, what it costs.
 
     `cost`: forward passes, in words. `function_name`: of the function in this package. `has_layer`: whether that takes
-    a layer, as `gradcam.explain` does.
+    a layer, as `gradcam.explain` does. `has_progress`: whether it takes many passes, and `progress=`.
     """
 
     name: str
@@ -53,6 +53,7 @@ class AttributionMethod:
     cost: str = field(repr=False)
     function_name: str = field(repr=False)
     has_layer: bool = False
+    has_progress: bool = False
 
     @property
     def paper(self) -> str:
@@ -97,6 +98,7 @@ ATTRIBUTIONS: dict[str, AttributionMethod] = {
             source=papers.SMOOTHGRAD,
             cost="1 and 25, those backwards as well",
             function_name="smoothgrad",
+            has_progress=True,
         ),
         AttributionMethod(
             name="integrated-gradients",
@@ -104,6 +106,7 @@ ATTRIBUTIONS: dict[str, AttributionMethod] = {
             source=papers.INTEGRATED_GRADIENTS,
             cost="2 and 50, those backwards as well",
             function_name="integrated_gradients",
+            has_progress=True,
         ),
     )
 }

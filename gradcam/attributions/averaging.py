@@ -10,23 +10,30 @@ import torch
 from torch import Tensor
 
 from gradcam.attributions.differentiation import Subject, refuse_zero
+from gradcam.effort import Progress
 from gradcam.errors import GradcamError, shorten
 
 Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
 
 
-def sum_gradients(subject: Subject, points: Iterable[Point], target: Any, *, chunk: int) -> Tensor:
-    """The weighted sum (N,K,C,...) of the gradients at the points, `chunk` points to a forward pass.
+def sum_gradients(
+    subject: Subject, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
+) -> Tensor:
+    """The weighted sum (N,K,C,...) of the gradients at so many points, `chunk` points to a forward pass.
 
-    Raises `ModelError` where it is zero, or not finite.
+    `progress`: called with the points done and all of them. Raises `ModelError` where it is zero, or not finite.
     """
     total: Tensor | None = None
+    done = 0
     for group in _groups(points, chunk):
         # The pass is given no name: it would be kept, with all that it recorded, until the next one has been recorded too.
         gradients = subject.gradients(subject.run(torch.cat([pictures for _, pictures in group]), target))
         gradients = gradients.unflatten(0, (len(group), subject.batch.images))
         for (weight, _), gradient in zip(group, gradients):
             total = gradient * weight if total is None else total.add_(gradient, alpha=weight)
+        done += len(group)
+        if progress is not None:
+            progress(done, count)
     if total is None:
         raise GradcamError("There are no points to take gradients at.")
     refuse_zero(total)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradcam.attributions.attribution import Attribution
 from gradcam.attributions.averaging import Point, check_count, sum_gradients
 from gradcam.attributions.differentiation import differentiable, with_classes
+from gradcam.effort import Progress, check_effort
 from gradcam.errors import ImageError
 from gradcam.sites import at_least_float32
 
@@ -24,6 +25,7 @@ def integrated_gradients(
     baseline: Tensor | None = None,
     steps: int = 50,
     chunk: int = 1,
+    progress: Progress | None = None,
 ) -> Attribution:
     """The picture's difference to a baseline, times the mean gradient on the straight line between them.
 
@@ -33,20 +35,28 @@ def integrated_gradients(
     `gaps` of the result, (N,K), is how far its values are from being complete: their sum, minus the score of the picture
     less the baseline's. Completeness (their proposition 1) says that the integral itself has a gap of 0: where the
     gap is not small beside that difference, take more `steps`. Each image's top class is the picture's own.
-    `chunk`: how many steps share one forward pass, as in `smoothgrad`.
+    `chunk`: how many steps share one forward pass, as in `smoothgrad`. `progress`: called with the steps done and all.
     `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose errors this raises too.
 
     Raises `GradcamError` for `steps` or `chunk` below 1, `ImageError` for a baseline of another form.
     """
     check_count(steps, "steps")
     check_count(chunk, "chunk")
+    check_effort(None, progress)
     with differentiable(model, images) as subject:
         start = _to_baseline(baseline, subject.pictures)
         with torch.no_grad():
             end = subject.run(subject.pictures, target)
             fixed = with_classes(target, end.classes)
             start_scores = subject.run(start, fixed).scores
-        mean = sum_gradients(subject, _points_between(start, subject.pictures, steps), fixed, chunk=chunk)
+        mean = sum_gradients(
+            subject,
+            _points_between(start, subject.pictures, steps),
+            fixed,
+            count=steps,
+            chunk=chunk,
+            progress=progress,
+        )
         difference = at_least_float32(subject.pictures) - at_least_float32(start)
         values = mean.mul_(difference[:, None])
         gaps = values.flatten(2).sum(2) - (end.scores - start_scores).to(values.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradcam.attributions.attribution import Attribution
 from gradcam.attributions.averaging import Point, check_count, sum_gradients
 from gradcam.attributions.differentiation import differentiable, with_classes
+from gradcam.effort import Progress, check_effort
 from gradcam.errors import GradcamError, shorten
 from gradcam.sites import at_least_float32
 
@@ -27,6 +28,7 @@ def smoothgrad(
     noise: float = 0.15,
     seed: int = 0,
     chunk: int = 1,
+    progress: Progress | None = None,
 ) -> Attribution:
     """The mean of the gradients at `samples` copies of each picture, with Gaussian noise on them.
 
@@ -36,6 +38,7 @@ def smoothgrad(
     are those of the picture without noise.
     `chunk`: how many copies of all images share one forward pass. More is faster where the device is not busy, and takes
     that many times the memory; every other tensor of the input that has a row for each image is repeated with them.
+    `progress`: called with the copies done and all of them, as in `gradcam.explain`.
     `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose errors this raises too.
 
     Raises `GradcamError` for `samples` or `chunk` below 1, a `noise` that is negative or not finite, and a `seed` that is
@@ -43,13 +46,15 @@ def smoothgrad(
     """
     check_count(samples, "samples")
     check_count(chunk, "chunk")
+    check_effort(None, progress)
     _check_noise(noise)
     _check_seed(seed)
     with differentiable(model, images) as subject:
         with torch.no_grad():
             clean = subject.run(subject.pictures, target)
         copies = _noisy_copies(subject.pictures, samples, noise, seed)
-        mean = sum_gradients(subject, copies, with_classes(target, clean.classes), chunk=chunk)
+        fixed = with_classes(target, clean.classes)
+        mean = sum_gradients(subject, copies, fixed, count=samples, chunk=chunk, progress=progress)
         return subject.attribution(clean, mean, "smoothgrad")
 
 

@@ -153,7 +153,7 @@ def find(
     elif target.classes is not None:
         target = replace(target, classes=list(target.classes) * len(pictures))  # one row for each
     maps = _make_maps(classifier, question, pictures, target, progress) if question.methods else {}
-    attributions = _attribute(classifier, question, pictures, target)
+    attributions = _attribute(classifier, question, pictures, target, progress)
     output = _all(maps, attributions)[0].output
     probabilities = classifier.probabilities(output, len(pictures)).cpu()
     maps, attributions = {key: each.cpu() for key, each in maps.items()}, [each.cpu() for each in attributions]
@@ -189,7 +189,11 @@ def _make_maps(
 
 
 def _attribute(
-    classifier: Classifier, question: Question, pictures: Sequence[Prepared], target: ClassTarget
+    classifier: Classifier,
+    question: Question,
+    pictures: Sequence[Prepared],
+    target: ClassTarget,
+    progress: Progress | None,
 ) -> list[PictureAttribution]:
     found = []
     for method in question.attributions:
@@ -197,7 +201,9 @@ def _attribute(
         layers: Sequence[str | None] = question.layers if has_layer and question.layers else [None]
         for layer in layers:
             reshape = question.reshape if has_layer else None
-            found.append(classifier.attribute(pictures, method, layer=layer, target=target, reshape=reshape))
+            found.append(
+                classifier.attribute(pictures, method, layer=layer, target=target, reshape=reshape, progress=progress)
+            )
     return found
 
 

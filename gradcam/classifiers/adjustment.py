@@ -17,7 +17,7 @@ from gradcam.errors import ModelError, shorten
 ASSUMED = Preprocessing(
     size=(224, 224), resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
 )
-
+ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))  # the means of those three
 
 LARGEST = 8192  # pixels of a side: what networks take is far smaller, and memory for more may not be there
 
@@ -89,7 +89,7 @@ def _find_sizes(plain: Preprocessing, wish: Adjustment) -> tuple[tuple[int, int]
 
 
 def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
-    assumed = []
+    assumed = ["grey pictures"] if len(plain.mean) == 1 else []
     if wish.size is None:
         assumed.append(f"a size of {plain.size[0]}")
     if wish.crop is None and not isinstance(wish.size, tuple):

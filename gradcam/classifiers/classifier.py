@@ -299,24 +299,28 @@ class Classifier:
         layer: str | nn.Module | None = None,
         target: Any = None,
         reshape: Any = None,
+        progress: Progress | None = None,
     ) -> PictureAttribution:
         """How much each pixel that the network saw matters: signed values, drawn by `.picture(i, k)`.
 
         `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, with that method's defaults. `layer`, `reshape`: for
-        guided-gradcam, as in `explain`. `pictures`, `target`: as in `explain`. Raises as that method's function and
-        `gradcam.read_image` do, and `LayerError` for a layer, or a reshape, where the method takes none.
+        guided-gradcam, as in `explain`. `progress`: for methods of many passes. `pictures`, `target`: as in `explain`.
+        Raises as that method's function and `gradcam.read_image` do, and `LayerError` for a layer, or a reshape, where the
+        method takes none.
         """
         chosen = find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
             if value is not None and not chosen.has_layer:
                 raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave {name}= away.")
         prepared = self._prepare_all(pictures)
-        place = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
+        options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
+        if chosen.has_progress:
+            options["progress"] = progress
         if self._fit.kind == "tiles":
             raise GradcamError(f"{method} is of the picture that the network is shown: take the fit 'crop' or 'whole'.")
         images, wanted, output = self._show(prepared, self._to_target(target))
         model, inputs = self._take(images)
-        attribution = chosen.function(model, inputs, target=wanted, **place)
+        attribution = chosen.function(model, inputs, target=wanted, **options)
         if output is not None:
             attribution = replace(attribution, output=output)
         return PictureAttribution(**vars(attribution), **self._describe(prepared))

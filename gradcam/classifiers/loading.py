@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from gradcam.choices import ACTIVATIONS, to_fit
-from gradcam.classifiers.adjustment import adjust, to_adjustment
+from gradcam.classifiers.adjustment import ASSUMED_GREY, adjust, to_adjustment
 from gradcam.classifiers.classifier import Classifier
 from gradcam.classifiers.fits import check_sizes, find_step, get_steps
 from gradcam.classifiers.functions import find_function
 from gradcam.classifiers.labels import check_labels, fit_labels
-from gradcam.classifiers.preparation import place
+from gradcam.classifiers.preparation import first_channels, place
 from gradcam.classifiers.preprocessing import Preprocess
 from gradcam.classifiers.probing import Findings, find_automatic_layers, make_noise, probe
 from gradcam.classifiers.providers import load_parts
@@ -56,7 +56,14 @@ def load(name: str | nn.Module, options: Options) -> Classifier:
     with torch.random.fork_rng(devices=()):  # models are born with random weights
         parts = _find_parts(name, options)
     preprocess, assumed = adjust(parts, wish)
-    findings, layer, layer_for_positive = _look(parts, preprocess, options.layer)
+    try:
+        findings, layer, layer_for_positive = _look(parts, preprocess, options.layer)
+    except ModelError:
+        if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
+            raise
+        parts = replace(parts, preprocess=ASSUMED_GREY)
+        preprocess, assumed = adjust(parts, wish)
+        findings, layer, layer_for_positive = _look(parts, preprocess, options.layer)
     activation, guessed = _choose_activation(options.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and activation != "softmax" else findings.logits
     known = labels or parts.labels

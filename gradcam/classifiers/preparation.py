@@ -76,6 +76,12 @@ def find_input_dtype(model: nn.Module) -> torch.dtype:
     return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
 
 
+def first_channels(model: nn.Module) -> int:
+    """How many channels the first convolution takes; 0 where there is none, or none that knows."""
+    convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
+    return next((convolution.in_channels for convolution in convolutions), 0)
+
+
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()

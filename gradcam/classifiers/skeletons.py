@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradcam.classifiers import DEFAULT
-from gradcam.classifiers.preparation import find_input_dtype
+from gradcam.classifiers.preparation import find_input_dtype, first_channels
 from gradcam.classifiers.providers import find_blueprint
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.defaults import pytorchs_own_defaults
@@ -122,12 +122,6 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     return tuple(replace(row, places=places.get(row.name)) for row in rows)
 
 
-def first_channels(model: nn.Module) -> int:
-    """How many channels the first convolution takes; 0 where there is none, or none that knows."""
-    convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
-    return next((convolution.in_channels for convolution in convolutions), 0)
-
-
 def _to_images(skeleton: Skeleton, model: nn.Module, device: str) -> Tensor:
     """One picture, as precise as the model's weights."""
     return torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=find_input_dtype(model))
@@ -157,6 +151,8 @@ def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> Model
         reason = f"SystemExit: {reason}"  # a bare number would say nothing
     elif hint:
         reason = reason[:MOST_SAID].rstrip(".")
+    else:
+        reason, hint = reason.rstrip("."), "; --size gives another."
     return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
 
 

@@ -11,22 +11,28 @@ from typing import Any, NoReturn
 import click
 
 from gradcam import __version__
-from gradcam.cli.batch import batch_command
-from gradcam.cli.compare import compare_command
-from gradcam.cli.evaluation.check import check_command
-from gradcam.cli.evaluation.evaluate import evaluate_command
-from gradcam.cli.evaluation.recommend import recommend_command
-from gradcam.cli.inspection import inspect_group
+from gradcam.cli.commands import SETTINGS, Group, show_usage_error
 from gradcam.cli.interruption import Terminated, heed_nothing, heed_signals
-from gradcam.cli.layers import layers_command
-from gradcam.cli.methods import methods_command
-from gradcam.cli.models import models_command
-from gradcam.cli.report import report_command
-from gradcam.cli.run import run_command
 from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Group,
+    context_settings=SETTINGS,
+    places={
+        "run": "gradcam.cli.run:run_command",
+        "batch": "gradcam.cli.batch:batch_command",
+        "report": "gradcam.cli.report:report_command",
+        "compare": "gradcam.cli.compare:compare_command",
+        "check": "gradcam.cli.evaluation.check:check_command",
+        "evaluate": "gradcam.cli.evaluation.evaluate:evaluate_command",
+        "recommend": "gradcam.cli.evaluation.recommend:recommend_command",
+        "layers": "gradcam.cli.layers:layers_command",
+        "inspect": "gradcam.cli.inspection:inspect_group",
+        "methods": "gradcam.cli.methods:methods_command",
+        "models": "gradcam.cli.models:models_command",
+    },
+)
 @click.version_option(__version__, prog_name="gradcam")
 def cli() -> None:
     """Show where a vision model looked.
@@ -51,22 +57,6 @@ def cli() -> None:
     """
 
 
-for command in (
-    run_command,
-    batch_command,
-    report_command,
-    compare_command,
-    check_command,
-    evaluate_command,
-    recommend_command,
-    layers_command,
-    inspect_group,
-    methods_command,
-    models_command,
-):
-    cli.add_command(command)
-
-
 def main() -> NoReturn:
     """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 128 and the number of a signal."""
     try:
@@ -74,6 +64,9 @@ def main() -> NoReturn:
         _make_streams_safe()
         _settle_warnings()
         status = cli.main(standalone_mode=False, color=_colour()) or 0
+    except click.UsageError as error:
+        show_usage_error(error)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -88,8 +81,11 @@ def main() -> NoReturn:
         _discard_output()
         sys.exit(1)
     except OSError as error:  # pictures have errors of their own
-        _discard_output()
-        click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
+        if error.filename is not None:
+            _show(error, f"{error.filename}: cannot be used ({error.strerror}).")
+        else:
+            _discard_output()
+            click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
         sys.exit(1)
     except Exception as error:  # too little memory, or whatever a model's code raises while it is loaded
         _show(error, describe_unexpected(error))

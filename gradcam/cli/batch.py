@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from gradcam.choices import FORMATS, OUTPUT_FORMATS, SAVED
+from gradcam.choices import FORMATS, OUTPUT_FORMATS
 from gradcam.cli import options
 from gradcam.cli.batch_job import BatchChoice, Typed, explain_all
+from gradcam.cli.commands import Command
 from gradcam.cli.parameters import Folder, Limit, Share
 from gradcam.cli.settings import Output, to_settings
 
 
-@click.command("batch", short_help="Explain a folder of any size, and go on where it was stopped.")
+@click.command("batch", cls=Command, short_help="Explain a folder of any size, and go on where it was stopped.")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
     "-o",
@@ -23,28 +24,26 @@ from gradcam.cli.settings import Output, to_settings
     required=True,
     metavar="DIR",
     type=Folder(),
-    help="The folder for overlays, manifest.jsonl and run.json; or the URL of one in a store, such as s3://bucket/explained.",
+    help="The folder for results, or the URL of one in a store, such as s3://bucket/explained.",
 )
 @options.choices(methods=("gradcam",))
 @options.appearance
-@click.option(
-    "--save",
-    "saved",
-    multiple=True,
-    type=click.Choice(list(SAVED)),
-    default=("overlay",),
-    help="What is written of each picture; repeatable.  [default: overlay]",
-)
+@options.save
 @click.option("--format", type=click.Choice(list(FORMATS)), default="jpg", show_default=True, help="Of pictures.")
 @click.option(
-    "--quality", type=click.IntRange(1, 100), default=90, show_default=True, metavar="Q", help="Of jpg and webp."
+    "--quality",
+    type=click.IntRange(1, 100),
+    default=90,
+    show_default=True,
+    metavar="Q",
+    help="Quality of jpg and webp.",
 )
 @click.option(
     "--output-format",
     type=click.Choice(list(OUTPUT_FORMATS)),
     default="files",
     show_default=True,
-    help="A file for each result, or samples in the .tar shards of a WebDataset.",
+    help="A file for each result, or .tar shards of a WebDataset.",
 )
 @click.option(
     "--batch-size",
@@ -56,7 +55,7 @@ from gradcam.cli.settings import Output, to_settings
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads that read, draw and write; by default as many as there are cores for us.",
+    help="Threads that read, draw and write.  [default: one for each core]",
 )
 @click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
@@ -72,20 +71,20 @@ from gradcam.cli.settings import Output, to_settings
     "--shard",
     type=Share(),
     metavar="I/N",
-    help="The I-th of N shares alone: machines share the work, and one output folder, so.",
+    help="The I-th of N shares alone, for machines that share one output folder.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Who does the work: this process, or actors of Ray, on one machine or many.",
+    help="Who does the work: this process, or actors of Ray.",
 )
 @click.option(
     "--ray-address",
     "address",
     metavar="HOST:PORT",
-    help="Join the Ray cluster there; by default RAY_ADDRESS, or else Ray is started here.",
+    help="The Ray cluster to join.  [default: RAY_ADDRESS, or one that is started here]",
 )
 @click.option(
     "--actors-per-gpu",
@@ -93,7 +92,7 @@ from gradcam.cli.settings import Output, to_settings
     default=1,
     show_default=True,
     metavar="N",
-    help="Of Ray, each with a model of its own: one alone may leave most of a large GPU idle.",
+    help="Actors of Ray on each GPU, each with a model of its own.",
 )
 @click.option("--audit", is_flag=True, help="Add each input's SHA-256 to its record.")
 @options.printing

@@ -10,6 +10,7 @@ import click
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.batch.output.result_names import panel_ending
 from gradcam.cli import options
+from gradcam.cli.commands import Command
 from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare
 from gradcam.cli.settings import Output, to_settings
@@ -23,7 +24,7 @@ METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigenca
 SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 
 
-@click.command("compare", short_help="Draw methods, layers and classes side by side.")
+@click.command("compare", cls=Command, short_help="Draw methods, layers and classes side by side.")
 @options.pictures
 @options.choices(methods=())
 @options.output
@@ -49,11 +50,11 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chos
     return work(job, images, _write_panel, output)
 
 
-def _write_panel(job: Job, image: Path, found: Finding) -> list[Path]:
+def _write_panel(job: Job, image: Path, found: Finding) -> list[dict[str, Path]]:
     from gradcam.classifiers.comparison import panel
     from gradcam.images import write_image
 
-    name = join_name(image.stem, panel_ending(job.settings.evidence))
+    name = join_name(image.stem, panel_ending(job.settings.evidence, suffix=job.settings.model.ending))
     path = job.destination.file or job.names.claim([name])[0]
     write_image(path, panel(found.maps, alpha=job.settings.alpha, colormap=job.settings.colormap))
-    return [path] * len(found.drawings)
+    return [{"overlay": path}] * len(found.drawings)

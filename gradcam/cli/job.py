@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gradcam.attributions import ATTRIBUTIONS
 from gradcam.cli.outcomes import tell_each
 from gradcam.cli.progress import shown_passes
 from gradcam.cli.settings import Destination, Output, Settings
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from gradcam.classifiers import Classifier
 
 
-Write = Callable[["Job", Path, "Finding"], list[Path]]  # draws what was found, and gives the path of each drawing
+# Writes what was found, and gives the file of each kind of `choices.SAVED` for each drawing.
+Write = Callable[["Job", Path, "Finding"], Sequence[Mapping[str, Path]]]
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,17 @@ class Job:
     destination: Destination
     names: OutputNames
 
-    def explain(self, image: Path, write: Write) -> Result:
+    def explain(self, image: Path, write: Write, output: Output) -> Result:
         """Explain one picture and write what is to be drawn of it."""
         start = time.perf_counter()
-        found = self._find(image)
+        found = self._find(image, output)
         make_folder(self.destination.folder)
-        paths = write(self, image, found)
+        written = write(self, image, found)
         size: tuple[int, int] = found.picture.shape[:2]
         label = self.classifier.label
         entries = [drawing.to_entry(label(drawing.index)) for drawing in found.drawings]
-        explained = [replace(entry, overlay=str(path)) for entry, path in zip(entries, paths)]
+        files: list[dict[str, Any]] = [{kind: str(path) for kind, path in each.items()} for each in written]
+        explained = [replace(entry, **each) for entry, each in zip(entries, files)]
         return Result(
             record=Record(
                 str(image),
@@ -61,11 +64,12 @@ class Job:
             seconds=time.perf_counter() - start,
         )
 
-    def _find(self, image: Path) -> Finding:
+    def _find(self, image: Path, output: Output) -> Finding:
         from gradcam.batch.findings import find
 
-        takes_long = self.classifier.fit != "crop" or not all(METHODS[name].needs for name in self.question.methods)
-        with shown_passes(wanted=takes_long) as progress:
+        many = [name for name in self.question.methods if not METHODS[name].needs]
+        many += [name for name in self.question.attributions if ATTRIBUTIONS[name].has_progress]
+        with shown_passes(output, wanted=bool(many) or self.classifier.fit != "crop") as progress:
             (found,) = find(self.classifier, self.question, [self.classifier.prepare(image)], progress=progress)
         if isinstance(found, GradcamError):
             raise found
@@ -77,7 +81,7 @@ def work(job: Job, images: Sequence[Path], write: Write, output: Output) -> int:
     name = job.classifier.name
     return tell_each(
         images,
-        lambda image: job.explain(image, write),
+        lambda image: job.explain(image, write, output),
         lambda image, error: Result(Record(image, name, error=error)),
         output,
     )

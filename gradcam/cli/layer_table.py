@@ -21,8 +21,11 @@ WIDTH = 80
 LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they are there to be copied
 
 
-def format_layers(survey: Survey, rows: Sequence[LayerRow]) -> str:
-    """Several lines: what the model is, its layers, how many more there are, and what to do with the suggestion."""
+def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]) -> str:
+    """Several lines: what the model is, its layers, how many more there are, and what to do with the suggestion.
+
+    `words`: what was typed of the model, as options.
+    """
     skeleton = survey.skeleton
     size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
@@ -34,7 +37,11 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow]) -> str:
         lines += _explain_signs(survey)
     if len(rows) < len(survey.rows):
         lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
-    return "\n".join([*lines, _use(survey)])
+    if skeleton.channels not in (1, 3):
+        lines.append(
+            f"Pictures of {skeleton.channels} channels need a --reader, and --mean and --std with a value for each channel."
+        )
+    return "\n".join([*lines, _use(survey, words)])
 
 
 def _table(rows: Sequence[LayerRow]) -> list[str]:
@@ -83,14 +90,11 @@ def _explain_signs(survey: Survey) -> list[str]:
     return textwrap.wrap(f"{BOTH_SIGNS} negative values too: not for {methods}{own}.", WIDTH)
 
 
-def _use(survey: Survey) -> str:
+def _use(survey: Survey, words: Sequence[str]) -> str:
     """The command that explains a picture at the suggested layer."""
-    from gradcam.classifiers import DEFAULT
-
     suggested = next((row for row in survey.rows if row.is_suggested), None)
     if suggested is None:
         return "There is no layer at which a map can be taken."
     if len(survey.skeleton.size) == 3:
         return f"A picture is no volume: explain one in Python, gradcam.explain(model, volume, '{suggested.name}')."
-    model = [] if survey.skeleton.name == DEFAULT else ["--model", survey.skeleton.name]
-    return shlex.join(["gradcam", "run", "photo.jpg", *model, "--layer", suggested.name])
+    return shlex.join(["gradcam", "run", "photo.jpg", *words, "--layer", suggested.name])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradcam.cli import options
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_models
 from gradcam.cli.layer_table import format_layers
 from gradcam.cli.preparation import check_model_name, code_of_the_user
+from gradcam.cli.settings import to_model_choice, to_word
+from gradcam.cli.waiting import import_torch
 from gradcam.errors import LayerError, join_names, nearest, shorten
 from gradcam.records import SCHEMA
 
@@ -22,62 +26,49 @@ if TYPE_CHECKING:
 MOST_ROWS = 32  # of a table where nobody has said how deep it should go
 
 
-def _to_size(context: click.Context, parameter: click.Parameter, typed: str | None) -> tuple[int, ...] | None:
-    """A picture's size as (height, width), or a volume's as (depth, height, width)."""
-    if typed is None:
-        return None
-    sides = re.fullmatch(r"[1-9]\d{0,4}(?:[x×][1-9]\d{0,4}){0,2}", typed, re.ASCII | re.IGNORECASE)
-    if sides is None:
-        raise click.BadParameter(
-            f"{typed!r} is no size: expected a side, 224, or height x width, 320x240.", context, parameter
-        )
-    size = tuple(map(int, re.findall(r"\d+", typed, re.ASCII)))
-    return size if len(size) > 1 else size * 2
-
-
-@click.command("layers", short_help="List a model's layers, and where a map can be taken.")
-@click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]")
-@click.option("-m", "--model", metavar="NAME", help="The model, in place of the argument.")
-@click.option(
-    "--size", callback=_to_size, metavar="N|HxW|DxHxW", help="Size of its pictures, or volumes, if not the usual."
-)
+@click.command("layers", cls=Command, short_help="List a model's layers, and where a map can be taken.")
+@click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]", shell_complete=complete(list_models))
+@options.model
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only names of so many parts, or fewer.")
 @click.option("--all", "show_all", is_flag=True, help="All layers, however many.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one record per layer, a line of JSON each, and nothing else."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each layer, and nothing else.")
 def layers_command(
     names: tuple[str, ...],
     *,
-    model: str | None,
-    size: tuple[int, ...] | None,
     depth: int | None,
     show_all: bool,
     as_json: bool,
+    reshape: str | tuple[int, ...] | None,
+    **model: Any,
 ) -> int:
     """List the layers of MODEL: name, type, output, stride, parameters, and whether a map can be taken there.
 
-    An arrow marks the layer that is explained where none is named. No weights are needed. PATTERN chooses names that hold
+    An arrow marks the layer that is explained where none is named. No weights are needed: what is said of the model but
+    its --size is for the last line, the command to go on with. PATTERN chooses names that hold
     it, or that fit it: layer4, 'layer?.0', '*.conv1'. Without it, --depth and --all, the table goes as deep as fits on a
     screen.
     """
     if show_all and depth is not None:
         raise click.UsageError("--all and --depth both say how much to list: give one of them.")
-    chosen, pattern = _tell_apart(names, model)
+    chosen = to_model_choice(model)
+    name, pattern = _tell_apart(names, chosen.model)
+    check_model_name(name)
+    import_torch()
 
-    check_model_name(chosen)
-
+    from gradcam.classifiers import DEFAULT
     from gradcam.classifiers.skeletons import survey
 
-    with code_of_the_user(chosen):
-        found = survey(size=size) if chosen is None else survey(chosen, size=size)
+    size = (chosen.size, chosen.size) if isinstance(chosen.size, int) else chosen.size
+    with code_of_the_user(name):
+        found = survey(name or DEFAULT, size=size)
     rows = _choose(found.rows, pattern, depth, show_all=show_all or as_json)
     if as_json:
         for row in rows:
             fields = {key.removeprefix("is_"): value for key, value in asdict(row).items()}
             click.echo(json.dumps({"schema": SCHEMA, "model": found.skeleton.name, **fields}))
     else:
-        click.echo(format_layers(found, rows))
+        words = replace(chosen, model=None if name == DEFAULT else name).to_words()
+        click.echo(format_layers(found, rows, [*words, *([] if reshape is None else ["--reshape", to_word(reshape)])]))
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete
 from gradcam.cli.options import find_any
 from gradcam.methods import METHODS
 
 
-@click.command("methods", short_help="List the methods, their cost and their papers.")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.command("methods", cls=Command, short_help="List the methods, their cost and their papers.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete(lambda _: [*METHODS, *ATTRIBUTIONS]))
 @click.option("--bibtex", is_flag=True, help="Print the papers' BibTeX entries.")
 def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
     """List the methods: what each does, what it costs in forward passes of the network, and where it is from."""

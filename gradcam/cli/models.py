@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_models
+from gradcam.cli.waiting import import_torch
 from gradcam.errors import ModelError, join_names, nearest, shorten
 
 
@@ -20,8 +23,8 @@ class Listed:
     weights: dict[str, bool] = field(default_factory=dict)
 
 
-@click.command("models", short_help="List the models that can be named.")
-@click.argument("pattern", required=False)
+@click.command("models", cls=Command, short_help="List the models that can be named.")
+@click.argument("pattern", required=False, shell_complete=complete(list_models))
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each.")
 def models_command(pattern: str | None, as_json: bool) -> int:
     """List the models: all, or those with PATTERN in their names (`resnet`, `vit_*`).
@@ -45,6 +48,8 @@ def models_command(pattern: str | None, as_json: bool) -> int:
 
 
 def _list_named() -> list[Listed]:
+    import_torch()
+
     from gradcam.classifiers.providers import PROVIDERS
     from gradcam.classifiers.providers.torchvision import cached_file, list_names, list_weights
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
-from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, PREDICTIONS, SMOOTHINGS
+from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, PREDICTIONS, SAVED, SMOOTHINGS
+from gradcam.cli.completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli.parameters import Fits, Opacity, Size, Values, Weights, find_reshape
+from gradcam.cli.pictures import find_pictures
 from gradcam.devices import PRECISIONS
 from gradcam.errors import GradcamError
 from gradcam.methods import METHODS, Method, find_method
@@ -26,48 +28,69 @@ _MODEL = (
         "-m",
         "--model",
         metavar="NAME",
-        help="The model, as `gradcam models` lists them, or FILE.py:FUNCTION; without it, the one that comes with gradcam.",
+        help="One that `gradcam models` lists, or FILE.py:FUNCTION.  [default: the one that comes with gradcam]",
+        shell_complete=complete(list_models),
     ),
     click.option(
         "--weights",
         metavar="FILE|NAME",
         type=Weights(),
-        help="Its weights: safetensors, or what torch.save wrote; or the name of some of its own, as IMAGENET1K_V1.",
+        help="The model's weights: a checkpoint, or the name of some of its own, as IMAGENET1K_V1.",
     ),
-    click.option("--labels", metavar="FILE", type=_FILE, help="Its classes' names: one on each line, or JSON."),
+    click.option("--labels", metavar="FILE", type=_FILE, help="Names of the classes: one on each line, or JSON."),
     click.option(
-        "--mean", metavar="M[,M,M]", type=Values(), help="Of values in [0,1]; one value is for a grey picture."
+        "--mean",
+        metavar="M[,M,M]",
+        type=Values(),
+        help="Mean of each channel, of values in [0,1]; a single one is for grey pictures.",
     ),
     click.option(
-        "--reshape",
-        metavar="GRID|LAYOUT",
-        callback=find_reshape,
-        help=f"How the layer's output lies on the picture: its tokens' grid, such as 14x14, or {', '.join(LAYOUTS)}.",
+        "--std",
+        metavar="S[,S,S]",
+        type=Values(),
+        help="Standard deviation of each channel, of values in [0,1].",
     ),
-    click.option("--std", metavar="S[,S,S]", type=Values(), help="The same for the deviation."),
     click.option(
         "--size",
         metavar="N|HxW",
         type=Size(),
-        help="What the network takes: N is of the picture's centre, HxW of all of it, whatever its aspect.",
+        help="Pixels that the network takes: N x N of the picture's centre, or HxW of all of it.",
     ),
-    click.option("--crop", metavar="SHARE", type=float, help="How much of the resized picture is kept; 1 for all."),
+    click.option("--crop", metavar="SHARE", type=float, help="Share of the resized picture that is kept; 1 for all."),
     click.option(
         "--activation",
         type=click.Choice(list(ACTIVATIONS)),
         default="auto",
         show_default=True,
-        help="How logits become probabilities; sigmoid where each class stands for itself.",
+        help="From logits to probabilities; sigmoid where classes do not exclude each other.",
     ),
-    click.option("--reader", metavar="MODULE:FUNCTION", help="Your own function that reads pictures."),
-    click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute."),
+    click.option("--reader", metavar="MODULE:FUNCTION", help="Your own function that reads a picture."),
     click.option(
-        "--precision", type=click.Choice(list(PRECISIONS)), default="fp32", show_default=True, help="How to compute."
+        "--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Which processor or GPU computes."
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(list(PRECISIONS)),
+        default="fp32",
+        show_default=True,
+        help="Precision of the computation.",
+    ),
+    click.option(
+        "--reshape",
+        metavar="GRID|LAYOUT",
+        callback=find_reshape,
+        help=f"How the layer's output lies on the picture: a grid of tokens, 14x14, or {', '.join(LAYOUTS)}.",
     ),
 )
 _LAYER = (
     click.option(
-        "-l", "--layer", "layers", metavar="NAME", multiple=True, help="Layer to look at, by dotted name; repeatable."
+        "-l",
+        "--layer",
+        "layers",
+        metavar="NAME",
+        multiple=True,
+        help="Layer to look at, as `gradcam layers` lists it; repeatable.",
+        shell_complete=complete(list_layers),
     ),
 )
 _FIT = (
@@ -94,48 +117,51 @@ _TARGET = (
         "classes",
         metavar="NAME|INDEX",
         multiple=True,
-        help="Class to explain; repeatable. `name:7` is a label in digits.",
+        help="Class to explain; repeatable. name:7 is the label 7.  [default: the most probable]",
+        shell_complete=complete(list_classes),
     ),
     click.option(
         "--top-k",
         type=click.IntRange(min=1),
         default=1,
         metavar="K",
-        help="Explain the K most probable classes.  [default: 1]",
+        help="Explain the K most probable classes.",
+        show_default=True,
     ),
     click.option(
         "--score",
         type=click.Choice(list(SCORES)),
         default="logit",
         show_default=True,
-        help="Which number of the class is explained; the contrast is with its five strongest rivals.",
+        help="The class's number that is explained; the contrast is with its five strongest rivals.",
     ),
     click.option(
         "--against",
         metavar="NAME|INDEX",
         multiple=True,
-        help="With --score contrast, the class to contrast with; repeatable.",
+        help="The class that --score contrast contrasts with; repeatable.",
+        shell_complete=complete(list_classes),
     ),
     click.option(
         "--evidence",
         type=click.Choice(list(EVIDENCE)),
         default="positive",
         show_default=True,
-        help="What speaks for the class, against it, or both.",
+        help="What is shown: what speaks for the class, against it, or both.",
     ),
     click.option(
         "--augmentation",
         type=click.Choice(list(AUGMENTATIONS)),
         default="none",
         show_default=True,
-        help="Explain mirrored and scaled views as well, and take the mean.",
+        help="Explain mirrored, and scaled, views as well, and take the mean.",
     ),
     click.option(
         "--smoothing",
         type=click.Choice(list(SMOOTHINGS)),
         default="none",
         show_default=True,
-        help="Eigen: the channels' first principal component in place of their sum.",
+        help="eigen: the channels' first principal component in place of their sum.",
     ),
 )
 _OUTPUT = (
@@ -144,7 +170,7 @@ _OUTPUT = (
         "--output",
         default=".",
         metavar="PATH",
-        help="A folder, or a file by its suffix.  [default: here]",
+        help="A folder, or a file by its suffix.  [default: the current folder]",
     ),
 )
 
@@ -159,29 +185,52 @@ def find_any(name: str) -> Method | AttributionMethod:
         raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
 
 
-def _find_methods(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return tuple(find_any(name).name for name in names)
-    except GradcamError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
-
-
 _APPEARANCE = (
-    click.option("--alpha", type=Opacity(0, 1), default=0.5, show_default=True, help="Opacity of the heatmap."),
-    click.option("--colormap", default="turbo", show_default=True, metavar="NAME", help="Any colour map of OpenCV."),
+    click.option(
+        "--alpha", type=Opacity(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
+    ),
+    click.option(
+        "--colormap",
+        default="turbo",
+        show_default=True,
+        metavar="NAME",
+        help="A colour map of OpenCV.",
+        shell_complete=complete(list_colormaps),
+    ),
 )
 _PRINTING = (
-    click.option(
-        "--json", "as_json", is_flag=True, help="Print one record per picture, a line of JSON each, and nothing else."
-    ),
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each picture, and nothing else."),
+    click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors."),
 )
 
 
 def pictures(command: Command) -> Command:
-    """Which pictures."""
-    argument = click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="IMAGE...")
+    """Which pictures, and folders of them."""
+    argument = click.argument(
+        "images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_pictures
+    )
     return argument(command)
+
+
+def several(
+    *names: str, find: Callable[[Sequence[str]], Iterable[str]], known: Iterable[str], **settings: Any
+) -> Callable[[Command], Command]:
+    """An option of names without commas in them, which may be repeated and have commas between them.
+
+    `find`: gives the names as they are known, and raises `GradcamError` for others. `known`: what Tab offers.
+    """
+
+    def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+        typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
+        if values and not typed:
+            raise click.BadParameter(f"{values[-1]!r} holds no name.", context, parameter)
+        try:
+            return tuple(dict.fromkeys(find(typed)))
+        except GradcamError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    offers = complete(lambda context: known)
+    return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
 def model(command: Command) -> Command:
@@ -197,22 +246,44 @@ def layers(what: str, *, default: str) -> Callable[[Command], Command]:
         "layers",
         metavar="NAME|PATTERN",
         multiple=True,
-        help=f"{what}, by dotted name or pattern ('layer*.conv1'); repeatable.  [default: {default}]",
+        help=f"{what}: names or patterns, 'layer*.conv1'; repeatable.  [default: {default}]",
+        shell_complete=complete(list_layers),
     )
 
 
 def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
     """What to explain, and with which model; these methods unless others are given."""
-    option = click.option(
+    option = several(
         "--method",
         "methods",
-        metavar="NAME",
-        multiple=True,
-        callback=_find_methods,
+        metavar="NAME[,NAME]",
+        find=lambda names: [find_any(name).name for name in names],
+        known=[*METHODS, *ATTRIBUTIONS],
         default=methods,
-        help="How, as `gradcam methods` lists it; repeatable.",
+        help=f"One that `gradcam methods` lists; repeatable.{f'  [default: {methods[0]}]' if methods else ''}",
     )
     return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET, *_FIT), command)
+
+
+def save(command: Command) -> Command:
+    """What is written."""
+    option = several(
+        "--save",
+        "saved",
+        metavar="WHAT[,WHAT]",
+        find=_find_saved,
+        known=SAVED,
+        default=("overlay",),
+        help=f"What is written: {', '.join(SAVED)}; repeatable.  [default: overlay]",
+    )
+    return option(command)
+
+
+def _find_saved(names: Sequence[str]) -> Sequence[str]:
+    for name in names:
+        if name not in SAVED:
+            raise GradcamError(f"{name!r} cannot be saved: choose some of {', '.join(SAVED)}.")
+    return names
 
 
 def output(command: Command) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Protocol
 import click
 
 from gradcam.cli.settings import Output
-from gradcam.errors import describe_failure
+from gradcam.errors import describe_failure, join_names, nearest
+
+LOOKED_AT = 1000  # files of a folder, when one is not there
 
 
 class Outcome(Protocol):
@@ -43,9 +46,19 @@ def tell_each(
             with contextlib.redirect_stdout(sys.stderr):
                 outcome = look(image)
         except (Exception, SystemExit) as error:  # one broken picture does not stop the others
-            outcome, status = fail(str(image), describe_failure(str(image), error)), 1
+            outcome, status = fail(str(image), describe_failure(str(image), error) + _offer(image)), 1
         _tell(outcome, output)
     return status
+
+
+def _offer(image: Path) -> str:
+    """What somebody may have meant who named a file that is not there."""
+    offers: list[str] = []
+    if not os.path.lexists(image):
+        with contextlib.suppress(OSError):
+            there = {os.path.splitext(name)[0]: name for name in os.listdir(image.parent)[:LOOKED_AT]}
+            offers = [there[stem] for stem in nearest(image.stem, there, 1)]
+    return f"; nearest: {join_names(str(image.with_name(name)) for name in offers)}" if offers else ""
 
 
 def _tell(outcome: Outcome, output: Output) -> None:

@@ -39,10 +39,11 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> int | tuple[int, ...]:
-        sides = [int(side) for side in re.split("[xX×]", str(value)) if re.fullmatch(r"\s*\d{1,6}\s*", side)]
-        if len(sides) not in (1, 2, 3) or len(sides) != len(re.split("[xX×]", str(value))):
-            self.fail(f"{value!r} is no number of pixels, nor HEIGHTxWIDTH.", parameter, context)
-        return sides[0] if len(sides) == 1 else tuple(sides)
+        sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", str(value).strip(), re.ASCII | re.IGNORECASE)
+        if sides is None:
+            self.fail(f"{value!r} is no size: expected a side, 224, or height x width, 320x240.", parameter, context)
+        size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
+        return size if len(size) > 1 else size[0]
 
 
 class Fits(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above

@@ -16,8 +16,9 @@ from gradcam.attributions import ATTRIBUTIONS
 from gradcam.batch.output.result_names import has_layer
 from gradcam.cli.job import Job
 from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination
+from gradcam.cli.waiting import import_torch
 from gradcam.errors import GradcamWarning, ModelError, describe_unexpected
-from gradcam.naming import OutputNames
+from gradcam.naming import WRITE_SUFFIXES, OutputNames
 
 if TYPE_CHECKING:
     from gradcam.batch.findings import Question
@@ -31,10 +32,14 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_p
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
+    from gradcam.batch.output.saving import MAP_SUFFIX
+
     classifier, question = ask(settings, output)
     places = sum((len(question.layers) or 1) if has_layer(name) else 1 for name in _once_each(settings.methods))
-    each = 1 if one_picture_each else places * question.classes
-    destination = find_destination(settings.output, images, len(images) * each)
+    kinds = [kind for kind in settings.saved if kind != "panel"]
+    each = 1 if one_picture_each else places * question.classes * len(kinds) + ("panel" in settings.saved)
+    suffixes = frozenset([MAP_SUFFIX]) if settings.saved == ("map",) else WRITE_SUFFIXES
+    destination = find_destination(settings.output, images, len(images) * each, suffixes)
     return Job(
         settings=settings,
         classifier=classifier,
@@ -49,6 +54,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
+    import_torch()
     from gradcam.batch.findings import Question
     from gradcam.drawing import find_colormap
     from gradcam.evidence import check_evidence
@@ -87,9 +93,10 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
 
     Raises `GradcamError`.
     """
+    check_model_name(choice.model)
+    import_torch()
     from gradcam.classifiers import DEFAULT, load_classifier
 
-    check_model_name(choice.model)
     with code_of_the_user(choice.model, choice.reader):
         return load_classifier(
             choice.model or DEFAULT,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradcam.records import Record
 
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"  # of a bar
+PASSES = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {remaining} left"
 LISTED = 20  # failures that are named at the end; all of them are in the manifest
 
 
@@ -136,15 +137,20 @@ def _escape(character: str) -> str:
 
 
 @contextlib.contextmanager
-def shown_passes(*, wanted: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal that hears of passes done, and of how many; nobody is told where it is not wanted."""
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=1, file=sys.stderr, show_pos=True) as bar:
+def shown_passes(output: Output, *, wanted: bool = True) -> Iterator[Progress]:
+    """A bar on a terminal that hears of passes done, and of how many, and goes away; none with `--quiet`.
+
+    Whatever a model of the user's prints goes to standard error meanwhile.
+    """
+    from tqdm import tqdm
+
+    is_hidden = True if output.quiet or not wanted else None  # None: unless standard error is a terminal
+    with tqdm(
+        total=1, bar_format=PASSES, dynamic_ncols=True, disable=is_hidden, file=sys.stderr, leave=False
+    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
 
         def show(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
+            bar.total = total
+            bar.update(done - bar.n)
 
         yield show

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from gradcam.cli.commands import Command
 from gradcam.cli.parameters import Folder
 from gradcam.cli.settings import Output
 from gradcam.cli.waiting import telling_waits
 from gradcam.stores import Store
 
 
-@click.command("report", short_help="Make the gallery of a batch again.")
+@click.command("report", cls=Command, short_help="Make the gallery of a batch again.")
 @click.argument("folder", metavar="DIR", type=Folder())
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def report_command(folder: Path | Store, quiet: bool) -> int:

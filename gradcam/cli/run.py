@@ -2,48 +2,89 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.batch.output.result_names import list_endings
+from gradcam.batch.output.result_names import list_endings, panel_ending
 from gradcam.cli import options
+from gradcam.cli.commands import Command
 from gradcam.cli.job import Job, work
 from gradcam.cli.preparation import prepare
 from gradcam.cli.settings import Output, to_settings
+from gradcam.errors import OutputError
+from gradcam.files import write_whole
 from gradcam.naming import join_name
 
 if TYPE_CHECKING:
     from gradcam.batch.findings import Finding
+    from gradcam.batch.output.saving import Saving
+    from gradcam.images import Pixels
 
 
-@click.command("run", short_help="Explain pictures: write an overlay for each.")
+@click.command("run", cls=Command, short_help="Explain pictures: write an overlay for each.")
 @options.pictures
 @options.choices(methods=("gradcam",))
 @options.output
+@options.save
 @options.appearance
 @options.printing
 def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Explain pictures: write an overlay that shows where the model looked, or a picture of what each pixel matters.
+    """Explain pictures, and those in folders: write an overlay that shows where the model looked in each.
 
-    Overlays are called <picture>-<method>.png, with the class and the layer in the name where there are several, and
-    the kind of evidence where it is not positive.
+    Overlays are called <picture>-<method>.png, with the class and the layer in the name where there are several, and the
+    kind of evidence, the model and its weights where they are not the usual ones.
     """
-    output = Output(as_json, quiet)
-    job = prepare(to_settings(chosen), images, output, one_picture_each=False)
-    return work(job, images, _write_overlays, output)
+    output, settings = Output(as_json, quiet), to_settings(chosen)
+    job = prepare(settings, images, output, one_picture_each=False)
+    return work(job, images, partial(_write, _to_saving(job)), output)
 
 
-def _write_overlays(job: Job, image: Path, found: Finding) -> list[Path]:
+def _to_saving(job: Job) -> Saving:
+    """What is written. Raises `GradcamError` for a panel of what makes no maps."""
+    from gradcam.batch.output.collisions import check_panel
+    from gradcam.batch.output.saving import Saving
+
+    chosen = job.settings
+    saving = Saving(chosen.saved, "png", alpha=chosen.alpha, colormap=chosen.colormap)
+    check_panel(saving, job.question)
+    return saving
+
+
+def _write(saving: Saving, job: Job, image: Path, found: Finding) -> list[dict[str, Path]]:
+    """Write each kind of file that is asked for, and give their paths for each drawing."""
+    from gradcam.batch.output.outputs import draw_kinds, name_kinds
+    from gradcam.classifiers.comparison import panel
+
+    drawings, ending, alpha, colormap = found.drawings, job.settings.model.ending, saving.alpha, saving.colormap
+    endings = list_endings(job.question, drawings, job.classifier.labels, suffix=ending)
+    named = [name_kinds(join_name(image.stem, it), saving) for it in endings]
+    names = [name for kinds in named for name in kinds.values()]
+    if "panel" in saving.kinds:
+        names.append(join_name(image.stem, panel_ending(job.settings.evidence, suffix=ending)))
+    paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
+    written = []
+    for drawing, kinds in zip(drawings, named):
+        contents = draw_kinds(
+            drawing, drawing.draw(alpha=alpha, colormap=colormap) if "overlay" in kinds else None, saving
+        )
+        written.append({kind: _write_one(next(paths), contents[kind]) for kind in kinds})
+    if "panel" in saving.kinds:
+        path = _write_one(next(paths), panel(found.maps, alpha=alpha, colormap=colormap))
+        written = [{**kinds, "panel": path} for kinds in written]
+    return written
+
+
+def _write_one(path: Path, content: Pixels | bytes) -> Path:
     from gradcam.images import write_image
 
-    drawings, chosen = found.drawings, job.settings
-    if job.destination.file is not None:
-        paths = [job.destination.file]
-    else:
-        endings = list_endings(job.question, drawings, job.classifier.labels)
-        paths = job.names.claim([join_name(image.stem, ending) for ending in endings])
-    for drawing, path in zip(drawings, paths):
-        write_image(path, drawing.draw(alpha=chosen.alpha, colormap=chosen.colormap))
-    return paths
+    if not isinstance(content, bytes):
+        write_image(path, content)
+        return path
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    return path

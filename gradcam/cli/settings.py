@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,26 +12,44 @@ from typing import Any
 import click
 
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES
+from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES, to_plain
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model, as `load_classifier` has it; None is what nothing was said of."""
+    """Which model, as `load_classifier` has it; the defaults are what nothing was said of."""
 
-    model: str | None
-    weights: Path | None
-    labels: Path | None
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    size: int | tuple[int, ...] | None
-    crop: float | None
-    activation: str
-    reader: str | None
-    device: str
-    precision: str
+    model: str | None = None
+    weights: Path | None = None
+    labels: Path | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    size: int | tuple[int, ...] | None = None
+    crop: float | None = None
+    activation: str = "auto"
+    reader: str | None = None
+    device: str = "auto"
+    precision: str = "fp32"
     fit: str = "crop"
     predictions: str = "own"
+
+    def to_words(self) -> list[str]:
+        """The options that say the same, for a line to type."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return [
+            word for name, value in said.items() if value != defaults[name] for word in (f"--{name}", to_word(value))
+        ]
+
+    @property
+    def ending(self) -> str:
+        """What ends a picture's name: the model, its weights and the fit, where they are not the usual."""
+        from gradcam.classifiers import DEFAULT
+
+        named = [] if self.model in (None, DEFAULT) else [str(self.model).rpartition("/")[2]]
+        named += [] if self.weights is None else [self.weights.stem]
+        named += [] if self.fit == "crop" else [self.fit.replace(":", "-")]
+        return "".join(f"-{to_plain(name)}" for name in named) + ".png"
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,7 @@ class Settings:
     output: str
     alpha: float
     colormap: str
+    saved: tuple[str, ...] = ("overlay",)
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,15 @@ class Output:
 
     as_json: bool
     quiet: bool
+
+
+def to_word(value: object) -> str:
+    """An option's value as it is typed: sides have an x between them, other numbers commas."""
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    if not isinstance(value, tuple):
+        return str(value)
+    return ("x" if all(isinstance(each, int) for each in value) else ",").join(map(to_word, value))
 
 
 def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
@@ -111,14 +140,20 @@ def _check_for_attributions(found: Settings) -> None:
             )
 
 
-def find_destination(output: str, images: Sequence[Path], results: int) -> Destination:
-    """Where so many results go. Raises `click.UsageError` for one file for several, or over one of the pictures."""
+def find_destination(
+    output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
+) -> Destination:
+    """Where so many results go, one file of them with one of these suffixes.
+
+    Raises `click.UsageError` for one file for several, for one of another kind, and for one of the pictures.
+    """
     path = Path(output)
-    is_folder = output.endswith(("/", os.sep)) or path.is_dir()
-    if path.suffix.lower() not in READ_SUFFIXES or is_folder:
+    is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
+    if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
         return Destination(path)
-    if path.suffix.lower() not in WRITE_SUFFIXES:
-        raise click.UsageError(f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}.")
+    if path.suffix.lower() not in suffixes:
+        what = "pictures" if suffixes is WRITE_SUFFIXES else "maps"
+        raise click.UsageError(f"{path}: {what} are written as {', '.join(sorted(suffixes))}.")
     if results > 1:
         raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
     if any(is_same(path, image) for image in images):
@@ -128,4 +163,6 @@ def find_destination(output: str, images: Sequence[Path], results: int) -> Desti
 
 def is_same(one: Path, other: Path) -> bool:
     """Whether both are one file, by whatever names."""
-    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+    with contextlib.suppress(OSError):  # of one that is not there, or where nobody may look
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)

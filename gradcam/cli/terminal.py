@@ -74,7 +74,7 @@ def _plain_numbers(predictions: Sequence[Prediction], width: int, digits: int) -
 
 def _explained(result: Result) -> list[str]:
     explained = result.record.explained
-    if len(explained) > 1 and len({entry.overlay for entry in explained}) == 1:
+    if len(explained) > 1 and len({_file(entry) for entry in explained}) == 1:
         return _together(result)
     width = max(len(_name(entry)) for entry in explained)
     several_methods = len({entry.method for entry in explained}) > 1
@@ -121,7 +121,8 @@ def _name(entry: Prediction | Explained) -> str:
 
 
 def _file(entry: Explained) -> str:
-    return printable(entry.overlay or "")
+    files = (entry.overlay, entry.heatmap, entry.map, entry.panel)
+    return ", ".join(printable(file) for file in files if file is not None)
 
 
 def printable(name: str) -> str:

@@ -1,15 +1,31 @@
-"""What a person is told while a store is waited for."""
+"""What a person is told while a store, or the start of torch, is waited for."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import sys
 from collections.abc import Iterator
 
+import click
+
 from gradcam.cli.settings import Output
 from gradcam.cli.terminal import printable
 from gradcam.stores.waiting import LOG
+
+
+def import_torch() -> None:
+    """Import torch, which takes seconds; a terminal says so meanwhile, unless `--quiet` was typed."""
+    context = click.get_current_context(silent=True)
+    is_told = context is not None and not context.params.get("quiet") and sys.stderr.isatty()
+    if "torch" in sys.modules or not is_told:
+        return
+    try:
+        click.echo("Loading PyTorch ...\r", nl=False, err=True)
+        importlib.import_module("torch")
+    finally:
+        click.echo("\x1b[K", nl=False, err=True)
 
 
 @contextlib.contextmanager

@@ -97,6 +97,7 @@ def find_metrics(names: Sequence[str]) -> list[str]:
         wanted = name.strip().lower()
         members = [it.name for it in METRICS.values() if wanted in ("all", it.group, it.name)]
         if not members:
-            raise GradcamError(f"There is no metric {name!r}. {offer(name, [*METRICS, *GROUPS, 'all'])}")
+            listed = f"There are {', '.join(METRICS)}; and all of a group: {', '.join((*GROUPS, 'all'))}."
+            raise GradcamError(f"There is no metric {name!r}. {offer(name, [*METRICS, *GROUPS, 'all'], listed)}")
         found.update(members)
     return [name for name in METRICS if name in found]

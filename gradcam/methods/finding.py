@@ -27,10 +27,12 @@ def find_method(method: str | Method) -> Method:
     return found
 
 
-def offer(name: str, known: Iterable[str]) -> str:
-    """What to say where there is no method of that name: the nearest, if any looks like it, or where they are listed."""
+def offer(
+    name: str, known: Iterable[str], otherwise: str = "`gradcam methods` lists them, as gradcam.METHODS does."
+) -> str:
+    """What to say where nothing has that name: the nearest, if any looks like it, or where methods are listed."""
     offers = nearest(name, known)
-    return f"Nearest: {join_names(offers)}." if offers else "`gradcam methods` lists them, as gradcam.METHODS does."
+    return f"Nearest: {join_names(offers)}." if offers else otherwise
 
 
 def _plain(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import math
@@ -78,6 +77,8 @@ def is_passing(error: BaseException) -> bool:
         return False
     if isinstance(error, OSError):
         return error.errno not in LASTING_NUMBERS
+    import asyncio
+
     return isinstance(error, asyncio.TimeoutError) or _is_of_a_client(error)
 
 

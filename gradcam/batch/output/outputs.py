@@ -87,9 +87,11 @@ class Saver:
             files[panel_name] = self._encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
         explained = []
         for drawing, name, picture in zip(drawings, self._name(stem, drawings), overlays):
-            contents = self._encode_all(name, drawing, picture)
-            files |= dict(contents.values())
-            names = {kind: name for kind, (name, _) in contents.items()}
+            names = name_kinds(name, saving)
+            contents = draw_kinds(drawing, picture, saving)
+            files |= {
+                names[it]: data if isinstance(data, bytes) else self._encode(data) for it, data in contents.items()
+            }
             explained.append(self._to_entry(drawing, names, panel_name))
         if self.place is not None:
             draw = self.draw_views if saving.views else None
@@ -125,20 +127,6 @@ class Saver:
         claimed = OutputNames(Path(parent), ()).claim([PurePosixPath(name).name for name in names])
         return [(parent / path.name).as_posix() for path in claimed]
 
-    def _encode_all(self, name: str, drawing: Drawing, picture: Pixels | None) -> dict[str, tuple[str, bytes]]:
-        """The name and the contents of each kind of file that is asked for, but the panel."""
-        kinds, suffix = self.saving.kinds, self.saving.suffix
-        base = name.removesuffix(suffix)
-        found = {}
-        if "overlay" in kinds and picture is not None:
-            found["overlay"] = (name, self._encode(picture))
-        if "heatmap" in kinds:
-            alone = _draw_heatmap(drawing, self.saving.colormap)
-            found["heatmap"] = (f"{base}-{HEATMAP}{suffix}", self._encode(alone))
-        if "map" in kinds:
-            found["map"] = (f"{base}{MAP_SUFFIX}", _encode_map(drawing))
-        return found
-
     def _encode(self, picture: Pixels) -> bytes:
         return encode_image(picture, self.saving.suffix, self.saving.quality)
 
@@ -150,6 +138,25 @@ class Saver:
             map=names.get("map"),
             panel=panel_name if isinstance(drawing.source, PictureExplanation) else None,
         )
+
+
+def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
+    """The name of each kind of file that is asked for, but the panel, beside an overlay of that name."""
+    base = overlay.removesuffix(saving.suffix)
+    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
+    return {kind: name for kind, name in names.items() if kind in saving.kinds}
+
+
+def draw_kinds(drawing: Drawing, overlay: Pixels | None, saving: Saving) -> dict[str, Pixels | bytes]:
+    """Each kind that is asked for, but the panel: a picture, or a map as the bytes of its file; the overlay is given."""
+    found: dict[str, Pixels | bytes] = {}
+    if "overlay" in saving.kinds and overlay is not None:
+        found["overlay"] = overlay
+    if "heatmap" in saving.kinds:
+        found["heatmap"] = _draw_heatmap(drawing, saving.colormap)
+    if "map" in saving.kinds:
+        found["map"] = _encode_map(drawing)
+    return found
 
 
 def _draw_heatmap(drawing: Drawing, colormap: str) -> Pixels:

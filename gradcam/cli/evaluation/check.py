@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import options
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_classes, list_layers
 from gradcam.cli.evaluation.verdict_outcome import Outcome
 from gradcam.cli.job import make_folder
 from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import shown_passes
 from gradcam.cli.settings import Destination, Output, find_destination, to_model_choice
+from gradcam.cli.waiting import import_torch
+from gradcam.evaluation.study.plan import CONTROL_NAMES
+from gradcam.methods import METHODS
 from gradcam.naming import OutputNames, join_name
 from gradcam.scores import SCORES
 
 if TYPE_CHECKING:
     from gradcam.classifiers import Classifier
-
-ENDING = "-check.png"
 
 
 @dataclass(frozen=True)
@@ -39,26 +42,43 @@ class _Job:
     seed: int
     destination: Destination
     names: OutputNames
+    ending: str
 
 
-@click.command("check", short_help="A verdict on a map: four tests that it can fail.")
+@click.command("check", cls=Command, short_help="A verdict on a map: four tests that it can fail.")
 @options.pictures
 @options.model
-@click.option("-l", "--layer", metavar="NAME", help="Layer to look at, by dotted name.")
 @click.option(
-    "--method",
+    "-l",
+    "--layer",
     metavar="NAME",
-    default="gradcam",
-    show_default=True,
-    help="What to judge, as `gradcam methods` lists it; or random, centre, edges or constant, which must fail.",
+    help="Layer to look at, as `gradcam layers` lists it.",
+    shell_complete=complete(list_layers),
 )
-@click.option("-c", "--class", "wanted", metavar="NAME|INDEX", help="The class; without it, each picture's top class.")
+@options.several(
+    "--method",
+    "methods",
+    metavar="NAME[,NAME]",
+    find=list,
+    known=[*METHODS, *CONTROL_NAMES],
+    default=("gradcam",),
+    help=f"One that `gradcam methods` lists, or {', '.join(CONTROL_NAMES)}, which must fail; repeatable.  "
+    "[default: gradcam]",
+)
+@click.option(
+    "-c",
+    "--class",
+    "wanted",
+    metavar="NAME|INDEX",
+    help="The class.  [default: each picture's most probable]",
+    shell_complete=complete(list_classes),
+)
 @click.option(
     "--score",
     type=click.Choice(list(SCORES)),
     default="logit",
     show_default=True,
-    help="Which number of the class is explained.",
+    help="The class's number that is explained.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all that is drawn by chance."
@@ -70,28 +90,34 @@ def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen
 
     Does it change when the weights are randomised, does it differ between classes, does covering what it marks lower the
     score more than covering as much elsewhere, is it stable under noise? Each is passed, doubtful or failed, with the
-    reason, and a panel that shows it, <picture>-check.png. Passed means not refuted, never correct. Thresholds were
+    reason, and a panel that shows it, <picture>-<method>-check.png. Passed means not refuted, never correct. Thresholds were
     measured on the model that comes with gradcam, and are uncalibrated for others.
 
     The exit status says whether all was done: a map that fails is a result, which --json has as "outcome".
     """
     output = Output(as_json, quiet)
-    job = _prepare(images, output, chosen)
-    name = job.classifier.name
-    return tell_each(images, partial(_look, job, output), lambda it, error: Outcome(it, name, error=error), output)
+    jobs = _prepare(images, output, chosen)
+    name = jobs[0].classifier.name
+    return max(
+        tell_each(images, partial(_look, job, output), lambda it, error: Outcome(it, name, error=error), output)
+        for job in jobs
+    )
 
 
-def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
-    """Load the model and check all that was typed. Raises `GradcamError` and `click.UsageError`."""
+def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> list[_Job]:
+    """Load the model and check all that was typed; one job for each method. Raises `GradcamError` and `click.UsageError`."""
+    import_torch()
     from gradcam.evaluation.explainers import find_explained
 
-    method = find_explained(chosen["method"])
-    destination = find_destination(chosen["output"], images, len(images))
-    classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
+    methods = dict.fromkeys(map(find_explained, chosen["methods"]))
+    destination = find_destination(chosen["output"], images, len(images) * len(methods))
+    choice = to_model_choice(chosen)
+    classifier = load_model(choice, layer=chosen["layer"])
     index = None if chosen["wanted"] is None else classifier.find_class(chosen["wanted"])
     say(classifier.notes, output)
     names = OutputNames(destination.folder, images)
-    return _Job(classifier, method, index, chosen["score"], chosen["reshape"], chosen["seed"], destination, names)
+    score, reshape, seed, ending = chosen["score"], chosen["reshape"], chosen["seed"], choice.ending
+    return [_Job(classifier, it, index, score, reshape, seed, destination, names, ending) for it in methods]
 
 
 def _look(job: _Job, output: Output, image: Path) -> Outcome:
@@ -101,7 +127,7 @@ def _look(job: _Job, output: Output, image: Path) -> Outcome:
 
     start = time.perf_counter()
     prepared = job.classifier.prepare(image)
-    with shown_passes(wanted=not output.quiet) as progress:
+    with shown_passes(output) as progress:
         verdict = check(
             job.classifier,
             prepared,
@@ -113,7 +139,7 @@ def _look(job: _Job, output: Output, image: Path) -> Outcome:
             progress=progress,
         )
     make_folder(job.destination.folder)
-    path = job.destination.file or job.names.claim([join_name(image.stem, ENDING)])[0]
+    path = job.destination.file or job.names.claim([join_name(image.stem, f"-{job.method}-check{job.ending}")])[0]
     write_image(path, verdict.panel())
     height, width = prepared.reading.picture.shape[:2]
     return Outcome(

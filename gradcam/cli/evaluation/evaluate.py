@@ -8,42 +8,36 @@ from typing import Any
 import click
 
 from gradcam.cli import options
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_classes, list_layers
 from gradcam.cli.evaluation.study_files import StudyChoice
 from gradcam.cli.evaluation.study_job import judge_all
 from gradcam.cli.settings import Output, to_model_choice
 from gradcam.cli.waiting import telling_waits
-from gradcam.evaluation.metrics import GROUPS
-from gradcam.evaluation.study.plan import DEFAULT_METHODS
+from gradcam.evaluation.metrics import GROUPS, METRICS
+from gradcam.evaluation.study.plan import CONTROL_NAMES, DEFAULT_METHODS, METHOD_GROUPS
+from gradcam.methods import METHODS
 from gradcam.scores import SCORES
 
 
-class Names(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
-    """Names with commas between them."""
-
-    name = "names"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
-        if not names:
-            self.fail(f"{value!r} holds no name.", parameter, context)
-        return names
-
-
-@click.command("evaluate", short_help="Judge methods by metrics, on a folder of your own pictures.")
+@click.command("evaluate", cls=Command, short_help="Judge methods by metrics, on a folder of your own pictures.")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option(
-    "--methods",
-    type=Names(),
-    metavar="all|single-pass|NAME,...",
-    help=f"Methods to compare.  [default: {','.join(DEFAULT_METHODS)}]",
+@options.several(
+    "--method",
+    "methods",
+    find=list,
+    known=[*METHODS, *METHOD_GROUPS, *CONTROL_NAMES],
+    metavar="NAME[,NAME]",
+    help=f"Method to compare, or {' or '.join(METHOD_GROUPS)}; repeatable.  [default: {','.join(DEFAULT_METHODS)}]",
 )
-@click.option(
-    "--metrics",
-    type=Names(),
-    metavar="all|GROUP|NAME,...",
-    help=f"Metrics, or groups of them: {', '.join(GROUPS)}.  [default: all that need pictures alone]",
+@options.several(
+    "--metric",
+    "metrics",
+    find=list,
+    known=[*METRICS, *GROUPS, "all"],
+    metavar="NAME[,NAME]",
+    help=f"{', '.join(METRICS)}; or all of a group, {', '.join(GROUPS)}; repeatable.  "
+    "[default: those that need pictures alone]",
 )
 @click.option(
     "--annotations",
@@ -52,7 +46,11 @@ class Names(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 )
 @options.model
 @click.option(
-    "-l", "--layer", metavar="NAME", help="Layer of all maps, by dotted name; without it, each method's default."
+    "-l",
+    "--layer",
+    metavar="NAME",
+    help="Layer of all maps.  [default: each method's own]",
+    shell_complete=complete(list_layers),
 )
 @click.option(
     "-c",
@@ -60,13 +58,14 @@ class Names(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "target",
     metavar="NAME|INDEX",
     help="The class to explain in all pictures.  [default: each one's most probable]",
+    shell_complete=complete(list_classes),
 )
 @click.option(
     "--score",
     type=click.Choice(list(SCORES)),
     default="logit",
     show_default=True,
-    help="Which number of the class is explained.",
+    help="The class's number that is explained.",
 )
 @click.option("--controls/--no-controls", default=True, help="Whether maps that know nothing are judged as well.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many pictures, drawn by the seed.")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradcam.cli import options
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_layers
 from gradcam.cli.evaluation.recommend_outcome import Outcome
 from gradcam.cli.preparation import load_model, say
+from gradcam.cli.progress import shown_passes
 from gradcam.cli.settings import ModelChoice, Output, to_model_choice
 from gradcam.cli.terminal import printable
-from gradcam.cli.waiting import telling_waits
+from gradcam.cli.waiting import import_torch, telling_waits
 from gradcam.errors import GradcamError, LayerError
-from gradcam.methods import find_methods
+from gradcam.methods import METHODS, find_methods
 from gradcam.scores import SCORES
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from gradcam.classifiers import Classifier
 
 LIMIT = 24  # pictures
-SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {remaining} left"  # of a bar
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class _Wish:
     model: ModelChoice
     layers: tuple[str, ...]
     reshape: str | tuple[int, ...] | None
-    methods: tuple[str, ...] | None
+    methods: tuple[str, ...]
     scores: tuple[str, ...]
     limit: int
     least: float
@@ -48,30 +49,26 @@ class _Wish:
     output: Output
 
 
-def _to_methods(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    try:
-        found = find_methods([name.strip() for name in text.split(",")])
-    except GradcamError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+def _find_methods(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    found = find_methods(names)
     beside = [method.name for method in found if method.place != "layer"]
     if beside:
-        raise click.BadParameter(f"{beside[0]} looks at no layer: leave it out.", context, parameter)
-    return tuple(dict.fromkeys(method.name for method in found))
+        raise GradcamError(f"{beside[0]} looks at no layer: leave it out.")
+    return [method.name for method in found]
 
 
-def _to_scores(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
+def _find_scores(names: Sequence[str]) -> list[str]:
     for name in names:
-        if name not in SCORES:
-            raise click.BadParameter(
-                f"There is no score {name!r}: choose some of {', '.join(SCORES)}.", context, parameter
-            )
-    return names
+        if name.lower() not in SCORES:
+            raise GradcamError(f"There is no score {name!r}: choose some of {', '.join(SCORES)}.")
+    return [name.lower() for name in names]
 
 
-@click.command("recommend", short_help="Find the best method, score and layer for a model on one's pictures.")
+@click.command(
+    "recommend", cls=Command, short_help="Find the best method, score and layer for a model on one's pictures."
+)
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
 @options.model
 @click.option(
@@ -80,21 +77,25 @@ def _to_scores(context: click.Context, parameter: click.Parameter, text: str) ->
     "layers",
     metavar="NAME",
     multiple=True,
-    help="Layer to try, by dotted name; repeatable.  [default: a handful]",
+    help="Layer to try, as `gradcam layers` lists it; repeatable.  [default: a handful]",
+    shell_complete=complete(list_layers),
 )
-@click.option(
-    "--methods",
+@options.several(
+    "--method",
+    "methods",
     metavar="NAME[,NAME]",
-    callback=_to_methods,
-    help="Methods to try.  [default: those of one forward pass]",
+    find=_find_methods,
+    known=METHODS,
+    help="Method to try; repeatable.  [default: those of one forward pass]",
 )
-@click.option(
-    "--scores",
+@options.several(
+    "--score",
+    "scores",
     metavar="NAME[,NAME]",
-    default=",".join(SCORES),
-    show_default=True,
-    callback=_to_scores,
-    help="Scores to try.",
+    default=tuple(SCORES),
+    find=_find_scores,
+    known=SCORES,
+    help=f"Score to try; repeatable.  [default: {','.join(SCORES)}]",
 )
 @click.option(
     "--limit",
@@ -131,7 +132,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
 
     \b
       gradcam recommend photos/
-      gradcam recommend photos/ --model resnet50 --methods gradcam,layercam -l layer4 -l layer3
+      gradcam recommend photos/ --model resnet50 --method gradcam,layercam -l layer4 -l layer3
     """
     names = ("layers", "reshape", "methods", "scores", "limit", "least", "seed", "show_all")
     wish = _Wish(
@@ -146,6 +147,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
 
 def _recommend(wish: _Wish) -> int:
     """Measure, say what was found, and give the exit status. All that was typed is checked before the first picture."""
+    import_torch()
     from gradcam.batch.inputs.sources import list_inputs
     from gradcam.evaluation.recommendation.candidates import check_layers
     from gradcam.evaluation.recommendation.recommending import recommend
@@ -156,12 +158,12 @@ def _recommend(wish: _Wish) -> int:
     layers = check_layers(classifier.model, wish.layers) if wish.layers else None
     say(classifier.notes, wish.output)
     items = _draw(listing.items, wish.limit, wish.seed)
-    with _shown(wish.output) as progress:
+    with shown_passes(wish.output) as progress:
         pictures, failed = _read(classifier, items)
         found = recommend(
             classifier,
             pictures,
-            methods=wish.methods,
+            methods=wish.methods or None,
             scores=wish.scores,
             layers=layers,
             least=wish.least,
@@ -225,20 +227,3 @@ def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tens
         else:
             pictures[item.name] = picture.image
     return pictures, failed
-
-
-@contextlib.contextmanager
-def _shown(output: Output) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; whatever a model of the user's prints goes to standard error meanwhile."""
-    from tqdm import tqdm
-
-    hidden = True if output.quiet else None  # None: unless standard error is a terminal
-    with tqdm(
-        total=1, bar_format=SHAPE, dynamic_ncols=True, disable=hidden, file=sys.stderr, leave=False
-    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show

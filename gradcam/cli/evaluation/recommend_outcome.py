@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gradcam.cli.progress import count
-from gradcam.cli.settings import ModelChoice
+from gradcam.cli.settings import ModelChoice, to_word
 from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -98,7 +97,9 @@ class Outcome:
 
     def _command(self, combination: Combination) -> str:
         """The line that explains a picture so."""
-        words = ["gradcam", "run", "photo.jpg", *_name_model(self.choice), *_name_reshape(self.reshape)]
+        words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
+        if self.reshape is not None:
+            words += ["--reshape", to_word(self.reshape)]
         words += ["--method", combination.method]
         if combination.score not in (None, "logit"):
             words += ["--score", str(combination.score)]
@@ -147,29 +148,3 @@ def _compare(difference: Interval) -> str:
     word = "higher" if difference.mean > 0 else "lower"
     low, high = sorted((abs(difference.low), abs(difference.high)))
     return f"{word} by {abs(difference.mean):.3f} (between {low:.3f} and {high:.3f})"
-
-
-def _name_model(choice: ModelChoice) -> list[str]:
-    """What was said of the model, as options."""
-    options: dict[str, str | float | Path | None] = {
-        "--model": choice.model,
-        "--weights": choice.weights,
-        "--labels": choice.labels,
-        "--mean": _join(choice.mean),
-        "--std": _join(choice.std),
-        "--size": "x".join(map(str, choice.size)) if isinstance(choice.size, tuple) else choice.size,
-        "--crop": choice.crop,
-        "--activation": None if choice.activation == "auto" else choice.activation,
-        "--reader": choice.reader,
-    }
-    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
-
-
-def _name_reshape(reshape: str | tuple[int, ...] | None) -> list[str]:
-    if reshape is None:
-        return []
-    return ["--reshape", reshape if isinstance(reshape, str) else "x".join(map(str, reshape))]
-
-
-def _join(values: tuple[float, ...] | None) -> str | None:
-    return None if values is None else ",".join(map(str, values))

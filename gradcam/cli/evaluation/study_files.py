@@ -26,8 +26,8 @@ TABLES = (".csv", ".json", ".tex")
 class StudyChoice:
     """What was chosen beside the model, as typed."""
 
-    methods: tuple[str, ...] | None
-    metrics: tuple[str, ...] | None
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
     annotations: str | None
     layer: str | None
     target: str | None

@@ -17,6 +17,7 @@ from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import count, how_to_go_on
 from gradcam.cli.settings import ModelChoice, Output
 from gradcam.cli.terminal import printable
+from gradcam.cli.waiting import import_torch
 from gradcam.errors import OutputError, StoreError
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Plan, make_plan
 
@@ -40,7 +41,7 @@ def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, ou
     # Before torch is imported, and a model loaded.
     plan = make_plan(
         choice.methods or DEFAULT_METHODS,
-        choice.metrics,
+        choice.metrics or None,
         controls=None if choice.controls else (),
         has_annotations=choice.annotations is not None,
     )
@@ -60,6 +61,7 @@ def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, ou
 
 
 def _prepare(items: Sequence[Item], plan: Plan, choice: StudyChoice, model: ModelChoice, output: Output) -> Study:
+    import_torch()
     from gradcam.evaluation.study.preparation import Wish, prepare_study
 
     classifier = load_model(model, layer=choice.layer)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import click
 
-from gradcam.cli.inspection.activations import activations_command
-from gradcam.cli.inspection.features import features_command
-from gradcam.cli.inspection.gradients import gradients_command
-from gradcam.cli.inspection.trace import trace_command
+from gradcam.cli.commands import Group
 
 
-@click.group("inspect", short_help="Look inside a network: its calls, features, activations, gradients.")
+@click.group(
+    "inspect",
+    cls=Group,
+    short_help="Look inside a network: its calls, features, activations, gradients.",
+    places={
+        "trace": "gradcam.cli.inspection.trace:trace_command",
+        "features": "gradcam.cli.inspection.features:features_command",
+        "activations": "gradcam.cli.inspection.activations:activations_command",
+        "gradients": "gradcam.cli.inspection.gradients:gradients_command",
+    },
+)
 def inspect_group() -> None:
     """Look inside a network: what its layers give, and what comes back to them."""
-
-
-for command in (trace_command, features_command, activations_command, gradients_command):
-    inspect_group.add_command(command)

@@ -13,12 +13,15 @@ import click
 
 from gradcam.choices import CHANNEL_ORDERS, CHANNEL_SCALES
 from gradcam.cli import options
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_colormaps
 from gradcam.cli.inspection.activation_outcome import Outcome, Row
 from gradcam.cli.job import make_folder
 from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.settings import Destination, Output, find_destination, to_model_choice
 from gradcam.cli.terminal import printable
+from gradcam.cli.waiting import import_torch
 from gradcam.naming import LONGEST_PART, OutputNames, cut, join_name
 
 if TYPE_CHECKING:
@@ -51,9 +54,10 @@ class _Job:
     look: _Look
     destination: Destination
     names: OutputNames
+    ending: str
 
 
-@click.command("activations", short_help="Draw what the channels of layers give for pictures.")
+@click.command("activations", cls=Command, short_help="Draw what the channels of layers give for pictures.")
 @options.pictures
 @options.layers("Layers to look at", default="the one that is explained")
 @click.option(
@@ -62,7 +66,7 @@ class _Job:
     default=64,
     show_default=True,
     metavar="N",
-    help="How many of a layer's channels, at most.",
+    help="Channels of each layer, at most.",
 )
 @click.option(
     "--columns", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Cells in a row."
@@ -72,14 +76,14 @@ class _Job:
     type=click.Choice(list(CHANNEL_ORDERS)),
     default="strongest",
     show_default=True,
-    help="Strongest first, by the mean absolute activation, or as they are in the layer.",
+    help="The strongest first, or as they are in the layer.",
 )
 @click.option(
     "--scale",
     type=click.Choice(list(CHANNEL_SCALES)),
     default="channel",
     show_default=True,
-    help="Colours end at each channel's own largest value, or at the layer's.",
+    help="Whose largest value the colours end at: each channel's own, or the layer's.",
 )
 @click.option(
     "--cell", type=click.IntRange(min=1), default=112, show_default=True, metavar="N", help="A cell's pixels."
@@ -89,7 +93,8 @@ class _Job:
     default="inferno",
     show_default=True,
     metavar="NAME",
-    help="Any colour map of OpenCV, for layers without negative values.",
+    help="A colour map of OpenCV, for layers without negative values.",
+    shell_complete=complete(list_colormaps),
 )
 @options.model
 @options.output
@@ -108,6 +113,7 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
 
 def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
     """Load the model and check all that was typed. Raises `GradcamError` and `click.UsageError`."""
+    import_torch()
     from gradcam.drawing import find_colormap
     from gradcam.inspection.selection import is_pattern, select_layers
 
@@ -115,11 +121,13 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
     find_colormap(look.colormap)
     destination = find_destination(chosen["output"], images, len(images))
     named = next((name for name in chosen["layers"] if not is_pattern(name)), None)
-    classifier = load_model(to_model_choice(chosen), layer=named)
+    choice = to_model_choice(chosen)
+    classifier = load_model(choice, layer=named)
     layers = chosen["layers"] or (classifier.layer,)
     select_layers(classifier.model, layers)
     say(classifier.notes, output)
-    return _Job(classifier, layers, chosen["reshape"], look, destination, OutputNames(destination.folder, images))
+    names = OutputNames(destination.folder, images)
+    return _Job(classifier, layers, chosen["reshape"], look, destination, names, choice.ending)
 
 
 def _look(job: _Job, image: Path) -> Outcome:
@@ -159,7 +167,7 @@ def _draw(job: _Job, image: Path) -> tuple[tuple[int, int], Path, list[Row]]:
         colormap=look.colormap,
     )
     make_folder(job.destination.folder)
-    path = job.destination.file or job.names.claim([join_name(image.stem, "-activations.png")])[0]
+    path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.ending}")])[0]
     write_image(path, sheet)
     return (height, width), path, [_to_row(name, grid, look) for name, grid in maps.items()]
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import options
+from gradcam.cli.commands import Command
 from gradcam.cli.inspection.feature_outcome import Outcome
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import SHAPE
 from gradcam.cli.settings import ModelChoice, Output, is_same, to_model_choice
 from gradcam.cli.terminal import printable
-from gradcam.cli.waiting import telling_waits
+from gradcam.cli.waiting import import_torch, telling_waits
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
     return path
 
 
-@click.command("features", short_help="Write what layers give for many pictures to one file.")
+@click.command("features", cls=Command, short_help="Write what layers give for many pictures to one file.")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
     "-o",
@@ -158,6 +159,7 @@ def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
 
 
 def _prepare(wish: _Wish) -> tuple[Classifier, Extractor]:
+    import_torch()
     from gradcam.batch.batches import choose_batch_size
     from gradcam.batch.extraction import prepare_extractor
     from gradcam.inspection.selection import is_pattern

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import options
+from gradcam.cli.commands import Command
+from gradcam.cli.completion import complete, list_classes
 from gradcam.cli.inspection.gradient_table import Outcome
 from gradcam.cli.job import make_folder
 from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.settings import Destination, ModelChoice, Output, find_destination, to_model_choice
+from gradcam.cli.waiting import import_torch
 from gradcam.errors import GradcamError
 from gradcam.naming import OutputNames, join_name
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from gradcam.classifiers import Classifier
     from gradcam.inspection.flow import GradientFlow
 
-ENDING = "-gradients.png"
 PLOTS = 'pip install "gradcam-torch[plots]"'
 
 
@@ -36,6 +38,7 @@ class _Job:
     layers: tuple[str, ...]
     destination: Destination | None
     names: OutputNames
+    ending: str
     show_all: bool
 
     def look(self, image: Path) -> Outcome:
@@ -78,16 +81,28 @@ class _Job:
         return gradients(model, images, target=target, layers=self.layers or None)
 
     def _claim(self, image: Path, destination: Destination) -> Path:
-        return destination.file or self.names.claim([join_name(image.stem, ENDING)])[0]
+        return destination.file or self.names.claim([join_name(image.stem, f"-gradients{self.ending}")])[0]
 
 
-@click.command("gradients", short_help="How a class's gradient flows back: vanishing and exploding layers.")
+@click.command(
+    "gradients", cls=Command, short_help="How a class's gradient flows back: vanishing and exploding layers."
+)
 @options.pictures
-@click.option("-c", "--class", "wanted", metavar="NAME|INDEX", help="The class; without it, each picture's top class.")
+@click.option(
+    "-c",
+    "--class",
+    "wanted",
+    metavar="NAME|INDEX",
+    help="The class.  [default: each picture's most probable]",
+    shell_complete=complete(list_classes),
+)
 @options.layers("Layers to look at", default="all")
 @options.model
 @click.option(
-    "-o", "--output", metavar="PATH", help="A folder for the plots, or a file by its suffix.  [default: here]"
+    "-o",
+    "--output",
+    metavar="PATH",
+    help="A folder for the plots, or a file by its suffix.  [default: the current folder]",
 )
 @click.option("--all", "show_all", is_flag=True, help="A row for every layer, however many.")
 @options.printing
@@ -139,6 +154,7 @@ def _prepare(
     show_all: bool,
 ) -> _Job:
     """Load the model and check all that was typed before the first picture is touched. Raises `GradcamError`."""
+    import_torch()
     from gradcam.inspection.selection import select_layers
 
     classifier = load_model(choice)
@@ -146,4 +162,5 @@ def _prepare(
         select_layers(classifier.model, layers)
     index = None if wanted is None else classifier.find_class(wanted)
     folder = Path() if destination is None else destination.folder
-    return _Job(classifier, index, layers, destination, OutputNames(folder, images), show_all or bool(layers))
+    names = OutputNames(folder, images)
+    return _Job(classifier, index, layers, destination, names, choice.ending, show_all or bool(layers))

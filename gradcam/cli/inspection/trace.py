@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import options
+from gradcam.cli.commands import Command
 from gradcam.cli.inspection.trace_table import Heading, format_trace
 from gradcam.cli.preparation import check_model_name, code_of_the_user, load_model, say
 from gradcam.cli.settings import ModelChoice, Output, to_model_choice
+from gradcam.cli.waiting import import_torch
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names
 from gradcam.records import SCHEMA
 
@@ -39,15 +41,13 @@ class _Subject:
     what: str
 
 
-@click.command("trace", short_help="List each call of each layer: shapes, cost, memory, time.")
+@click.command("trace", cls=Command, short_help="List each call of each layer: shapes, cost, memory, time.")
 @click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
 @options.model
 @options.layers("Layers whose calls are listed", default="all")
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only calls inside fewer than N others.")
 @click.option("--all", "show_all", is_flag=True, help="All calls, however many.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one record per call, a line of JSON each, and nothing else."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each call, and nothing else.")
 def trace_command(
     image: Path | None,
     *,
@@ -98,6 +98,7 @@ class _PictureError(GradcamError):
 
 def _make_up(choice: ModelChoice) -> _Subject:
     """The model with random weights, where and as precisely as it was chosen, and noise for it."""
+    import_torch()
     from gradcam.classifiers import DEFAULT
     from gradcam.classifiers.preparation import place
     from gradcam.classifiers.skeletons import build_with_random_weights
@@ -135,7 +136,8 @@ def _trace(subject: _Subject) -> tuple[_Subject, Trace]:
     """With as many channels of noise as the first convolution takes, where the model does not take the usual ones."""
     from dataclasses import replace
 
-    from gradcam.classifiers.skeletons import does_not_run, first_channels
+    from gradcam.classifiers.preparation import first_channels
+    from gradcam.classifiers.skeletons import does_not_run
     from gradcam.inspection.tracing import trace
 
     try:
