@@ -69,6 +69,12 @@ def to_batch(images: Any) -> Batch:
     first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
     if first is None:
         what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
+        if isinstance(images, (list, tuple)) and given and all(it.ndim == 3 and it.is_floating_point() for it in given):
+            raise ImageError(
+                f"The images are {len(given)} of {tuple(given[0].shape)} in a {type(images).__name__}, expected one tensor "
+                "(N,C,H,W): torch.stack(images), or image[None] of one. A detector takes that too, with "
+                'target=lambda output: torch.stack([found["scores"][0] for found in output]).'
+            )
         raise ImageError(
             f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
             "preprocess the pictures, and give a single one its batch dimension with image[None]."

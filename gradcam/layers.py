@@ -20,6 +20,19 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
 
 
+# By the full name of a model's class.
+OTHER_KINDS = {
+    r"torch\.export\.exported_program\.": (
+        "an exported program, whose graph has no layers: explain torch.export.unflatten(program), which has them"
+    ),
+    r"ultralytics\.(?!nn\.)": "a wrapper of ultralytics around a network: explain that, its .model",
+    r"onnx": "an ONNX model, which has no gradients: explain the PyTorch model that it was exported from",
+    r"(tensorflow|keras|tf_keras|flax|coremltools|tensorrt|openvino)\.": (
+        "a model of another framework: explain one of PyTorch, with the same weights"
+    ),
+}
+
+
 class Outlet(NamedTuple):
     """What is recorded of a model: what a module gives, all or one of its tensors, in its only run or in one of them.
 
@@ -39,6 +52,7 @@ def unwrap(model: Any) -> nn.Module:
     """
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
+    refuse_other_kinds(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "The model is a TorchScript module, whose layers' outputs hooks cannot replace: "
@@ -50,6 +64,19 @@ def unwrap(model: Any) -> nn.Module:
             "wrap a function in one, and pass the module itself, not torch.vmap of it."
         )
     return model
+
+
+def refuse_other_kinds(model: object) -> None:
+    """Raises `ModelError` for what is no module of layers that can be looked into, if it is known what to do about it."""
+    kind, is_module = type(model), isinstance(model, nn.Module)
+    if is_module and not kind.__module__.startswith("ultralytics."):
+        return
+    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
+    what = next((what for form, what in OTHER_KINDS.items() if any(re.match(form, name) for name in names)), None)
+    if what is None and not is_module and isinstance(getattr(model, "model", None), nn.Module):
+        what = "no torch.nn.Module, and has one inside: explain that, its .model"
+    if what is not None:
+        raise ModelError(f"The model, {kind.__name__}, is {what}.")
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradcam.hooks import Hooks
+from gradcam.nested import tensors
+
+STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
+IN_FLOATS = (
+    "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
+    "method='rise', which needs none."
+)
 
 
 @contextlib.contextmanager
@@ -28,6 +35,13 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
             if type(module) in kinds:
                 hooks.after_forward(module, _attach_gradient)
         yield
+
+
+def is_in_8_bits(values: Any) -> bool:
+    """Whether a tensor among these values, or one that a module among them computes, is quantised."""
+    if isinstance(values, nn.Module):
+        return any(type(module).__module__.startswith(STATIC) for module in values.modules())
+    return any(tensor.is_quantized for tensor in tensors(values))
 
 
 def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:

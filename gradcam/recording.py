@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from gradcam.arguments import Batch, caller_keeps
 from gradcam.axes import Axes, one_image
-from gradcam.errors import ImageError, LayerError
+from gradcam.errors import ImageError, LayerError, ModelError
 from gradcam.failures import BEHIND_A_LAYER, known_failures
 from gradcam.grad_mode import recording_off
 from gradcam.gradients import may_cast, recording_is_off, require_recording
@@ -24,6 +24,7 @@ from gradcam.layers import Outlet, layers_with_grid
 from gradcam.mixing import warn_of_shared_statistics
 from gradcam.nested import first_floating, map_tensors, tensors
 from gradcam.patches import find_patches
+from gradcam.quantised import IN_FLOATS, is_in_8_bits
 from gradcam.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
 
@@ -177,9 +178,13 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
             names = look_for_layers(model, first, reshape)
     names = names or look_for_layers(model, batch, reshape)
     if not names:
+        if is_in_8_bits(model):
+            raise ModelError(f"{type(model).__name__} computes with {IN_FLOATS}")
+        is_graph = isinstance(model, torch.fx.GraphModule)
+        of_exported = "; of an exported program take torch.export.unflatten(program)" if is_graph else ""
         raise LayerError(
             f"No layer of {type(model).__name__} that runs just once has a spatial grid"
-            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain."
+            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain{of_exported}."
         )
     return names
 

@@ -18,6 +18,7 @@ from gradcam.hooks import Hooks
 from gradcam.inputs import LayerInput, take_inputs, version_of
 from gradcam.isolation import is_inner_look
 from gradcam.nested import floating_by_keys, replace_tensor, tensors
+from gradcam.quantised import IN_FLOATS, is_in_8_bits
 
 
 class TargetLayer:
@@ -59,6 +60,7 @@ class TargetLayer:
         self.ran_unrecorded = False  # so does the first layer to run; the next does if the model switched recording off
         self._runs = 0
         self._inputs: list[LayerInput] = []
+        self._is_in_8_bits = False
         self._given: list[str] = []  # the keys of all that the layer gave
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
@@ -130,6 +132,8 @@ class TargetLayer:
                 raise LayerError(
                     f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {there}."
                 )
+            if self._is_in_8_bits:
+                raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
             raise LayerError(
                 f"Layer '{self.name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
             )
@@ -220,7 +224,7 @@ class TargetLayer:
             self._close_other_ways()
             self._given_on.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
-            given = floating_by_keys(output)
+            given, self._is_in_8_bits = floating_by_keys(output), is_in_8_bits(output)
             self._given = [":".join(keys) for keys in given if keys]
             found = {keys: tensor for keys, tensor in given.items() if keys[: len(self._keys)] == self._keys}
         for each in inputs:

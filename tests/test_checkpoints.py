@@ -312,7 +312,7 @@ STRANGERS: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
     "web page": ("w.pth", b"<!DOCTYPE html><html>", "is a web page"),
     "ONNX": ("w.onnx", b"\x08\x07\x12\x07pytorch\x1a\x052.4.0", "is an ONNX model, which PyTorch does not load: save"),
     "ONNX as pth": ("w.pth", b"\x08\x07\x12\x07pytorch\x1a\x052.4.0", "is an ONNX model"),
-    "TensorFlow": ("saved_model.pb", b"\x08\x01\x12\x9f", "is a model of another framework (.pb)"),
+    "TensorFlow": ("saved_model.pb", b"\x08\x01\x12\x9f", "is a TensorFlow graph, which PyTorch does not load: save"),
     "TensorFlow Lite": ("w.tflite", b"\x1c\0\0\0TFL3\x14", "is a TensorFlow Lite model"),
     "Keras": ("w.h5", b"\x89HDF\r\n\x1a\n" + bytes(90), "is an HDF5 file, as Keras writes"),
     "NumPy": ("w.npy", b"\x93NUMPY\x01\0v\0", "is a NumPy array"),

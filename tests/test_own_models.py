@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from gradcam.classifiers.labels import read_labels
 from gradcam.classifiers.preparation import find_input_dtype, is_spread
 from gradcam.classifiers.readers import Reading
 from gradcam.errors import LayerError, ModelError
-from tests.helpers import assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
 
@@ -439,6 +440,143 @@ def test_the_layer_is_the_one_that_is_explained_by_itself() -> None:
 )
 def test_what_is_no_classifier_of_pictures_is_refused(model: nn.Module, message: str) -> None:
     assert message in refusal(model)
+
+
+# Models of other kinds, and what is said of them
+
+
+def exported(folder: Path) -> tuple[nn.Module, Any]:
+    model = tiny_model().eval()
+    program = torch.export.export(model, (TINY[:1],))
+    torch.export.save(program, folder / "tiny.pt2")
+    return model, program
+
+
+def test_what_is_said_of_an_exported_program_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, program = exported(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for explain in (lambda: gradcam.explain(program, TINY), lambda: gradcam.load_classifier(program)):
+        with pytest.raises(ModelError, match=r"explain torch\.export\.unflatten\(program\), which has them"):
+            explain()
+    with pytest.raises(gradcam.GradcamError, match=r"of an exported program take torch\.export\.unflatten\(program\)"):
+        gradcam.explain(program.module(), TINY[:1])
+    expected = gradcam.explain(model, TINY[:1], "3", target=1)
+    torch.testing.assert_close(
+        gradcam.explain(torch.export.unflatten(program), TINY[:1], "3", target=1).maps, expected.maps
+    )
+    said = refusal("tiny.pt2")
+    (tmp_path / "own.py").write_text("import torch\n" + said.partition("`")[2].partition("`")[0])
+    assert gradcam.load_classifier("own.py:build", size=(12, 16)).layer == "3"
+    said = refusal("own.py:build", weights="tiny.pt2", size=(12, 16))
+    exec(said.partition("with ")[2].rstrip("."), {"torch": torch, "path": "tiny.pt2"})
+    (tmp_path / "plain.py").write_text("from tests.helpers import tiny_model")
+    loaded = gradcam.load_classifier("plain.py:tiny_model", weights="weights.pth", size=(12, 16)).model
+    assert_same({**loaded.state_dict()}, {**model.state_dict()})
+
+
+class Inner:
+    """As a pipeline or a learner that holds a network."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model().eval()
+
+
+class YOLO(nn.Module):
+    """As ultralytics has it: a module whose call is not that of its network, which gives probabilities and logits."""
+
+    __module__ = "ultralytics.models.yolo.model"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(tiny_model(), Both()).eval()
+
+    def forward(self, *_: Any) -> Any:
+        raise RuntimeError("this would predict")
+
+
+class Both(nn.Module):
+    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.softmax(1), logits
+
+
+@pytest.mark.parametrize("wrapper", [Inner, YOLO])
+def test_what_wraps_a_network_is_refused_with_the_network(wrapper: Callable[[], Any]) -> None:
+    wrapped = wrapper()
+    for explain in (lambda: gradcam.explain(wrapped, TINY), lambda: gradcam.load_classifier(wrapped)):
+        with pytest.raises(ModelError, match=rf"The model, {wrapper.__name__}, is .*: explain that, its \.model\.$"):
+            explain()
+    assert gradcam.explain(wrapped.model, TINY).maps.any()
+    assert gradcam.load_classifier(wrapped.model, size=(12, 16)).classes == 5
+
+
+def test_a_checkpoint_of_ultralytics_says_how_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ultralytics.nn.tasks"
+    tasks = type(sys)(name)
+    tasks.ClassificationModel = type("ClassificationModel", (nn.Sequential,), {"__module__": name})
+    for package in ("ultralytics", "ultralytics.nn"):
+        monkeypatch.setitem(sys.modules, package, type(sys)(package))
+    monkeypatch.setitem(sys.modules, name, tasks)
+    monkeypatch.chdir(tmp_path)
+    torch.save({"epoch": -1, "model": tasks.ClassificationModel(*tiny_model())}, "yolov8n-cls.pt")
+    way = "`def build(): return ultralytics.YOLO('yolov8n-cls.pt').model`"
+    assert way in refusal("yolov8n-cls.pt")
+    assert way in refusal("resnet18", weights="yolov8n-cls.pt")
+
+
+def int8() -> tuple[nn.Module, nn.Module]:
+    from torch.ao import quantization
+
+    plain = tiny_model().eval()
+    parts = [quantization.QuantStub(), quantization.fuse_modules(copy.deepcopy(plain), [["0", "1", "2"]])]
+    model = nn.Sequential(*parts, quantization.DeQuantStub()).eval()
+    model.qconfig = quantization.default_qconfig
+    model = quantization.prepare(model)
+    model(TINY)
+    return plain, quantization.convert(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_what_is_said_of_8_bits_works() -> None:
+    plain, quantised = int8()
+    for layer in (None, "1.3"):
+        with pytest.raises(gradcam.GradcamError, match="8-bit integers, which have no gradient") as said:
+            gradcam.explain(quantised, TINY, layer)
+        assert "the model in floating point that was quantised, or this one with method='rise'" in str(said.value)
+    with pytest.raises(ModelError, match="8-bit integers, which have no gradient"):
+        gradcam.load_classifier(quantised, size=(12, 16))
+    assert gradcam.explain(plain, TINY, "3").maps.any()
+    assert gradcam.explain(quantised, TINY, method="rise").maps.any()
+
+
+@pytest.mark.parametrize(
+    "suffix", [".onnx", ".h5", ".keras", ".pb", ".tflite", ".engine", ".trt", ".mlmodel", ".mlpackage", ".pte"]
+)
+def test_a_file_of_another_framework_is_no_model(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"resnet{suffix}"
+    for is_there in (False, True):
+        if is_there:
+            file.mkdir() if suffix == ".mlpackage" else file.write_bytes(b"\x08\x07 something")
+        said = refusal(str(file))
+        assert (
+            "cannot be explained: gradients need a PyTorch model. Name that, and its state dict with --weights" in said
+        )
+        assert "Nearest" not in said
+    assert "which PyTorch does not load: save the state dict of the PyTorch model" in refusal("resnet18", weights=file)
+
+
+def test_a_torchscript_file_in_place_of_a_model_is_told(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(tiny_model().eval(), TINY), tmp_path / "tiny.pt")
+    assert "torch.save(torch.jit.load(path).state_dict(), 'weights.pth')" in refusal(str(tmp_path / "tiny.pt"))
+
+
+@pytest.mark.parametrize("module", ["onnxruntime.capi.session", "tensorflow.python.keras", "keras.src.models"])
+def test_a_model_object_of_another_framework_says_what_to_explain(module: str) -> None:
+    model = type("Model", (), {"__module__": module})()
+    with pytest.raises(ModelError, match=r"The model, Model, is .*: explain (the PyTorch model|one of PyTorch)"):
+        gradcam.explain(model, TINY)
+    assert "The model, Model, is " in refusal(model)
 
 
 # A caller's module

@@ -167,5 +167,5 @@ def _no_dependence() -> ModelError:
     return ModelError(
         "The score does not depend on the images: no recorded operation leads from them to it. The model switches "
         "recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation without a "
-        "derivative (argmax, rounding to integers): take that away, or use gradcam.explain() at a layer behind it."
+        "derivative (argmax, rounding, 8-bit layers): take that away, or use gradcam.explain() at a layer behind it."
     )

@@ -25,7 +25,7 @@ from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.readers import Reader, read_picture, to_reader
 from gradcam.devices import find_device, find_precision
 from gradcam.errors import ModelError, shorten
-from gradcam.layers import find_layer, unwrap
+from gradcam.layers import find_layer, refuse_other_kinds, unwrap
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ def _check(options: Options) -> None:
 
 def _find_parts(name: str | nn.Module, options: Options) -> Parts:
     weights = None if options.weights is None else Path(options.weights)
+    refuse_other_kinds(name)
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights)
         unwrap(parts.model)

@@ -142,5 +142,5 @@ def _no_gradient() -> ModelError:
     return ModelError(
         "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. The "
         "model switches recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
-        "without a derivative (argmax, rounding): take that away, or choose another score."
+        "without a derivative (argmax, rounding, 8-bit layers): take that away, or choose another score."
     )

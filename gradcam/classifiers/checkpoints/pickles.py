@@ -94,6 +94,11 @@ def explain_refusal(path: Path) -> ModelError:
     found = find_state_dicts(content, _is_tensor)
     if found:
         return ModelError(_conversion(path, found[0], foreign))
+    if any(name.startswith("ultralytics.") for name in foreign):
+        return ModelError(
+            f"{path}: holds a whole model of ultralytics, which cannot be read without running code. If you trust it, give "
+            f"--model FILE.py:build, where `def build(): return ultralytics.YOLO({str(path)!r}).model`, and no --weights."
+        )
     what = "a whole pickled model" if _holds_model(content) else "objects in place of plain weights"
     return ModelError(
         f"{path}: holds {what} ({_list(foreign)}), which cannot be read without running code. Where it was made, "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradcam.classifiers.checkpoints.pickles import FACTORY, explain_refusal
-from gradcam.classifiers.checkpoints.signatures import PEEK, describe_stranger, is_safetensors
+from gradcam.classifiers.checkpoints.signatures import OTHERS, PEEK, describe_stranger, is_safetensors
 from gradcam.classifiers.checkpoints.state_dicts import StateDict, find_state_dicts
 from gradcam.errors import ModelError, join_names, shorten
 
@@ -36,7 +36,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
     """
     path = Path(path)
-    head = _peek(path)
+    head = b"" if path.is_dir() and path.suffix.lower() in OTHERS else _peek(path)
     what = describe_stranger(head, path)
     if what:
         raise ModelError(f"{path}: {what}.")

@@ -8,7 +8,21 @@ import zipfile
 from pathlib import Path
 
 PEEK = 512
+OF_PYTORCH = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")  # suffixes of files that may be something else
 EXPORTED = "which PyTorch does not load: save the state dict of the PyTorch model that it was made from"
+# What files of these suffixes are, whatever is in them.
+OTHERS = {
+    ".onnx": "an ONNX model",
+    ".h5": "an HDF5 file, as Keras writes",
+    ".keras": "a Keras model",
+    ".pb": "a TensorFlow graph",
+    ".tflite": "a TensorFlow Lite model",
+    ".engine": "a TensorRT engine",
+    ".trt": "a TensorRT engine",
+    ".mlmodel": "a Core ML model",
+    ".mlpackage": "a Core ML model",
+    ".pte": "an ExecuTorch program",
+}
 # (offset, bytes, what the file is)
 SIGNATURES = (
     (
@@ -48,13 +62,36 @@ def describe_stranger(head: bytes, path: Path) -> str | None:
     for offset, signature, what in SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
             return what
-    if path.suffix.lower() == ".onnx" or (head[:1] == b"\x08" and b"pytorch" in head[:40]):
-        return f"is an ONNX model, {EXPORTED}"
-    if path.suffix.lower() in (".pb", ".tflite", ".mlmodel", ".engine", ".keras"):
-        return f"is a model of another framework ({path.suffix}), {EXPORTED}"
+    other = OTHERS.get(path.suffix.lower())
+    if other or (head[:1] == b"\x08" and b"pytorch" in head[:40]):
+        return f"is {other or OTHERS['.onnx']}, {EXPORTED}"
     if head[:2] == b"PK":
         return _describe_zip(path)
     return None if is_safetensors(head) or is_pickle(head) else _describe_bytes(head)
+
+
+def describe_other_model(path: Path) -> str | None:
+    """Why a file, named in place of a model, cannot be explained, and what can; None where it may be a checkpoint."""
+    suffix = path.suffix.lower()
+    if suffix in OTHERS:
+        return (
+            f"is {OTHERS[suffix]}, which cannot be explained: gradients need a PyTorch model. Name that, "
+            "and its state dict with --weights"
+        )
+    if suffix == ".pt2":
+        return (
+            "is an exported program. Give FILE.py:build, where "
+            f"`def build(): return torch.export.unflatten(torch.export.load({str(path)!r}))`"
+        )
+    if suffix == ".pt" and "yolo" in path.stem.lower():
+        return (
+            "is a model of ultralytics, as a rule. Give FILE.py:build, where "
+            f"`def build(): return ultralytics.YOLO({str(path)!r}).model`"
+        )
+    if suffix in OF_PYTORCH and path.is_file():
+        with path.open("rb") as file:
+            return describe_stranger(file.read(PEEK), path)
+    return None
 
 
 def _describe_zip(path: Path) -> str | None:
@@ -66,6 +103,11 @@ def _describe_zip(path: Path) -> str | None:
         return (
             "is a TorchScript archive (torch.jit.save), whose layers cannot be looked into. Save the weights in it with "
             "torch.save(torch.jit.load(path).state_dict(), 'weights.pth'), which needs trust in where it comes from"
+        )
+    if any(name.startswith("models/") for name in names):
+        return (
+            "is an exported program (torch.export.save). Save the weights in it with "
+            "torch.save(torch.export.load(path).state_dict, 'weights.pth')"
         )
     return None if "data.pkl" in names else "is a zip file that torch.save did not write: unpack it first"
 

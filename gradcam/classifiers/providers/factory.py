@@ -15,6 +15,7 @@ from gradcam.classifiers.functions import call, find_function
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.errors import ModelError, shorten
+from gradcam.layers import refuse_other_kinds
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -39,12 +40,14 @@ def to_parts(model: nn.Module, weights: Path | None) -> Parts:
 
 
 def _make(found: Any, name: str) -> nn.Module:
+    refuse_other_kinds(found)
     if isinstance(found, nn.Module):
         return found
     if not callable(found):
         raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
     _check_arguments(found, name)
     model = call(found, name)
+    refuse_other_kinds(model)
     if not isinstance(model, nn.Module):
         hint = " A checkpoint goes to --weights." if isinstance(model, dict) else ""
         raise ModelError(f"{name} gave {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")

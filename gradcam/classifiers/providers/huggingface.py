@@ -27,7 +27,8 @@ SAID = {  # by transformers, of what is no mistake of its own, and what we say
     "weights_only": "its weights are a pickle that would run code on being read; it was not run. Take safetensors",
     "trust_remote_code": "it comes with code of its own, which is never run here. Load it in a function of yours, "
     "--model FILE.py:FUNCTION",
-    "Unrecognized configuration class": "it is no image classifier that transformers knows",
+    "Unrecognized configuration class": "it is no image classifier that transformers knows. In Python "
+    "gradcam.explain(model, images, target=...) takes any model",
 }
 ACTIVATIONS = {
     "multi_label_classification": "sigmoid",
@@ -148,7 +149,10 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
     try:
         return transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise ModelError(f"A {config.model_type} is no image classifier that transformers knows.") from error
+        raise ModelError(
+            f"A {config.model_type} is no image classifier that transformers knows: in Python "
+            "gradcam.explain(model, images, target=...) takes any model."
+        ) from error
 
 
 def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gradcam.classifiers.checkpoints import Checkpoint, read_checkpoint
+from gradcam.classifiers.checkpoints.signatures import describe_other_model
 from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.classifiers.providers import DEFAULT, PROVIDERS, factory, imagenet
 from gradcam.classifiers.providers.blueprint import Blueprint
@@ -96,6 +97,9 @@ def check_name(name: str, typed: str) -> None:
     known = list_names()
     if name in known:
         return
+    other = describe_other_model(Path(typed))
+    if other is not None:
+        raise ModelError(f"{typed}: {other}.")
     offers = nearest(name, [DEFAULT, *known])
     hints = [f"Nearest: {join_names(offers)}."] if offers else []
     hints += _guess_meaning(typed)
