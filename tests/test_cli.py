@@ -963,6 +963,21 @@ def default_signals() -> None:
 
 
 @POSIX
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_a_library_makes_an_error_of_still_is_one(
+    run: Command, folder: Path, small: Photo, number: int, status: int
+) -> None:
+    (folder / "train.py").write_text(
+        "import os\n\ndef build():\n    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "    except BaseException:\n        pass\n    raise ValueError('of a signal')\n"
+    )
+    outcome = run(small("coffee.jpg"), "--model", "train.py:build")
+    assert (outcome.status, outcome.out) == (status, "")
+    assert "of a signal" not in outcome.err
+
+
+@POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_it_and_leaves_nothing_half_written(

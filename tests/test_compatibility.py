@@ -109,6 +109,23 @@ def test_a_hugging_face_model() -> None:
     torch.testing.assert_close(keywords.maps, automatic.maps)
 
 
+def test_what_is_said_of_a_detectors_list_of_pictures_works() -> None:
+    torch.manual_seed(0)
+    options = {"weights": None, "weights_backbone": None, "num_classes": 3, "box_score_thresh": 0.0}
+    model = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(**options, min_size=64).eval()
+    images = list(torch.rand(2, 3, 64, 96))
+    with pytest.raises(
+        gradcam.errors.ImageError, match=r"2 of \(3, 64, 96\) in a list.*: torch\.stack\(images\), or"
+    ) as said:
+        gradcam.explain(model, images, target=1)
+    target = eval(str(said.value).partition("target=")[2].rstrip("."))
+    both = gradcam.explain(model, torch.stack(images), "backbone.body.13", target=target)
+    assert both.maps.flatten(1).any(1).all()
+    one = gradcam.explain(model, images[0][None], "backbone.body.13", target=target)
+    torch.testing.assert_close(one.scores, both.scores[:1])
+    torch.testing.assert_close(one.maps, both.maps[:1], rtol=1e-3, atol=1e-3 * both.maps.max().item())
+
+
 def test_a_layer_whose_output_is_a_model_output() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -387,6 +387,18 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
         assert text.strip()
 
 
+def test_every_map_that_is_not_theirs_has_its_reason() -> None:
+    section = README.split("### The same name, another map")[1].split("\n## ")[0]
+    table, reasons = section.split("<!-- end -->")
+    said = reasons.lower().replace("++", "pp").replace("-", "")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 19
+    for name, _, *cells in rows:
+        least = min(float(cell.partition(" to ")[0]) for cell in cells if cell != "-")
+        if least < 0.99:
+            assert name.lower().replace("-", "") in said, name
+
+
 class TestMigration:
     """Each row of the table for people who come from pytorch-grad-cam."""
 

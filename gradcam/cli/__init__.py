@@ -12,7 +12,7 @@ import click
 
 from gradcam import __version__
 from gradcam.cli.commands import SETTINGS, Group, show_usage_error
-from gradcam.cli.interruption import Terminated, heed_nothing, heed_signals
+from gradcam.cli.interruption import Terminated, heed_nothing, heeding_signals
 from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected
 
 
@@ -60,10 +60,10 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 128 and the number of a signal."""
     try:
-        heed_signals()
-        _make_streams_safe()
-        _settle_warnings()
-        status = cli.main(standalone_mode=False, color=_colour()) or 0
+        with heeding_signals():
+            _make_streams_safe()
+            _settle_warnings()
+            status = cli.main(standalone_mode=False, color=_colour()) or 0
     except click.UsageError as error:
         show_usage_error(error)
         sys.exit(error.exit_code)

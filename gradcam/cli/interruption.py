@@ -1,9 +1,11 @@
-"""What a signal other than Ctrl-C's becomes."""
+"""What a signal that ends processes becomes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -21,14 +23,32 @@ class Terminated(BaseException):
         self.status = 128 + number
 
 
-def heed_signals() -> None:
-    """From now on the main thread raises `Terminated` when SIGTERM comes, or SIGHUP: a terminal was closed.
+@contextlib.contextmanager
+def heeding_signals() -> Iterator[None]:
+    """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP: a terminal was closed.
 
-    One that is ignored stays so: `nohup` asks for that.
+    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that. Where a library makes an error of its
+    own of such an exception, `Terminated` is raised in its place.
     """
-    for number in ENDING:
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        came.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number != signal.SIGTERM:
+            _forget_closed_terminal()
+        raise Terminated(number)
+
+    for number in (signal.SIGINT, *ENDING):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _terminate)
+            signal.signal(number, end)
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise Terminated(came[0]) from error
+        raise
 
 
 def heed_nothing() -> None:
@@ -36,12 +56,6 @@ def heed_nothing() -> None:
     for number in (signal.SIGINT, *ENDING):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    if number != signal.SIGTERM:
-        _forget_closed_terminal()
-    raise Terminated(number)
 
 
 def _forget_closed_terminal() -> None:

@@ -37,7 +37,8 @@ def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
 def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
     """Eigen-smoothing: the first component of the weighted channels, in place of their sum, with whose sign it agrees.
 
-    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...).
+    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...). As in `eigencam` nothing is taken away first:
+    the idea is pytorch-grad-cam's, whose `eigen_smooth` takes each channel's mean away, and has either sign.
     """
     places = weights.reshape(weights.shape + (1,) * (activations.ndim - 2)) if weights.ndim == 3 else weights
     products = activations[:, None] * places

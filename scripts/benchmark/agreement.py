@@ -16,7 +16,7 @@ from benchmark.tables import Table, correlate
 
 PEERS = ("pytorch-grad-cam", "torchcam", "captum")
 SEVERAL = ("layer3", "layer4")
-FEW = ("stem",)  # of 32 channels, for methods that take a pass for each of them, and behind an activation
+FEW = ("stem.0",)  # of 32 channels, for methods that take a pass for each of them, and behind an activation
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Entry:
         try:
             found = json.loads(line)
             entry = Entry(**{each.name: found[each.name] for each in fields(Entry)})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GradcamError(f"it is no whole entry of a study ({type(error).__name__}: {error})") from error
         if not isinstance(entry.image, str) or not _is_table(entry.values) or not _is_table(entry.curves):
             raise GradcamError(f"it is {shorten(found)}, expected an entry of a study")
