@@ -36,6 +36,9 @@ PREDICTIONS = ("own", "seen")
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
 
+# Of the environment: how many pixels a picture may have, whatever memory it takes to read; `--max-pixels` sets it.
+MAX_PIXELS = "GRADCAM_MAX_PIXELS"
+
 # What `gradcam batch` writes of a picture, and as what.
 SAVED = {
     "overlay": "the heatmap on the picture",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradcam.depth import in_strips
 from gradcam.errors import ImageError, shorten
-from gradcam.images import blaming, open_content, to_path
+from gradcam.images import BUDGET, blaming, check_memory, find_size, open_content, to_path
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -46,11 +50,12 @@ def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple
         dataset = _open(file)
         frames = int(dataset.get("NumberOfFrames") or 1)
         frame_note = f"the first of {frames} frames" if frames > 1 else None
+        _check_memory(dataset, file)
         stored = _decode(dataset)
         if stored.ndim == 3 or dataset.PhotometricInterpretation == "PALETTE COLOR":
             return _to_rgb(stored, dataset), frame_note
         shares, window_note = _to_shares(stored, dataset)
-        return shares.astype(np.float32), "; ".join(filter(None, (frame_note, window_note))) or None
+        return shares, "; ".join(filter(None, (frame_note, window_note))) or None
 
 
 def _open(file: BinaryIO) -> Dataset:
@@ -61,12 +66,36 @@ def _open(file: BinaryIO) -> Dataset:
     except ImportError:
         raise ImageError("is a DICOM file, for which pydicom 3 is needed: pip install 'gradcam-torch[dicom]'") from None
     try:
+        _check_packed(file)
         dataset = dcmread(file)
     except InvalidDicomError:
         raise ImageError(f"is not a DICOM file: there is no '{MAGIC.decode()}' at byte 128") from None
     if not any(name in dataset for name in PIXELS):
         raise ImageError("has no picture in it, or is cut off: there is no Pixel Data")
     return dataset
+
+
+def _check_packed(file: BinaryIO) -> None:
+    """Raises `ImageError` for a file that would fill the memory: pydicom reads and unpacks all of it at once."""
+    from pydicom.filereader import _read_file_meta_info, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    size = find_size(file)
+    read_preamble(file, force=False)
+    if _read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        packed = file.read(2**16)
+        while packed and size <= BUDGET:
+            size += len(unpacker.decompress(packed, 2**20))
+            packed = unpacker.unconsumed_tail or file.read(2**16)
+    file.seek(0)
+    check_memory(0, 0, 0, size)
+
+
+def _check_memory(dataset: Dataset, file: BinaryIO) -> None:
+    """Raises `ImageError` for a picture that takes too much."""
+    stored = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
+    check_memory(int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0), 3 * stored + 12, find_size(file))
 
 
 def _decode(dataset: Dataset) -> NDArray[Any]:
@@ -100,28 +129,39 @@ def _to_rgb(stored: NDArray[Any], dataset: Dataset) -> NDArray[np.uint8]:
     if dataset.PhotometricInterpretation == "PALETTE COLOR":
         stored = apply_color_lut(stored, dataset)
         full = np.iinfo(stored.dtype).max
-    return np.clip(np.rint(stored[..., :3] * (255 / full)), 0, 255).astype(np.uint8)
+    colours = np.empty((*stored.shape[:2], 3), np.uint8)
+    for rows in in_strips(*stored.shape[:2]):
+        colours[rows] = np.clip(np.rint(stored[rows, :, :3] * (255 / full)), 0, 255)
+    return colours
 
 
-def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[Floats, str | None]:
+def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32], str | None]:
     """Grey values as shares of white, and a note where there is no window."""
     from pydicom.pixels.processing import apply_modality_lut
 
-    values = apply_modality_lut(stored, _find_group(dataset, "PixelValueTransformationSequence")).astype(np.float64)
+    transformation = _find_group(dataset, "PixelValueTransformationSequence")
     voi = _find_group(dataset, "FrameVOILUTSequence")
     center, width = _first(voi.get("WindowCenter")), _first(voi.get("WindowWidth"))
     function = str(voi.get("VOILUTFunction") or "LINEAR")
     note = None
+
+    def rescale(rows: slice) -> Floats:
+        return apply_modality_lut(stored[rows], transformation).astype(np.float64)
+
     if voi.get("VOILUTSequence"):
-        shares = _look_up(
-            values, voi.VOILUTSequence[0], "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-        )
+        order: Literal["<", ">"] = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
+        to_shares = partial(_look_up, table=voi.VOILUTSequence[0], order=order)
     elif center is not None and width is not None and width >= (1 if function == "LINEAR" else 1e-9):
-        shares = apply_window(values, center, width, function)
+        to_shares = partial(apply_window, center=center, width=width, function=function)
     else:
-        shares, low, high = _take_range(values)
+        low, high = _find_range(map(rescale, in_strips(*stored.shape)))
+        to_shares = partial(_take_range, low=low, high=high)
         note = f"no usable window in the file: from {low:.6g} to {high:.6g}, its own range"
-    return 1 - shares if dataset.PhotometricInterpretation == "MONOCHROME1" else shares, note
+    shares = np.empty(stored.shape, np.float32)
+    for rows in in_strips(*stored.shape):
+        part = to_shares(rescale(rows))
+        shares[rows] = 1 - part if dataset.PhotometricInterpretation == "MONOCHROME1" else part
+    return shares, note
 
 
 def apply_window(values: Floats, center: float, width: float, function: str) -> Floats:
@@ -147,11 +187,15 @@ def _look_up(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats
     return entries[np.clip(values - first, 0, len(entries) - 1).astype(np.int64)]
 
 
-def _take_range(values: Floats) -> tuple[Floats, float, float]:
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min().item(), finite.max().item()) if finite.size else (0.0, 0.0)
-    values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
-    return (values - low) / (high - low or 1), low, high
+def _find_range(strips: Iterable[Floats]) -> tuple[float, float]:
+    """The least and the largest of the values that are finite."""
+    finite = (strip[np.isfinite(strip)] for strip in strips)
+    ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0.0, 0.0)
+
+
+def _take_range(values: Floats, low: float, high: float) -> Floats:
+    return (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) / (high - low or 1)
 
 
 def _find_group(dataset: Dataset, name: str) -> Dataset:

@@ -5,17 +5,41 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
+import reprlib
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
 LONGEST = 60  # characters of somebody's value in a message
 LONGEST_RESULT = 180  # of a result at a prompt
+# Characters that move a terminal's cursor, change what it is, or turn the text around; and bytes of names that are no text.
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A text of somebody's, such as a file's name, in one line, with its control characters as Python would write them."""
+    return CONTROLS.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    character, code = found.group(), ord(found.group())
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no text
+        return f"\\x{code - 0xDC00:02x}"
+    return repr(character)[1:-1] if code < 0x80 else f"\\u{code:04x}"
 
 
 class GradcamError(Exception):
-    """Something that a user can mend; every error that this package raises on purpose is one."""
+    """Something that a user can mend; every error that this package raises on purpose is one.
+
+    Each of its arguments is a line of its message, in which control characters are escaped.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(printable(str(line)) for line in self.args)
 
 
 class ModelError(GradcamError):
@@ -83,9 +107,31 @@ def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
     return [by_lower_case[candidate] for candidate in dict.fromkeys([*as_word, *alike, *inside])][:count]
 
 
+class _Short(reprlib.Repr):
+    """As much of a repr as a sentence can show: that of lists in lists may be billions of characters long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 20
+        self.maxstring = self.maxlong = self.maxother = 4 * LONGEST
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """In its own order, which `reprlib` would not keep."""
+        if level <= 0:
+            return "{...}" if x else "{}"
+        cells = (f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in x.items())
+        return "{" + ", ".join(islice(cells, self.maxdict)) + "}"
+
+    repr_OrderedDict = repr_Counter = repr_dict  # by their types' names
+
+
+_short = _Short()
+
+
 def shorten(value: object) -> str:
     """The repr of anything in one line, for a sentence."""
-    text = " ".join(repr(value).split())
+    text = " ".join(_short.repr(value).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
@@ -115,6 +161,7 @@ def describe_failure(name: str, error: BaseException) -> str:
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
     reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+    name = printable(name)
     named = reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
     return " ".join(named.split())
 
@@ -122,4 +169,4 @@ def describe_failure(name: str, error: BaseException) -> str:
 def describe_unexpected(error: BaseException) -> str:
     """The kind and the reason of an error that nobody expected, and how to see where it arose."""
     reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-    return f"{reason} (GRADCAM_TRACEBACK=1 shows where)"
+    return f"{printable(reason)} (GRADCAM_TRACEBACK=1 shows where)"

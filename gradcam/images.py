@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+import struct
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from gradcam.depth import FULL, to_8_bits
+from gradcam.choices import MAX_PIXELS
+from gradcam.depth import FULL, in_strips, to_8_bits
 from gradcam.errors import ImageError, shorten
-from gradcam.files import write_whole
+from gradcam.files import open_file, write_whole
 from gradcam.naming import WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ FORMS = "a path, the bytes of a file, an open one, a PIL picture, an array (H,W,
 # Formats that people keep pictures in. Left out are those that would start other programs (EPS) or draw from a text.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
 ORIENTATION = 0x0112  # of EXIF
+BUDGET = 2**30  # bytes that reading one picture may take: 150 million pixels of 8 bits in RGB, 60 million of 16
+DEEP, GREY = 13, 7  # bytes of each pixel in our arrays, where there are 16 bits a channel; and of deep grey values
+DECODERS = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}  # bytes of each pixel that they hold beside Pillow's own
 
 
 def read_image(picture: PictureLike) -> Pixels:
@@ -49,7 +55,9 @@ def read_image(picture: PictureLike) -> Pixels:
     was; a picture of PIL's; an array (H,W), (H,W,1), (H,W,3) or (H,W,4); or a tensor (H,W) or (C,H,W) on any device. Arrays
     and tensors are uint8, uint16, or floats from 0 to 1.
     The orientation in its EXIF data is applied, transparency lies on white, of an animation it is the first frame, and
-    deeper values than 8 bits are scaled to 8. Raises `ImageError`, naming the file, for whatever is not a whole picture.
+    deeper values than 8 bits are scaled to 8. Raises `ImageError`, naming the file, for whatever is not a whole picture,
+    and before it is decoded for one that would take more than 1 GiB of memory; where the environment has
+    GRADCAM_MAX_PIXELS, pictures of so many pixels are read, and none of more.
     """
     values = to_array(picture)
     if values is None:
@@ -122,11 +130,13 @@ def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
         return values
     values = check_range(values)
     if values.dtype == np.uint8:
-        return np.array(_lay_on_white(Image.fromarray(np.ascontiguousarray(values))))
-    full = FULL.get(values.dtype.name, 1)
-    opacity = values[..., 3:] / full
-    on_white = values[..., :3] * opacity + full * (1 - opacity)
-    return (np.rint(on_white) if values.dtype.kind == "u" else on_white).astype(values.dtype)
+        return np.array(_to_opaque(Image.fromarray(np.ascontiguousarray(values))))
+    full, result = FULL.get(values.dtype.name, 1), np.empty((*values.shape[:2], 3), values.dtype)
+    for rows in in_strips(*values.shape[:2]):
+        opacity = values[rows, :, 3:] / full
+        on_white = values[rows, :, :3] * opacity + full * (1 - opacity)
+        result[rows] = np.rint(on_white) if values.dtype.kind == "u" else on_white
+    return result
 
 
 def to_content(picture: Any) -> tuple[Path, Given | None]:
@@ -193,14 +203,15 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
     path = to_path(path)
     if isinstance(data, Image.Image):
         with blaming(path):
+            check_memory(*data.size, 8)
             _load(data)
-            return _to_values(_upright(data), data)
+            return _to_values(data)
     # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
-    with blaming(path), open_content(path, data) as file, Image.open(file, formats=_formats()) as image:
+    with blaming(path), open_content(path, data) as file, _open_picture(file) as image:
         deep = _find_deep_colours(image)
-        turn = 1 if image.format == "TIFF" or not deep else image.getexif().get(ORIENTATION, 1)
+        _check_memory(image, file, DEEP if deep else GREY if image.mode[0] in "FI" else 3)
         image.load()
-        return _decode_deep(file, deep, turn) if deep else _to_values(_upright(image), image)
+        return _decode_deep(image, file, deep) if deep else _to_values(image)
 
 
 def _load(image: Image.Image) -> None:
@@ -219,7 +230,7 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     and JPEG, which changes numbers.
     """
     path = to_path(path)
-    with blaming(path), open_content(path, None) as file, Image.open(file, formats=_formats()) as image:
+    with blaming(path), open_content(path, None) as file, _open_picture(file) as image:
         if image.format in ("JPEG", "MPO"):
             raise ImageError("is JPEG, which does not keep numbers as they were: save labels as PNG")
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
@@ -228,8 +239,11 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
                 "grey values that are integers"
             )
         stretched = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1  # by Pillow, to 8 bits
+        _check_memory(image, file, 12)
         image.load()
-        return np.array(_upright(image)).astype(np.int64) // stretched
+        numbers = _to_array(image).astype(np.int64)
+        numbers //= stretched
+        return numbers
 
 
 def to_path(path: Any) -> Path:
@@ -246,7 +260,7 @@ def open_content(path: Path, data: bytes | None) -> BinaryIO:
             raise ImageError("is not a file" if path.exists() else "does not exist")
         if path.stat().st_size == 0:
             raise ImageError("is empty")
-        return open(path, "rb")
+        return open_file(path)
     if not data:
         raise ImageError("is empty")
     return io.BytesIO(data)
@@ -261,10 +275,6 @@ def blaming(path: Path | str) -> Iterator[None]:
         raise ImageError(f"{path}: {error}") from None
     except UnidentifiedImageError:
         raise ImageError(f"{path}: is not a picture in a format that can be read") from None
-    except Image.DecompressionBombError:
-        raise ImageError(
-            f"{path}: claims more pixels than can be held ({2 * (Image.MAX_IMAGE_PIXELS or 0)} at most)"
-        ) from None
     except MemoryError:
         raise ImageError(f"{path}: does not fit into memory") from None
     except FileNotFoundError:
@@ -279,9 +289,75 @@ def blaming(path: Path | str) -> Iterator[None]:
         raise ImageError(f"{path}: is damaged or cut off ({reason})") from error
 
 
-def _formats() -> list[str]:
+def check_memory(width: int, height: int, each: float, more: int = 0) -> None:
+    """Raises `ImageError` for a picture that takes too much: so many bytes for each pixel, and some more."""
+    pixels, needed = width * height, int(width * height * each) + more
+    given = os.environ.get(MAX_PIXELS)
+    size = f"has {width} x {height} pixels, and" if pixels else "is so large that it"
+    if given is None and needed > BUDGET:
+        raise ImageError(
+            f"{size} takes {needed / 2**30:.3g} GiB to read, of {BUDGET / 2**30:.3g} that are allowed: to read it all the "
+            f"same, give --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
+        )
+    if given is not None and not given.isdecimal():
+        raise ImageError(f"cannot be read, as {MAX_PIXELS} is {shorten(given)}, expected how many pixels it may have")
+    if given is not None and pixels > int(given):
+        raise ImageError(
+            f"has {width} x {height} pixels, {pixels}, and {given} are allowed by --max-pixels or {MAX_PIXELS}"
+        )
+
+
+_opening = threading.Lock()
+
+
+def _open_picture(file: BinaryIO) -> ImageFile.ImageFile:
+    """A picture of which the header is read; how large it may be is ours to say."""
+    _check_icon(file)
     Image.init()
-    return [name for name in READ_FORMATS if name in Image.OPEN]
+    formats = [name for name in READ_FORMATS if name in Image.OPEN]
+    with _opening:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(file, formats=formats)
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _check_icon(file: BinaryIO) -> None:
+    """Raises `ImageError` for an icon with a picture that takes too much: Pillow decodes it on being opened."""
+    kind, count = struct.unpack("<IH", file.read(6).ljust(6))
+    for entry in range(count if kind == 0x10000 else 0):
+        file.seek(6 + 16 * entry + 12)
+        file.seek(int.from_bytes(file.read(4), "little"))
+        head = file.read(24).ljust(24)
+        width, height = struct.unpack(*((">II", head[16:]) if head.startswith(b"\x89PNG") else ("<ii", head[4:12])))
+        check_memory(abs(width), abs(height), 8)
+    file.seek(0)
+
+
+def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, ours: int) -> None:
+    """Raises `ImageError` for a picture that takes too much. `ours`: bytes of each pixel in arrays."""
+    own = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
+    decoder = DECODERS.get(str(image.format), 0)
+    if image.format in ("JPEG", "MPO") and "progression" in image.info:
+        decoder = 6  # the coefficients of all three colours
+    tile = 0
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # of which a tile may be larger than the picture
+        tile = (
+            4
+            * int(image.tag_v2.get(TiffImagePlugin.TILEWIDTH, 0))
+            * int(image.tag_v2.get(TiffImagePlugin.TILELENGTH, 0))
+        )
+    is_held = ours == DEEP or image.format in ("WEBP", "AVIF", "JPEG2000")
+    check_memory(*image.size, own + max(decoder, ours), tile + (find_size(file) if is_held else 0))
+
+
+def find_size(file: BinaryIO) -> int:
+    """The bytes of a file, of which the position stays."""
+    place = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(place)
+    return size
 
 
 def _find_deep_colours(image: ImageFile.ImageFile) -> str:
@@ -302,59 +378,88 @@ def _find_deep_colours(image: ImageFile.ImageFile) -> str:
     return colours if deep and colours in ("RGB", "RGBA", "LA") else ""
 
 
-def _decode_deep(file: BinaryIO, colours: str, turn: int) -> NDArray[np.uint16]:
+def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, colours: str) -> NDArray[np.uint16]:
     """Channels of 16 bits, on white: RGB (H,W,3), or grey (H,W). OpenCV turns a TIFF upright, but not a PNG."""
     from gradcam.opencv import cv2
 
+    turn = 1 if image.format == "TIFF" else _find_turn(image)
     file.seek(0)
-    values = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_UNCHANGED)
+    content = np.frombuffer(file.read(), np.uint8)
+    image.close()  # it was whole, and its memory is needed
+    values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError(
             "has channels of 16 bits that cannot be decoded: save it as PNG, or as TIFF without compression"
         )
-    on_white = lay_on_white(values)
-    turned = on_white.transpose(1, 0, 2) if turn in (5, 6, 7, 8) else on_white
-    turned = turned[:: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
-    return np.ascontiguousarray(turned[..., 0]) if colours == "LA" else flip_colours(turned)
+    values = lay_on_white(np.asarray(values))
+    if turn != 1:
+        upright = np.empty((values.shape[1], values.shape[0], 3) if turn >= 5 else values.shape, np.uint16)
+        _lay_down(upright, turn)[:] = values
+        values = upright
+    if colours == "LA":
+        return np.ascontiguousarray(values[..., 0])
+    return np.asarray(cv2.cvtColor(values, cv2.COLOR_BGR2RGB, dst=values))
 
 
-def _to_values(image: Image.Image, source: Image.Image) -> NDArray[Any]:
-    """The values of an upright picture; `source` is what was opened."""
+def _to_values(image: Image.Image) -> NDArray[Any]:
     if image.mode == "F" or image.mode.startswith("I"):
-        values = _to_native(np.array(image), source)
-        # The one value that a PNG may declare transparent.
-        values[values == image.info.get("transparency")] = 65535
+        values = _to_native(_to_array(image), image)
+        if "transparency" in image.info:
+            values[values == image.info["transparency"]] = 65535  # the one value that a PNG may declare transparent
         return values
-    if image.has_transparency_data:
-        image = _lay_on_white(image.convert("RGBA"))
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    return _to_array(image, _to_opaque if image.has_transparency_data else _to_rgb)
 
 
-def _lay_on_white(image: Image.Image) -> Image.Image:
-    """RGBA on white, as RGB."""
+def _to_rgb(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_opaque(image: Image.Image) -> Image.Image:
+    """On white."""
+    image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda part: part) -> NDArray[Any]:
+    """What Pillow holds, changed, as an array, upright: strip by strip, since Pillow and NumPy make a copy at each step."""
+    turn, (width, height) = _find_turn(image), image.size
+    sample = np.asarray(change(image.crop((0, 0, 1, 1))))
+    values = np.empty(((width, height) if turn >= 5 else (height, width)) + sample.shape[2:], sample.dtype)
+    lying = _lay_down(values, turn)
+    for rows in in_strips(height, width):
+        is_all = rows.start == 0 and rows.stop >= height
+        part = image if is_all else image.crop((0, rows.start, width, min(rows.stop, height)))
+        lying[rows] = np.asarray(change(part))
+    return values
 
 
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
     """Single-channel values in the kind that the file has them in, where Pillow has none for it."""
     if not isinstance(source, TiffImagePlugin.TiffImageFile):
-        is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind == "i" and source.format is not None)
-        return values.astype(np.uint16) if is_16_bits else values  # of a file, Pillow may keep 16 bits in 32
+        # Of a file, Pillow may keep 16 bits in 32.
+        is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind in "iu" and source.format is not None)
+        return values.astype(np.uint16, copy=False) if is_16_bits else values
     if values.dtype.itemsize == 2:
-        values = values.astype(np.uint16)  # in this machine's order of bytes
+        values = values.astype(np.uint16, copy=False)  # in this machine's order of bytes
         is_inverted = source.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
-        return 65535 - values if is_inverted else values
+        return np.subtract(65535, values, out=values) if is_inverted else values
     is_unsigned = source.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
     return values.view(np.uint32) if values.dtype.kind == "i" and is_unsigned else values
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _find_turn(image: Image.Image) -> int:
+    """The orientation in its EXIF data, from 1 to 8; 1 is upright."""
     try:
-        if image.getexif().get(ORIENTATION, 1) == 1:
-            return image  # Pillow would give a copy
-        return ImageOps.exif_transpose(image)
+        turn = image.getexif().get(ORIENTATION, 1)
     except Exception:  # whatever broken EXIF data raises: the pixels are whole, and viewers show them as they lie
-        return image
+        return 1
+    return turn if turn in range(1, 9) else 1
+
+
+def _lay_down(upright: NDArray[Any], turn: int) -> NDArray[Any]:
+    """A view of an upright picture, (H,W) or (H,W,C), as it lies in its file."""
+    turned = upright[:: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
+    return turned.swapaxes(0, 1) if turn >= 5 else turned
 
 
 def write_image(path: str | os.PathLike[str], image: Pixels) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import collections
 import io
+import json
 import os
 import pathlib
 import pickle
+import shlex
+import struct
 import subprocess
 import sys
 import tarfile
+import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -165,9 +170,17 @@ BESIDE = {
 }
 
 
+def converting(message: str) -> str:
+    """The program in the second and last line of a message."""
+    _, line = message.splitlines()
+    python, option, program = shlex.split(line)
+    assert (python, option) == ("python", "-c")
+    return program
+
+
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "old"])
 @pytest.mark.parametrize(("name", "beside"), BESIDE.items(), ids=BESIDE)
-def test_objects_beside_the_weights_are_named_with_the_two_lines_that_convert(
+def test_objects_beside_the_weights_are_named_with_the_line_that_converts(
     tmp_path: Path, weights: Weights, name: str, beside: object, is_zip: bool
 ) -> None:
     path = tmp_path / "it's a run.ckpt"
@@ -178,22 +191,20 @@ def test_objects_beside_the_weights_are_named_with_the_two_lines_that_convert(
     assert name in message.splitlines()[0]
     assert "Only if you trust where the file comes from" in message
     assert "A factory (--model file.py:function) may load it in its own way." in message
-    lines = message.splitlines()[1:3]
-    assert lines[0] == "import torch"
-    exec("\n".join(lines), {})
+    exec(converting(message), {})
     converted = read_checkpoint(tmp_path / "it's a run-weights.pth")
     assert same(converted.tensors, weights)
 
 
-def test_the_two_lines_work_in_a_python_of_their_own(tmp_path: Path, weights: Weights) -> None:
+def test_the_line_works_in_a_shell(tmp_path: Path, weights: Weights) -> None:
     torch.save({"state_dict": weights, "hyper_parameters": argparse.Namespace()}, tmp_path / "run.ckpt")
-    program = "\n".join(refuse(tmp_path / "run.ckpt").splitlines()[1:3])
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    line = refuse(tmp_path / "run.ckpt").splitlines()[1].replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(line, shell=True, check=True, timeout=300)
     assert same(read_checkpoint(tmp_path / "run-weights.pth").tensors, weights)
 
 
 @pytest.mark.parametrize("layout", ["bare", "nested", "average"])
-def test_the_two_lines_reach_the_weights_wherever_they_lie(tmp_path: Path, weights: Weights, layout: str) -> None:
+def test_the_line_reaches_the_weights_wherever_they_lie(tmp_path: Path, weights: Weights, layout: str) -> None:
     others = {name: tensor + 1 for name, tensor in weights.items()}
     contents: dict[str, Any] = {
         "bare": {**weights, "args": argparse.Namespace()},
@@ -201,8 +212,7 @@ def test_the_two_lines_reach_the_weights_wherever_they_lie(tmp_path: Path, weigh
         "average": {"model": others, "model_ema": weights, "args": argparse.Namespace()},
     }
     torch.save(contents[layout], tmp_path / "run.pt")
-    lines = refuse(tmp_path / "run.pt").splitlines()[1:3]
-    exec("\n".join(lines), {})
+    exec(converting(refuse(tmp_path / "run.pt")), {})
     assert same(read_checkpoint(tmp_path / "run-weights.pth").tensors, weights)
 
 
@@ -379,3 +389,145 @@ def test_the_forced_unsafe_mode_of_torch_changes_nothing(
     torch.save({"state_dict": weights, "x": Trap(os.system, f"touch {tmp_path / 'sprung'}")}, tmp_path / "trap.pt")
     assert "would run code" in refuse(tmp_path / "trap.pt")
     assert not (tmp_path / "sprung").exists()
+
+
+def laughs(parts: str, levels: int = 12) -> bytes:
+    """A pickle of few bytes: at each level ten times the one before, in a tuple, a list, or a dictionary's key."""
+    make = b"l" if parts == "lists" else b"t"
+    content = b"(" + b"K\1" * 10 + make + b"q\0"
+    for level in range(1, levels):
+        content += b"0(" + bytes([ord("h"), level - 1]) * 10 + make + bytes([ord("q"), level])
+    return b"\x80\x02" + (b"}" + content + b"K\1s" if parts == "keys" else content) + b"."
+
+
+def save_pickle(path: Path, content: bytes, kind: str) -> None:
+    """A checkpoint of torch.save's with another pickle in it, or a file that is nothing else."""
+    if kind == "bare":
+        path.write_bytes(content)
+        return
+    original = io.BytesIO()
+    torch.save({"a": torch.ones(3)}, original, _use_new_zipfile_serialization=kind == "zip")
+    if kind == "zip":
+        with zipfile.ZipFile(original) as old, zipfile.ZipFile(path, "w") as new:
+            for name in old.namelist():
+                new.writestr(name, content if name.endswith("/data.pkl") else old.read(name))
+        return
+    original.seek(0)
+    for _ in range(3):
+        pickle.load(original)
+    start = original.tell()
+    path.write_bytes(original.getvalue()[:start] + content + original.getvalue()[start:])
+
+
+BOMBS = {
+    "tuples": laughs("tuples"),
+    "keys": laughs("keys"),
+    "lists": laughs("lists"),
+    "deep": b"\x80\x02)" + b"\x85" * 500_000 + b".",
+    "deep keys": b"\x80\x02})" + b"\x85" * 500_000 + b"K\1s.",
+    "steps": b"\x80\x02" + b"]0" * 5_000_000 + b"N.",
+    "bytearray": b"\x80\x02cbuiltins\nbytearray\n\x8a\5\0\0\0\0\x08\x85R.",
+    "keys again and again": b"\x80\x02" + laughs("tuples", 6)[2:-1] + b"0" + b"}h\5K\1s0" * 100_000 + b"N.",
+}
+
+
+@pytest.mark.parametrize("kind", ["zip", "old", "bare"])
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_a_small_file_that_would_become_a_large_one_is_refused_at_once(tmp_path: Path, bomb: bytes, kind: str) -> None:
+    save_pickle(tmp_path / "bomb.pt", bomb, kind)
+    started = time.process_time()
+    assert refuse(tmp_path / "bomb.pt").startswith("asks for more than the weights of a model do (it ")
+    assert time.process_time() - started < 10
+
+
+def test_a_checkpoint_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02N.")
+        archive.writestr("a/data/0", bytes(100_000_000))
+    assert "it unpacks to far more than its own size" in refuse(tmp_path / "bomb.pt")
+
+
+@pytest.mark.parametrize("names", [("a/data.pkl", "a/data.pkl"), ("b/data.pkl", "a/data.pkl"), ("a/DATA.PKL",)])
+def test_no_pickle_in_a_zip_is_overlooked(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for bad in range(len(names)):
+        with zipfile.ZipFile(tmp_path / "bomb.pt", "w") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of two members of one name
+            archive.writestr("a/version", b"3\n")
+            archive.writestr("a/data.pkl" if len(names) == 1 else "a/other", b"\x80\x02N.")
+            for i, name in enumerate(names):
+                archive.writestr(name, BOMBS["keys"] if i == bad else b"\x80\x02N.")
+        assert "asks for more" in refuse(tmp_path / "bomb.pt")
+
+
+def test_a_zip_behind_a_pickle_does_not_hide_it(tmp_path: Path, weights: Weights) -> None:
+    torch.save(weights, tmp_path / "good.pt")
+    (tmp_path / "bomb.pt").write_bytes(BOMBS["keys"] + (tmp_path / "good.pt").read_bytes())
+    assert "asks for more" in refuse(tmp_path / "bomb.pt")
+
+
+def test_a_checkpoint_of_a_long_training_is_read(tmp_path: Path, weights: Weights) -> None:
+    """Histories, nested settings, and tensors that share their values, as trainings save them."""
+    settings: Any = 1
+    for _ in range(40):
+        settings = {"inner": [settings]}
+    history = [(step, 0.5, {"loss": 0.1, "lr": 1e-3}) for step in range(20_000)]
+    content = {"state_dict": {**weights, "tied": weights["fc.weight"]}, "history": history, "settings": settings}
+    for kind in (True, False):
+        torch.save(content, tmp_path / "run.pt", _use_new_zipfile_serialization=kind)
+        assert same(read_checkpoint(tmp_path / "run.pt").tensors, content["state_dict"])
+
+
+def test_a_tensor_that_repeats_a_few_values_without_an_end_is_refused(tmp_path: Path, weights: Weights) -> None:
+    torch.save({**weights, "fc.weight": torch.ones(1, 512).expand(10**9, 512)}, tmp_path / "w.pt")
+    assert "'fc.weight' claims to be 1000000000 x 512, and the whole file holds" in refuse(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("kind", ["zip", "old", "safetensors"])
+def test_a_changed_byte_is_a_line_or_changes_values_alone(tmp_path: Path, weights: Weights, kind: str) -> None:
+    path = tmp_path / "w.pth"
+    if kind == "safetensors":
+        safetensors.torch.save_file(weights, path)
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=kind == "zip")
+    data, messages = path.read_bytes(), []
+    for position in range(0, len(data), 7):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
+        try:
+            read_checkpoint(path)
+        except ModelError as error:
+            messages.append(str(error))
+    assert len(messages) > 10
+    assert [it for it in messages if not it.startswith(f"{path}: ") or len(it.splitlines()) > 2] == []
+
+
+SAFETENSORS = {
+    "length beyond the file": (2**31, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}),
+    "overlapping": (0, {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"}),
+    "no such dtype": (0, {"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}),
+    "another size": (0, {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4]}}),
+    "behind the end": (0, {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}}),
+    "overflowing": (0, {"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 4]}}),
+    "no shape": (0, {"a": {"dtype": "F32", "data_offsets": [0, 4]}}),
+    "a number": (0, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize(("length", "header"), SAFETENSORS.values(), ids=SAFETENSORS)
+def test_a_header_of_safetensors_that_lies_is_refused(tmp_path: Path, length: int, header: dict[str, Any]) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", length or len(text)) + text + bytes(4))
+    message = refuse(tmp_path / "w.safetensors")
+    assert message.startswith("is damaged or cut off (")
+    assert "\n" not in message
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes")
+def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.pt")
+    assert refuse(tmp_path / "w.pt") == "cannot be opened (it is a pipe, not a file), expected a checkpoint"
+    assert "it is a device" in refuse_device(tmp_path)
+
+
+def refuse_device(folder: Path) -> str:
+    (folder / "zero.pt").symlink_to("/dev/zero")
+    return refuse(folder / "zero.pt")

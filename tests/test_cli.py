@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import main
-from gradcam.cli.terminal import Result, format_result
+from gradcam.cli.progress import resume_line
+from gradcam.cli.terminal import Result, SafeStream, format_result
 from gradcam.records import Explained, Prediction, Record
 
 Photo = Callable[[str], Path]
@@ -675,7 +678,7 @@ def test_a_device_without_a_driver_is_refused_in_a_short_line(run: Command, smal
 def test_names_cannot_move_the_cursor() -> None:
     record = dataclasses.replace(result(0.5).record, image="new\nline\x1b[2J\x9b.jpg")
     title = format_result(dataclasses.replace(result(0.5), record=record)).splitlines()[0]
-    assert "new?line?[2J?.jpg" in title
+    assert r"new\nline\x1b[2J\u009b.jpg" in title
 
 
 @pytest.mark.parametrize(
@@ -770,7 +773,7 @@ def test_the_terminal_says_how_the_picture_is_shown() -> None:
     plain = result(0.5)
     noted = dataclasses.replace(plain, record=dataclasses.replace(plain.record, note="shown from 40 to\x1b 3200"))
     lines = format_result(noted).splitlines()
-    assert lines[-2:] == ["  The network saw the whole picture.", "  Shown from 40 to? 3200."]
+    assert lines[-2:] == ["  The network saw the whole picture.", r"  Shown from 40 to\x1b 3200."]
     assert format_result(plain).splitlines()[-1] == "  The network saw the whole picture."
     assert format_result(noted).endswith("3200.\n")
 
@@ -995,3 +998,152 @@ def test_a_signal_stops_it_and_leaves_nothing_half_written(
     for path in (folder / "out").iterdir():
         assert path.name.startswith("polar_bear-gradcam")
         assert gradcam.read_image(path).shape == (768, 1024, 3)
+
+
+# What is no file, and names that are more than names
+
+
+def put_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path) -> None:
+    """Bound where it is, as the path of a socket may not be long."""
+    here = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def put_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+PUT = {"pipe": put_pipe, "socket": put_socket, "device": put_device}
+NAMING = {
+    "odd.png": ("run",),
+    "odd.dcm": ("run",),
+    "other.png": ("batch", "-o", "out"),
+    "odd.txt": ("batch", "-o", "out"),
+    "odd.csv": ("batch", "-o", "out"),
+    "odd.zip": ("batch", "-o", "out"),
+    "odd.tar.gz": ("batch", "-o", "out"),
+    "odd.pt": ("run", "PHOTO", "--weights"),
+    "labels.txt": ("run", "PHOTO", "--labels"),
+    "boxes.csv": ("evaluate", "PHOTO", "--annotations"),
+    "coco.json": ("evaluate", "PHOTO", "--annotations"),
+    "model.py:make": ("run", "PHOTO", "--model"),
+}
+
+
+@POSIX
+@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize("name", NAMING)
+def test_what_is_no_file_is_neither_waited_for_nor_read(
+    gradcam_command: Command, small: Photo, folder: Path, name: str, kind: str
+) -> None:
+    PUT[kind](folder / name.partition(":")[0])
+    command, *others = (str(small("coffee.jpg")) if word == "PHOTO" else word for word in NAMING[name])
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it is waited for")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    try:
+        outcome = gradcam_command(command, "--device", "cpu", *others, name)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert outcome.status in (1, 2)
+    first, *rest = [line for line in outcome.err.splitlines() if not line.startswith(("Usage:", "Try "))]
+    assert f"{name.partition(':')[0]}" in first
+    assert f"a {kind}, not a file" in first or "not a file" in first or "expected a Python file" in first
+    assert len(rest) <= 1
+    assert outcome.out.count("\n") <= 3
+
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x1b[31m\u202egnp\u009b2J\nb\r" + os.fsdecode(b"\x9b\xff") + ".png"
+SHOWN = r"a\x1b]0;owned\x07\x1b[2J\x1b[31m\u202egnp\u009b2J\nb\r\x9b\xff.png"
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",), ("run", "--json"), ("run", "--class", "evil"), ("compare",), ("check",), ("inspect", "activations"),
+        ("inspect", "gradients"), ("inspect", "trace"), ("batch", "-o", "out", "--report"), ("batch", "-o", "out", "--json"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken"])
+def test_names_reach_the_terminal_escaped(
+    gradcam_command: Command, small: Photo, folder: Path, words: tuple[str, ...], is_broken: bool
+) -> None:
+    small("coffee.jpg").rename(folder / HOSTILE)
+    if is_broken:
+        Path(HOSTILE).write_bytes(b"no picture")
+    labels = [f"evil\x1b[2J\u202e {i}" for i in range(1000)]
+    labels[7] = "evil"
+    Path("labels.json").write_text(json.dumps(labels))
+    outcome = gradcam_command(*words, HOSTILE, "--device", "cpu", "--labels", "labels.json")
+    assert outcome.status == int(is_broken)
+    assert CONTROLS.search(outcome.out + outcome.err) is None
+    if "--json" in words:
+        assert [record["image"] for record in records(outcome)] == [HOSTILE]
+    if is_broken:
+        assert SHOWN in outcome.err
+        assert all(line.startswith(SHOWN) or "\\n" not in line for line in outcome.err.splitlines())
+    elif "--json" not in words and words not in (("inspect", "trace"), ("batch", "-o", "out", "--report")):
+        assert SHOWN in outcome.out
+        assert r"evil\x1b[2J\u202e" in outcome.out or words in (("run", "--class", "evil"), ("inspect", "activations"))
+
+
+@POSIX
+def test_the_page_of_hostile_names_shows_them_escaped_and_leads_to_the_files(
+    gradcam_command: Command, small: Photo, folder: Path
+) -> None:
+    small("coffee.jpg").rename(folder / HOSTILE)
+    assert gradcam_command("batch", "--device", "cpu", ".", "-o", "out", "--report").status == 0
+    page = Path("out/index.html").read_text()
+    assert CONTROLS.search(page) is None
+    assert json.dumps(SHOWN)[1:-1].replace("'", "\\u0027") in page
+    details = next(Path("out/report").glob("details-*/0.js")).read_text()
+    link = json.loads(details.partition(", ")[2].rpartition(")")[0])[0]["explained"][0]["files"]["overlay"]
+    assert (b"out/" + unquote_to_bytes(link)) in [b"out/" + os.fsencode(name) for name in os.listdir("out")]
+
+
+def test_an_error_is_of_as_many_lines_as_it_was_given_whatever_is_in_them() -> None:
+    assert str(gradcam.GradcamError("new\nline\x1b[2J.png: does not exist")) == r"new\nline\x1b[2J.png: does not exist"
+    assert str(gradcam.GradcamError("a sentence:", "a\tcommand")) == "a sentence:\na\\tcommand"
+
+
+def test_the_line_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
+    words = ["batch", "it's", "a\\b\x1b[2J\n\u202e", os.fsdecode(b"caf\xe9"), "-o", "out"]
+    line = resume_line(words)
+    assert CONTROLS.search(line) is None
+    assert "\n" not in line
+    program = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; LC_ALL=C.UTF-8; {line}"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout
+    assert [os.fsdecode(word) for word in done.split(b"\0")[:-1]] == ["batch", "--resume", *words[1:]]
+
+
+def test_colours_and_bars_of_our_own_pass_and_nothing_else_does() -> None:
+    shown = io.StringIO()
+    ours = "\x1b[1mbold\x1b[0m \x1b[32mgreen\r\x1b[K\x1b[A\x1b[?25l\n"
+    SafeStream(shown).write(ours + "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\ud800")
+    assert shown.getvalue() == ours + r"\x1b]0;title\x07\x1b[2J\u009b31m\u202e\ud800"
+
+
+def test_max_pixels_is_what_the_command_reads(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = run(small("coffee.jpg"), "--max-pixels", "59999")
+    assert (refused.status, refused.out) == (1, "")
+    assert "has 300 x 200 pixels, 60000, and 59999 are allowed by --max-pixels or GRADCAM_MAX_PIXELS" in refused.err
+    assert "GRADCAM_MAX_PIXELS" not in os.environ
+    monkeypatch.setenv("GRADCAM_MAX_PIXELS", "59999")
+    assert run(small("coffee.jpg")).status == 1
+    assert run(small("coffee.jpg"), "--max-pixels", "60000").status == 0
+    assert os.environ["GRADCAM_MAX_PIXELS"] == "59999"

@@ -7,9 +7,11 @@ import io
 import os
 import random
 import struct
+import subprocess
 import sys
 import threading
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, Image, ImageOps
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
@@ -601,14 +603,125 @@ def test_what_is_no_picture_is_refused(tmp_path: Path, name: str, data: bytes) -
 
 def test_a_png_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png(60000, 60000, 8, 2, b"\0" * 100))
-    refuse(tmp_path / "bomb.png", "claims more pixels than can be held")
+    refuse(tmp_path / "bomb.png", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of 1 that are allowed")
 
 
 def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     data = bytearray(save(tmp_path / "bomb.bmp", PIXELS).read_bytes())
     data[18:26] = struct.pack("<ii", 60000, 60000)
     (tmp_path / "bomb.bmp").write_bytes(data)
-    refuse(tmp_path / "bomb.bmp", "claims more pixels than can be held")
+    refuse(tmp_path / "bomb.bmp", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of 1 that are allowed")
+
+
+MEASURE = """
+import sys, pathlib
+from gradcam.classifiers.readers import read_picture
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+for path in map(pathlib.Path, sys.argv[1:]):
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    read_picture(path)
+    print(status("VmHWM") - before)
+"""
+EACH = {  # bytes of a pixel that reading takes
+    "rgb.png": 7, "grey.png": 4, "transparent.png": 7, "deep.png": 17, "deep transparent.png": 17, "deep grey.png": 9,
+    "rgb.tiff": 8, "rgb.jpg": 7, "progressive.jpg": 10, "turned.jpg": 7, "a.webp": 17, "a.gif": 4,
+}  # fmt: skip
+
+
+def save_large(path: Path, side: int) -> None:
+    if path.name.startswith("deep"):
+        channels, colours = {"deep.png": (3, 2), "deep transparent.png": (4, 6), "deep grey.png": (1, 0)}[path.name]
+        row = bytes(range(250)) * (2 * channels * side // 250)
+        path.write_bytes(png(side, side, 16, colours, (b"\0" + row) * side))
+        return
+    mode = {"grey.png": "L", "transparent.png": "RGBA", "a.gif": "P"}.get(path.name, "RGB")
+    picture = Image.linear_gradient("L").resize((side, side)).convert(mode)
+    options = {"exif": orientation(6)} if path.name == "turned.jpg" else {}
+    picture.save(path, progressive=path.name == "progressive.jpg", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by what Linux says of a process")
+def test_reading_takes_no_more_memory_than_it_is_held_to(tmp_path: Path) -> None:
+    """And 40 MB for what is computed of a strip. The first file is there for what is imported."""
+    side, paths = 3000, [tmp_path / name for name in EACH]
+    for path in paths:
+        save_large(path, side)
+    save(tmp_path / "first.png", BLOCKS.astype(np.uint8))
+    command = [sys.executable, "-c", MEASURE, tmp_path / "first.png", paths[3], *paths]
+    found = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[2:])
+    each = {name: (taken - 40e6) / side**2 for name, taken in zip(EACH, found)}
+    assert {name: round(it, 1) for name, it in each.items() if it > EACH[name]} == {}
+
+
+def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = png(13370, 13370, 16, 2, b"\0" * 1000)  # there is nothing to decode
+    (tmp_path / "bomb.png").write_bytes(data)
+    refuse(
+        tmp_path / "bomb.png", "has 13370 x 13370 pixels, and takes 2.83 GiB to read, of 1 that are allowed: to read it"
+    )
+    refuse(tmp_path / "bomb.png", "give --max-pixels 178756900, or set GRADCAM_MAX_PIXELS in the environment")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("bomb.png", data)
+    (result,) = gradcam.explain_files(tmp_path / "a.zip", batch_size=1)
+    assert "bomb.png: has 13370 x 13370 pixels, and takes 2.83 GiB" in str(result.error)
+    monkeypatch.setenv("GRADCAM_MAX_PIXELS", str(13370**2))
+    refuse(tmp_path / "bomb.png", "is damaged or cut off")
+    monkeypatch.setenv("GRADCAM_MAX_PIXELS", str(13370**2 - 1))
+    refuse(tmp_path / "bomb.png", "has 13370 x 13370 pixels, 178756900, and 178756899 are allowed by --max-pixels or ")
+    monkeypatch.setenv("GRADCAM_MAX_PIXELS", "many")
+    refuse(tmp_path / "bomb.png", "GRADCAM_MAX_PIXELS is 'many', expected how many pixels it may have")
+
+
+def test_more_pixels_than_pillow_reads_are_read_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    save(tmp_path / "a.png", BLOCKS)
+    assert gradcam.read_image(tmp_path / "a.png").shape == np.asarray(BLOCKS).shape
+    assert Image.MAX_IMAGE_PIXELS == 10
+
+
+def test_a_picture_in_an_icon_that_is_larger_than_the_icon_says_is_refused(tmp_path: Path) -> None:
+    inner = png(20000, 20000, 8, 2, b"\0" * 100)
+    (tmp_path / "a.ico").write_bytes(struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inner), 22) + inner)
+    refuse(tmp_path / "a.ico", "has 20000 x 20000 pixels, and takes 2.98 GiB to read")
+
+
+def test_a_tile_that_is_larger_than_its_picture_is_refused(tmp_path: Path) -> None:
+    tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 2**16, 323: 2**16, 324: 8, 325: 100}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4))
+    refuse(tmp_path / "a.tiff", "16 GiB to read, of 1 that are allowed")
+
+
+def test_a_tiff_of_many_pages_is_read_by_its_first(tmp_path: Path) -> None:
+    pages = [Image.new("L", (64, 64), i % 256) for i in range(300)]
+    pages[0].save(tmp_path / "a.tiff", save_all=True, append_images=pages[1:])
+    assert not gradcam.read_image(tmp_path / "a.tiff").any()
+
+
+@pytest.mark.parametrize("turn", [None, 3, 6, 7])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "CMYK", "I;16", "F", "1"])
+def test_a_picture_that_is_read_strip_by_strip_is_whole(tmp_path: Path, mode: str, turn: int | None) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (700, 900, 4), dtype=np.uint8)
+    picture = (
+        Image.fromarray(noise[..., 0].astype(np.uint16) * 200)
+        if mode == "I;16"
+        else Image.fromarray(noise).convert(mode)
+    )
+    suffix = "jpg" if mode == "CMYK" else "tiff" if mode == "F" else "png"
+    path = save(tmp_path / f"a.{suffix}", picture, **({} if turn is None else {"exif": orientation(turn)}))
+    with Image.open(path) as opened:
+        upright = ImageOps.exif_transpose(opened)
+        if upright.has_transparency_data:
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+        expected = np.asarray(upright if mode in ("I;16", "F") else upright.convert("RGB"))
+    np.testing.assert_array_equal(read_values(path), expected)
 
 
 @pytest.mark.parametrize("name", ["a.eps", "an eps file called.png"])

@@ -26,7 +26,7 @@ ROOMS = {  # design: imports point downwards only; each room may import those of
     "explanation": 9,
     "fusion": 10, "attributions": 10,
     "classifiers": 11,
-    "stores": 1, "hashing": 1,
+    "stores": 1, "hashing": 2,
     "batch": 12,
     "evaluation": 13, "report": 13,
     "cli": 14,

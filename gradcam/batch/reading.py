@@ -12,7 +12,7 @@ from gradcam.batch.items import Item
 from gradcam.batch.uploading import Upload
 from gradcam.classifiers import Classifier, Prepared
 from gradcam.classifiers.readers import Reader, Reading, read_bytes, read_picture
-from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure
+from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure, printable
 from gradcam.hashing import hash_file
 
 
@@ -110,5 +110,6 @@ def _blaming(name: str, path: Path, reader: Callable[[Path], Reading]) -> Readin
     try:
         return reader(path)
     except GradcamError as error:
-        text = str(error).removeprefix(f"{path}: ")
-        raise ImageError(text.replace(str(path), name) if path.is_absolute() else text) from error
+        shown = printable(str(path))
+        text = str(error).removeprefix(f"{shown}: ")
+        raise ImageError(text.replace(shown, name) if path.is_absolute() else text) from error

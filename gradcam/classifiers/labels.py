@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.errors import ModelError, TargetError, join_names, nearest, shorten
+from gradcam.files import read_text_file
 
 
 def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
@@ -63,7 +64,7 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
     Raises `ModelError` for a file that is none of these, or that leaves an index out.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise ModelError(f"{path}: cannot be read as labels ({reason})") from error

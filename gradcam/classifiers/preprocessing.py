@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from gradcam.classifiers.values import check_form, fit_channels, scale
+from gradcam.depth import FULL
 from gradcam.errors import ImageError
 from gradcam.images import Region
 
@@ -77,18 +79,17 @@ class Preprocessing:
 
     def _resize_bytes(self, values: NDArray[np.uint8], box: Box) -> Tensor:
         """Rounded to 8 bits, as torchvision and timm do: float32 (C,*size) in [0,1]."""
-        parts = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
+        parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
         resized = [np.atleast_3d(np.array(self._resize(Image.fromarray(part), self.size, box))) for part in parts]
         return torch.from_numpy(np.concatenate(resized, axis=2)).permute(2, 0, 1).float().div_(255)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
         """In float32: (C,*size). What is in [0,1] stays there after each axis, as with 8 bits."""
-        floats = scale(values)
-        is_share = floats.min() >= 0 and floats.max() <= 1
+        is_share = values.dtype.name in FULL or (values.min() >= 0 and np.float32(values.max()) <= 1)
         low, high = (0, 1) if is_share else (-np.inf, np.inf)
         (left, top, right, bottom), width = box, self.size[1]
         planes = []
-        for part in _split(floats):
+        for part in map(scale, _split(values)):  # a channel at a time, as all of them take much memory
             rows = part.shape[0]
             across = self._resize(Image.fromarray(part), (rows, width), (left, 0, right, rows))
             across = Image.fromarray(np.clip(np.asarray(across), low, high))
@@ -125,6 +126,6 @@ class Preprocessing:
         return top * down, left * across, self.size[0] * down, self.size[1] * across
 
 
-def _split(values: NDArray[Any]) -> list[NDArray[Any]]:
+def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """The channels, each (H,W), as Pillow takes them."""
-    return [np.ascontiguousarray(channel) for channel in np.moveaxis(np.atleast_3d(values), 2, 0)]
+    return map(np.ascontiguousarray, np.moveaxis(np.atleast_3d(values), 2, 0))

@@ -68,7 +68,9 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
 
 def scale(values: NDArray[Any]) -> NDArray[np.float32]:
     """Values as float32: those of uint8 and uint16 as shares of their full range, in [0,1], others as they are."""
-    return values.astype(np.float32) / np.float32(FULL.get(values.dtype.name, 1))
+    floats = values.astype(np.float32)
+    floats /= np.float32(FULL.get(values.dtype.name, 1))
+    return floats
 
 
 def _describe(values: Any) -> str:

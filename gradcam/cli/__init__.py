@@ -13,7 +13,8 @@ import click
 from gradcam import __version__
 from gradcam.cli.commands import SETTINGS, Group, show_usage_error
 from gradcam.cli.interruption import Terminated, heed_nothing, heeding_signals
-from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected
+from gradcam.cli.terminal import SafeStream
+from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected, printable
 
 
 @click.group(
@@ -122,16 +123,17 @@ def _settle_warnings() -> None:
         if not issubclass(category, GradcamWarning):
             show_others(message, category, *place, **more)
         elif "tqdm" in sys.modules:  # there may be a bar to write above
-            sys.modules["tqdm"].tqdm.write(f"Note: {message}", file=sys.stderr)
+            sys.modules["tqdm"].tqdm.write(f"Note: {printable(str(message))}", file=sys.stderr)
         else:
-            click.echo(f"Note: {message}", err=True)
+            click.echo(f"Note: {printable(str(message))}", err=True)
 
     warnings.showwarning = show
 
 
 def _make_streams_safe() -> None:
-    """Terminals without Unicode get replacements, and names of files that are not text keep their bytes."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            is_unicode = (stream.encoding or "").lower().startswith("utf")
-            stream.reconfigure(errors="surrogateescape" if is_unicode else "replace")
+    """Terminals without Unicode get replacements, and none gets control characters of somebody else's."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure") and not isinstance(stream, SafeStream):
+            stream.reconfigure(errors="replace")
+            setattr(sys, name, SafeStream(stream))

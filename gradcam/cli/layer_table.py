@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from gradcam.cli.terminal import to_command
+from gradcam.errors import printable
 from gradcam.methods import METHODS
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     skeleton = survey.skeleton
     size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
-    lines = ["   ".join([click.style(skeleton.name, bold=True), size, f"{count:,} parameters"])]
+    lines = ["   ".join([click.style(printable(skeleton.name), bold=True), size, f"{count:,} parameters"])]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     lines += ["", *_table(rows), ""]
@@ -60,7 +61,14 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
     if row.is_out_of_place:
         place = f"{place}, but its cells lie elsewhere"
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
-    return row.name, kind, _output(row), _stride(row), f"{row.parameters:,}" if row.parameters else "-", place
+    return (
+        printable(row.name),
+        printable(kind),
+        _output(row),
+        _stride(row),
+        f"{row.parameters:,}" if row.parameters else "-",
+        place,
+    )
 
 
 def _output(row: LayerRow) -> str:
@@ -97,4 +105,4 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
         return "There is no layer at which a map can be taken."
     if len(survey.skeleton.size) == 3:
         return f"A picture is no volume: explain one in Python, gradcam.explain(model, volume, '{suggested.name}')."
-    return shlex.join(["gradcam", "run", "photo.jpg", *words, "--layer", suggested.name])
+    return to_command(["gradcam", "run", "photo.jpg", *words, "--layer", suggested.name])

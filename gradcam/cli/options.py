@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,16 @@ from typing import Any, TypeVar
 import click
 
 from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
-from gradcam.choices import ACTIVATIONS, AUGMENTATIONS, EVIDENCE, LAYOUTS, PREDICTIONS, SAVED, SMOOTHINGS
+from gradcam.choices import (
+    ACTIVATIONS,
+    AUGMENTATIONS,
+    EVIDENCE,
+    LAYOUTS,
+    MAX_PIXELS,
+    PREDICTIONS,
+    SAVED,
+    SMOOTHINGS,
+)
 from gradcam.cli.completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli.parameters import Fits, Opacity, Size, Values, Weights, find_reshape
 from gradcam.cli.pictures import find_pictures
@@ -22,6 +32,22 @@ from gradcam.scores import SCORES
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _allow_pixels(context: click.Context, parameter: click.Parameter, pixels: int | None) -> None:
+    """For whatever reads pictures, in whichever thread or process: the environment says it to all of them."""
+    if pixels is not None:
+        given = os.environ.get(MAX_PIXELS)
+        os.environ[MAX_PIXELS] = str(pixels)
+        context.call_on_close(lambda: os.environ.update({MAX_PIXELS: given}) if given else os.environ.pop(MAX_PIXELS))
+
+
+max_pixels = click.option(
+    "--max-pixels",
+    metavar="N",
+    type=click.IntRange(min=1),
+    expose_value=False,
+    callback=_allow_pixels,
+    help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",
+)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MODEL = (
     click.option(
@@ -65,6 +91,7 @@ _MODEL = (
         help="From logits to probabilities; sigmoid where classes do not exclude each other.",
     ),
     click.option("--reader", metavar="MODULE:FUNCTION", help="Your own function that reads a picture."),
+    max_pixels,
     click.option(
         "--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Which processor or GPU computes."
     ),

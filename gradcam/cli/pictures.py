@@ -11,17 +11,13 @@ import click
 
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.batch.output.result_names import COMPARISON
+from gradcam.evaluation.study.plan import CONTROL_NAMES
 from gradcam.methods import METHODS
 from gradcam.stores import is_url, to_path
 
 MANY = 100  # pictures of a folder; of more, it is said what is made for them
-RESULTS = (
-    *METHODS,
-    *ATTRIBUTIONS,
-    COMPARISON,
-    "activations",
-    "gradients",
-)  # what follows a picture's name in a result's
+# What follows a picture's name in those of the results that we write of it.
+RESULTS = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROL_NAMES))
 
 
 def find_pictures(context: click.Context, parameter: click.Parameter, named: Sequence[str]) -> tuple[Path, ...]:
@@ -43,7 +39,7 @@ def _list_folder(folder: Path, context: click.Context) -> list[Path]:
 
     pictures = [folder / item.name for item in list_inputs([folder]).items]
     stems = {path.stem for path in pictures}
-    pictures = [path for path in pictures if not _is_result(path.stem, stems)]
+    pictures = [path for path in pictures if path.suffix != ".png" or not _is_result(path.stem, stems)]
     if len(pictures) > MANY and not context.params.get("quiet"):
         line = shlex.join(["gradcam", "batch", str(folder), "-o", "explained/"])
         click.echo(f"Note: there are {len(pictures)} pictures in {folder}; for so many there is: {line}", err=True)

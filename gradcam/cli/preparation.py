@@ -17,7 +17,7 @@ from gradcam.batch.output.result_names import has_layer
 from gradcam.cli.job import Job
 from gradcam.cli.settings import ModelChoice, Output, Settings, find_destination
 from gradcam.cli.waiting import import_torch
-from gradcam.errors import GradcamWarning, ModelError, describe_unexpected
+from gradcam.errors import GradcamWarning, ModelError, describe_unexpected, printable
 from gradcam.naming import WRITE_SUFFIXES, OutputNames
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def say(notes: Sequence[str], output: Output) -> None:
     if output.quiet:
         warnings.simplefilter("ignore", GradcamWarning)
     for note in () if output.quiet else notes:
-        click.echo(f"Note: {note}", err=True)
+        click.echo(f"Note: {printable(note)}", err=True)
 
 
 def _check_classes(settings: Settings, classes: Sequence[int], against: Sequence[int], count: int) -> None:

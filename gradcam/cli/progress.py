@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from gradcam.cli.terminal import printable
+from gradcam.cli.terminal import to_command
+from gradcam.errors import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -120,20 +119,7 @@ def how_to_go_on() -> str:
 def resume_line(arguments: Sequence[str]) -> str:
     """What was typed behind `gradcam`, with `--resume` in place of `--overwrite`, for a shell that is bash, zsh or alike."""
     kept = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
-    return " ".join(map(_quote, ["gradcam", *arguments[:1], "--resume", *kept]))
-
-
-def _quote(argument: str) -> str:
-    """For the shell, and without what would move the cursor, end the line, or be no text."""
-    if argument.isprintable():
-        return shlex.quote(argument)
-    return "$'" + "".join(map(_escape, argument)) + "'"
-
-
-def _escape(character: str) -> str:
-    if character.isprintable() and character not in "\\'":
-        return character
-    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
+    return to_command(["gradcam", *arguments[:1], "--resume", *kept])
 
 
 @contextlib.contextmanager

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import click
 
+from gradcam.cli import options
 from gradcam.cli.commands import Command
 from gradcam.cli.parameters import Folder
 from gradcam.cli.settings import Output
 from gradcam.cli.waiting import telling_waits
+from gradcam.errors import printable
 from gradcam.stores import Store
 
 
 @click.command("report", cls=Command, short_help="Make the gallery of a batch again.")
 @click.argument("folder", metavar="DIR", type=Folder())
+@options.max_pixels
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def report_command(folder: Path | Store, quiet: bool) -> int:
     """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR, or in a store by its URL."""
@@ -23,5 +26,5 @@ def report_command(folder: Path | Store, quiet: bool) -> int:
     with telling_waits(Output(as_json=False, quiet=quiet)):
         page = write_report(folder)
     if not quiet:
-        click.echo(f"  →  {click.style(str(page), fg='green')}")
+        click.echo(f"  →  {click.style(printable(str(page)), fg='green')}")
     return 0

@@ -67,10 +67,8 @@ def _write(saving: Saving, job: Job, image: Path, found: Finding) -> list[dict[s
     paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
     written = []
     for drawing, kinds in zip(drawings, named):
-        contents = draw_kinds(
-            drawing, drawing.draw(alpha=alpha, colormap=colormap) if "overlay" in kinds else None, saving
-        )
-        written.append({kind: _write_one(next(paths), contents[kind]) for kind in kinds})
+        overlay = drawing.draw(alpha=alpha, colormap=colormap) if "overlay" in kinds else None
+        written.append({kind: _write_one(next(paths), made) for kind, made in draw_kinds(drawing, overlay, saving)})
     if "panel" in saving.kinds:
         path = _write_one(next(paths), panel(found.maps, alpha=alpha, colormap=colormap))
         written = [{**kinds, "panel": path} for kinds in written]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TextIO
 
 import click
 
+from gradcam.errors import CONTROLS, printable
 from gradcam.records import Explained, Prediction, Record
 
 BAR = 24  # characters for 100 %
@@ -42,7 +45,7 @@ def format_result(result: Result) -> str:
     record = result.record
     height, width = record.size or (0, 0)
     title = click.style(printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
-    parts = [title, f"{width} x {height}", f"{record.model} on {result.device}", f"{result.seconds:.1f} s"]
+    parts = [title, f"{width} x {height}", f"{printable(record.model)} on {result.device}", f"{result.seconds:.1f} s"]
     lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(record)]
     if record.note is not None:
         lines.append(f"  {printable(record.note[:1].upper() + record.note[1:])}.")
@@ -79,7 +82,7 @@ def _explained(result: Result) -> list[str]:
     width = max(len(_name(entry)) for entry in explained)
     several_methods = len({entry.method for entry in explained}) > 1
     places = [
-        f"{f'{entry.method} at ' if several_methods else 'at '}{entry.layer} ({' x '.join(map(str, grid))})"
+        f"{f'{entry.method} at ' if several_methods else 'at '}{printable(entry.layer)} ({' x '.join(map(str, grid))})"
         for entry, grid in zip(explained, result.grids)
     ]
     longest = max(map(len, places))
@@ -93,7 +96,7 @@ def _together(result: Result) -> list[str]:
     """What is all on one picture."""
     explained = result.record.explained
     places = dict.fromkeys(
-        f"{entry.layer} ({' x '.join(map(str, grid))})" for entry, grid in zip(explained, result.grids)
+        f"{printable(entry.layer)} ({' x '.join(map(str, grid))})" for entry, grid in zip(explained, result.grids)
     )
     names = dict.fromkeys(_name(entry) for entry in explained)
     methods = dict.fromkeys(entry.method for entry in explained)
@@ -117,7 +120,7 @@ def _kind(entry: Explained) -> str:
 
 
 def _name(entry: Prediction | Explained) -> str:
-    return f"class {entry.index}" if entry.label is None else entry.label
+    return f"class {entry.index}" if entry.label is None else printable(entry.label)
 
 
 def _file(entry: Explained) -> str:
@@ -125,9 +128,35 @@ def _file(entry: Explained) -> str:
     return ", ".join(printable(file) for file in files if file is not None)
 
 
-def printable(name: str) -> str:
-    """A file's name without what would move the cursor or start a new line."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)
+def to_command(words: Sequence[str]) -> str:
+    """The line that a shell takes for these words."""
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    if printable(word) == word:
+        return shlex.quote(word)
+    escaped = printable(word.replace("\\", "\\\\").replace("'", "\\'"))
+    return f"$'{escaped}'"  # as shells but the plainest know it
+
+
+# Of what is printed, these are ours: ends of lines, colours, and what a bar moves in its own line with.
+OURS = r"\n|\r|\t|\x1b\[(?:[0-9;]*m|[AK]|\?25[lh])"
+FOREIGN = re.compile(f"({OURS})|({CONTROLS.pattern})")
+
+
+class SafeStream:
+    """A text stream that escapes control characters which nobody here has any use for, whatever they come from."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream does."""
+        return self._stream.write(FOREIGN.sub(lambda found: found[1] or printable(found[2]), text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _percent(share: float) -> str:

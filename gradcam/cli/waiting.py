@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import click
 
 from gradcam.cli.settings import Output
-from gradcam.cli.terminal import printable
+from gradcam.errors import printable
 from gradcam.stores.waiting import LOG
 
 

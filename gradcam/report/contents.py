@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
+from gradcam.errors import printable
 from gradcam.records import Explained, Record
 from gradcam.report.files import Files
 from gradcam.report.runs import Run
@@ -34,7 +35,7 @@ class Privacy:
         for place, short in self._shown.items():
             if len(place) > len(os.sep):
                 text = text.replace(place, short)
-        return to_text(text)
+        return printable(text)
 
     def clean_value(self, value: Any) -> Any:
         """A setting: of an absolute path, or a URL, the last part alone, and lists and dictionaries through and through."""
@@ -45,18 +46,13 @@ class Privacy:
         if not isinstance(value, str):
             return value
         is_whole = PurePath(value).is_absolute() or is_url(value)
-        return to_text(PurePath(value).name) if is_whole else self.clean(value)
+        return printable(PurePath(value).name) if is_whole else self.clean(value)
 
 
 def _shorten(place: Path) -> dict[str, str]:
     """What is shown in place of a folder's path, and of what leads to something in it."""
     forms = {os.path.abspath(place), os.path.realpath(place)}
     return {f"{form}{os.sep}": "" for form in forms} | {form: os.path.basename(form) for form in forms}
-
-
-def to_text(name: str) -> str:
-    """A name as it can be shown: bytes of a file's name that are no text become a question mark."""
-    return os.fsencode(name).decode(errors="replace") if any("\ud800" <= each <= "\udfff" for each in name) else name
 
 
 def to_url(path: str | None) -> str | None:
@@ -119,7 +115,7 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
 
 
 def _label(index: int, label: str | None) -> str:
-    return f"class {index}" if label is None else to_text(label)
+    return f"class {index}" if label is None else printable(label)
 
 
 def _find(files: Files, record: Record) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from gradcam.batch.cluster.addresses import check_address
 from gradcam.batch.cluster.quiet import is_loud, no_standard_error, quiet, set_environment
 from gradcam.batch.cores import count_cores
+from gradcam.choices import MAX_PIXELS
 from gradcam.errors import ClusterError
 
 CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
@@ -91,6 +92,8 @@ def joined(address: str | None) -> Iterator[ModuleType]:
 def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     """Start or join it; `stack` undoes that."""
     options: dict[str, Any] = {"address": address}
+    if MAX_PIXELS in os.environ:  # it is for the actors, on whichever machine
+        options["runtime_env"] = {"env_vars": {MAX_PIXELS: os.environ[MAX_PIXELS]}}
     if address == "local":
         folder = tempfile.mkdtemp(prefix="gradcam-ray-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -21,6 +21,7 @@ from gradcam.batch.inputs.store_contents import StoreArchive, blaming_store
 from gradcam.batch.inputs.unpacking import UnpackedArchive, find_opener, unpack
 from gradcam.batch.items import Content
 from gradcam.errors import InputError, StoreError
+from gradcam.files import open_file
 from gradcam.stores import is_url
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -88,7 +89,7 @@ def _open(where: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
             stored = StoreArchive(where)
             yield stored.read_on(), stored
     else:
-        with open(where, "rb") as file:
+        with open_file(where) as file:
             yield file, ArchiveFile(where, file)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import stat
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from gradcam.errors import ImageError, StoreError
+from gradcam.files import open_file
+from gradcam.images import check_memory
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
 HEADERS = LOCAL_HEADER.size + 400  # bytes before a member's data, as far as names are not longer than usual
@@ -34,10 +36,9 @@ class FileContent:
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had, or changes meanwhile."""
-        with _wording_errors(), open(self.where, "rb", buffering=0, opener=_open_at_once) as file:
+        with _wording_errors(), open_file(self.where) as file:
             before = os.fstat(file.fileno())
-            if not stat.S_ISREG(before.st_mode):
-                raise ImageError("is not a file")
+            check_memory(0, 0, 0, before.st_size)
             data = file.read()
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns, len(data)) != (after.st_size, after.st_mtime_ns, after.st_size):
@@ -111,7 +112,7 @@ class ArchiveFile:
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
         """Its bytes from there on. Raises `ImageError` where they are no longer those that were listed."""
         try:
-            file = open(self.name, "rb")  # noqa: SIM115  closed below; its own errors are not those of its readers
+            file = open_file(self.name)  # closed below; its own errors are not those of its readers
         except OSError as error:
             raise ImageError(f"lies in an archive that cannot be opened ({error.strerror})") from None
         with file:
@@ -183,11 +184,6 @@ class ZipContent:
         return info
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Without O_NONBLOCK, which Windows does not have, a pipe that nobody writes to would be waited for."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
 @contextlib.contextmanager
 def _wording_errors() -> Iterator[None]:
     """Whatever goes wrong with a picture's bytes becomes one `ImageError` of one line, without its name."""
@@ -206,6 +202,8 @@ def _wording_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # from a decompressor
             raise ImageError(f"is damaged or cut off ({' '.join(str(error).split())})") from None
+        if error.errno == errno.EINVAL:
+            raise ImageError(str(error.strerror).removeprefix("it ")) from None
         raise ImageError(f"cannot be opened ({error.strerror})") from None
     except Exception as error:  # zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
         reason = " ".join(str(error).split()) or type(error).__name__

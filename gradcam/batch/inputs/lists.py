@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import errno
 import io
 import os
 import sys
@@ -13,6 +14,7 @@ from posixpath import normpath
 
 from gradcam.batch.inputs.folders import to_absolute
 from gradcam.errors import InputError
+from gradcam.files import read_text_file
 from gradcam.stores import Store, is_url, to_path
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv")
@@ -41,10 +43,10 @@ def read_list(path: str) -> list[Entry]:
     Raises `InputError`, with the line, for what cannot be read.
     """
     try:
-        with open(path, "rb") as file:
-            text = decode_text(file.read(), path)
+        text = decode_text(read_text_file(path), path)
     except OSError as error:
-        raise InputError(f"{path}: this list cannot be opened ({error.strerror})") from error
+        hint = "" if error.errno != errno.EINVAL else "; to read a list from a pipe, give - and < behind it"
+        raise InputError(f"{path}: this list cannot be opened ({error.strerror}){hint}") from error
     return list(_to_entries(_read_rows(text, path), os.path.dirname(path), path))
 
 

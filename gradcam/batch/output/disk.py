@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from gradcam.errors import OutputError
+from gradcam.files import open_at_once, open_file
 
 BLOCK = 2**16  # bytes
 LONGEST_LINE = 2**24  # bytes
@@ -95,7 +96,7 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         check_file(path)
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (it stays open: `close` is for the owner)
+        self._file = open(path, "ab", buffering=0, opener=open_at_once)  # noqa: SIM115  (`close` is for the owner)
         self._end = find_end(path)
         self._file.truncate(self._end)
 
@@ -136,7 +137,7 @@ class LineFile:
 
 def find_end(path: Path) -> int:
     """Where the last whole line of a file ends: its size, unless a writer was stopped in a line."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         position = file.seek(0, os.SEEK_END)
         while position:
             start = max(0, position - BLOCK)

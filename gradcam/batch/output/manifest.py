@@ -13,7 +13,7 @@ from gradcam.batch.output.parts import find_parts, list_manifests
 from gradcam.batch.output.result_names import is_called_after
 from gradcam.batch.output.shelves import Shelf, StoreShelf, to_shelf
 from gradcam.errors import GradcamError, OutputError
-from gradcam.files import write_whole
+from gradcam.files import open_file, write_whole
 from gradcam.records import Record, parse_whole
 from gradcam.stores import Store, to_place
 
@@ -118,7 +118,7 @@ def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
     ranks = {name: rank for rank, name in enumerate(order)}
     found, start = [], 0
     strays: dict[str, tuple[int, int, int]] = {}  # the places of lines that have none in the order, by their files
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for line in file:
             place = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
             if place[0] == len(ranks):
@@ -139,7 +139,7 @@ def _list_own(record: Record) -> Iterable[str]:
 
 def _cut_out(path: Path, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
     """What lies between these places of a file."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for start, end in pieces:
             file.seek(start)
             for position in range(start, end, BLOCK):

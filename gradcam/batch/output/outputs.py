@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -88,10 +88,8 @@ class Saver:
         explained = []
         for drawing, name, picture in zip(drawings, self._name(stem, drawings), overlays):
             names = name_kinds(name, saving)
-            contents = draw_kinds(drawing, picture, saving)
-            files |= {
-                names[it]: data if isinstance(data, bytes) else self._encode(data) for it, data in contents.items()
-            }
+            for kind, made in draw_kinds(drawing, picture, saving):
+                files[names[kind]] = made if isinstance(made, bytes) else self._encode(made)
             explained.append(self._to_entry(drawing, names, panel_name))
         if self.place is not None:
             draw = self.draw_views if saving.views else None
@@ -147,16 +145,14 @@ def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
 
 
-def draw_kinds(drawing: Drawing, overlay: Pixels | None, saving: Saving) -> dict[str, Pixels | bytes]:
+def draw_kinds(drawing: Drawing, overlay: Pixels | None, saving: Saving) -> Iterator[tuple[str, Pixels | bytes]]:
     """Each kind that is asked for, but the panel: a picture, or a map as the bytes of its file; the overlay is given."""
-    found: dict[str, Pixels | bytes] = {}
     if "overlay" in saving.kinds and overlay is not None:
-        found["overlay"] = overlay
+        yield "overlay", overlay
     if "heatmap" in saving.kinds:
-        found["heatmap"] = _draw_heatmap(drawing, saving.colormap)
+        yield "heatmap", _draw_heatmap(drawing, saving.colormap)
     if "map" in saving.kinds:
-        found["map"] = _encode_map(drawing)
-    return found
+        yield "map", _encode_map(drawing)
 
 
 def _draw_heatmap(drawing: Drawing, colormap: str) -> Pixels:

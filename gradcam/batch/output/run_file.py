@@ -12,6 +12,7 @@ from typing import Any
 
 from gradcam import __version__
 from gradcam.errors import OutputError, shorten
+from gradcam.files import read_text_file
 from gradcam.stores import Store
 
 SCHEMA = 1
@@ -61,7 +62,7 @@ def encode_run(fields: Mapping[str, Any]) -> bytes:
 
 def read_run(path: Path) -> dict[str, Any]:
     """What is in a run.json. Raises as `decode_run`, and `OSError`."""
-    return decode_run(path.read_bytes(), str(path))
+    return decode_run(read_text_file(path), str(path))
 
 
 def decode_run(data: bytes, where: str) -> dict[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
+import shlex
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +28,14 @@ DANGEROUS = re.compile(
     r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
 )
 MOST_NAMES = 4
+# What a pickle may ask for. That of a ResNet-152 and its optimizer has 76,000 steps, each of a microsecond or two.
+MOST_STEPS = 1_000_000
+MOST_VALUES = 20_000_000  # with those that stand in several places counted in each
+DEEPEST = 200
+CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")  # steps that change what is there
+BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # which torch.load makes of any length
+UNPACKED = 4  # times the size of the file: torch.save does not compress
+MOST_BYTES = 2**26  # of a bytearray, and of what a small file may unpack to
 FACTORY = "A factory (--model file.py:function) may load it in its own way."
 
 
@@ -75,6 +86,117 @@ class Outline(pickle._Unpickler):
         raise pickle.UnpicklingError(f"extension {code}")
 
 
+class ExcessError(Exception):
+    """A file would make more than it should, and this is what."""
+
+
+class _Size:
+    """What an object would be: how many values, those inside of its parts counted with each part, and how deep they lie.
+
+    `largest`: of the numbers in it. `name`: of a class or function.
+    """
+
+    __slots__ = ("depth", "largest", "name", "values")
+
+    def __init__(self, largest: int = 0, name: str = "") -> None:
+        self.values, self.depth, self.largest, self.name = 1, 1, largest, name
+
+
+TEXT = _Size()  # or a fraction: whatever has no parts
+
+
+def check_pickles(path: Path) -> None:
+    """Go through the pickles of a checkpoint as `torch.load` reads it, and make nothing.
+
+    Ten tuples of ten times the one before are a hundred bytes, and ten billion values for whoever compares or prints them.
+    Raises `ModelError` for a file that asks for more than any training does, and anything for a broken one.
+    """
+    try:
+        if is_zip(path):
+            for content in _read_contents(path):
+                _check_pickle(io.BytesIO(content))
+        elif tarfile.is_tarfile(path):  # of before 2017, which torch.load would unpack
+            raise ExcessError("it is a tar archive")
+        else:
+            with path.open("rb") as file:
+                is_of_torch = _check_pickle(file) == TORCH_MAGIC
+                for _ in range(4 if is_of_torch else 0):  # version, machine, content, and the storages' names
+                    _check_pickle(file)
+    except ExcessError as error:
+        raise ModelError(f"{path}: asks for more than the weights of a model do ({error}), and was not read.") from None
+
+
+def is_zip(path: Path) -> bool:
+    """Whether `torch.load` takes it for a zip file."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\3\4"
+
+
+def _check_pickle(file: IO[bytes]) -> object:
+    """Go through one pickle, and give the last of its arguments."""
+    walk, last = _Walk(), None
+    for step, (code, argument, _) in enumerate(pickletools.genops(file)):
+        if step >= MOST_STEPS:
+            raise ExcessError(f"it has more than {MOST_STEPS} steps")
+        last = last if argument is None else argument
+        walk.follow(code, argument)
+    return last
+
+
+class _Walk:
+    """A pickle's stack and memo, with sizes in place of objects; None is a mark."""
+
+    def __init__(self) -> None:
+        self._stack: list[_Size | None] = []
+        self._known: dict[int, _Size] = {}
+        self._values = 0
+
+    def follow(self, code: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Take one step. Raises `ExcessError` where the objects become more than a training has."""
+        name, stack = code.name, self._stack
+        if name == "MARK":
+            stack.append(None)
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self._known[len(self._known) if argument is None else argument] = stack[-1] or _Size()
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(self._known[argument])
+        elif name == "DUP":
+            stack.append(stack[-1])
+        elif code.stack_before:
+            parts = self._take(code)
+            if name == "REDUCE" and parts[-1].name in BYTEARRAYS and parts[0].largest > MOST_BYTES:
+                raise ExcessError(f"it has an array of {parts[0].largest} bytes")
+            whole = parts.pop() if name in CHANGES and parts else _Size()
+            self._grow(whole, parts)
+            stack.extend(whole for _ in code.stack_after)
+        elif isinstance(argument, int):
+            stack.append(_Size(argument))
+        elif argument is None or name == "GLOBAL":
+            stack.extend(_Size(name=argument or "") for _ in code.stack_after)
+        else:
+            stack.append(TEXT)
+
+    def _take(self, code: pickletools.OpcodeInfo) -> list[_Size]:
+        """What a step takes from the stack, the last first."""
+        parts = []
+        for kind in reversed(code.stack_before):
+            if kind is pickletools.stackslice:
+                while (part := self._stack.pop()) is not None:
+                    parts.append(part)
+            elif kind is not pickletools.markobject and (part := self._stack.pop()) is not None:
+                parts.append(part)
+        return parts
+
+    def _grow(self, whole: _Size, parts: Sequence[_Size]) -> None:
+        for part in parts:
+            self._values += part.values
+            whole.values += part.values
+            whole.depth = max(whole.depth, part.depth + 1)
+            whole.largest = max(whole.largest, part.largest)
+        if self._values > MOST_VALUES or whole.depth > DEEPEST:
+            raise ExcessError(f"it holds more than {MOST_VALUES} values, or is nested deeper than {DEEPEST}")
+
+
 def explain_refusal(path: Path) -> ModelError:
     """Why `torch.load(weights_only=True)` did not take this file: an error to raise. Nothing in it is executed."""
     try:
@@ -93,7 +215,7 @@ def explain_refusal(path: Path) -> ModelError:
         )
     found = find_state_dicts(content, _is_tensor)
     if found:
-        return ModelError(_conversion(path, found[0], foreign))
+        return _conversion(path, found[0], foreign)
     if any(name.startswith("ultralytics.") for name in foreign):
         return ModelError(
             f"{path}: holds a whole model of ultralytics, which cannot be read without running code. If you trust it, give "
@@ -108,18 +230,24 @@ def explain_refusal(path: Path) -> ModelError:
 
 def _outline(path: Path) -> tuple[object, Sequence[str]]:
     """What the file would hold, and the full names of all classes and functions in it."""
+    if is_zip(path):
+        outline = Outline(io.BytesIO(_read_contents(path)[0]))
+        return outline.load(), list(outline.names)
     with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            file.seek(0)
-            outline = Outline(file)
-            content = outline.load()
-            if content == TORCH_MAGIC:
-                content = [outline.load() for _ in range(3)][-1]
-            return content, list(outline.names)
+        outline = Outline(file)
+        content = outline.load()
+        if content == TORCH_MAGIC:
+            content = [outline.load() for _ in range(3)][-1]
+    return content, list(outline.names)
+
+
+def _read_contents(path: Path) -> Sequence[bytes]:
+    """The pickles in a zip: one, if torch.save wrote it. Raises `ExcessError` for one that unpacks to too much."""
     with zipfile.ZipFile(path) as archive:
-        name = next(name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"])
-        outline = Outline(io.BytesIO(archive.read(name)))
-    return outline.load(), list(outline.names)
+        if sum(member.file_size for member in archive.infolist()) > UNPACKED * path.stat().st_size + MOST_BYTES:
+            raise ExcessError("it unpacks to far more than its own size")
+        # The case of names does not count for torch.load.
+        return [archive.read(each) for each in archive.infolist() if each.filename.lower().endswith("/data.pkl")]
 
 
 def _is_tensor(value: object) -> bool:
@@ -132,18 +260,17 @@ def _holds_model(content: object) -> bool:
     return any(isinstance(state, dict) and {"_parameters", "_modules"} <= set(state) for state in states)
 
 
-def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> str:
+def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> ModelError:
     loaded = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)"
     loaded += "".join(f"[{key!r}]" for key in found.keys)
     weights = f"dict((k, v) for k, v in {loaded}.items() if isinstance(v, torch.Tensor))"
-    target = path.with_name(f"{path.stem}-weights.pth")
-    return (
+    code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
+    # Easier to read in double quotes, where a shell leaves it alone in them.
+    command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
+    return ModelError(
         f"{path}: its weights are plain, but beside them lie objects that cannot be read without running code "
-        f"({_list(foreign)}). Only if you trust where the file comes from, convert it with these two lines of Python, "
-        "which run that code:\n"
-        "import torch\n"
-        f"torch.save({weights}, {str(target)!r})\n"
-        f"{FACTORY}"
+        f"({_list(foreign)}). {FACTORY} Only if you trust where the file comes from, convert it, which runs that code:",
+        command,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradcam.classifiers.checkpoints.pickles import FACTORY, explain_refusal
+from gradcam.classifiers.checkpoints.pickles import FACTORY, MOST_BYTES, UNPACKED, check_pickles, explain_refusal
 from gradcam.classifiers.checkpoints.signatures import OTHERS, PEEK, describe_stranger, is_safetensors
 from gradcam.classifiers.checkpoints.state_dicts import StateDict, find_state_dicts
 from gradcam.errors import ModelError, join_names, shorten
+from gradcam.files import open_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,33 +37,30 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
     """
     path = Path(path)
-    head = b"" if path.is_dir() and path.suffix.lower() in OTHERS else _peek(path)
-    what = describe_stranger(head, path)
-    if what:
-        raise ModelError(f"{path}: {what}.")
     try:
-        if is_safetensors(head):
-            return Checkpoint(path, _read_safetensors(path))
-        content = _read_torch(path)
+        head = b""
+        if not (path.is_dir() and path.suffix.lower() in OTHERS):
+            with open_file(path) as file:
+                head = file.read(PEEK)
+        what = describe_stranger(head, path)
+        if what:
+            raise ModelError(f"{path}: {what}.")
+        content = _read_safetensors(path) if is_safetensors(head) else _read_torch(path)
+    except ModelError:
+        raise
     except pickle.UnpicklingError:
         raise explain_refusal(path) from None
     except MemoryError:
         raise ModelError(f"{path}: does not fit into memory") from None
     except Exception as error:
-        # Readers raise RuntimeError, EOFError, IndexError, struct.error and more on broken files.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
+        # Readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error, struct.error and more on broken files.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if "magic number" in reason:  # a pickle that begins otherwise than those of torch.save
             raise explain_refusal(path) from None
         raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
     return _choose(path, content)
-
-
-def _peek(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(PEEK)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -72,6 +70,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> Any:
+    check_pickles(path)
     with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
         warnings.simplefilter("ignore")  # of storages as they were saved years ago
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -82,7 +81,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
     if not found:
         what = shorten(content)
         if isinstance(content, dict) and content:
-            what = f"a dictionary of {join_names(map(str, list(content)[:5]))}"
+            what = f"a dictionary of {', '.join(map(shorten, list(content)[:5]))}"
         raise ModelError(f"{path}: holds no weights by name, but {what}. {FACTORY}")
     chosen, *others = found
     if others and not chosen.is_known:
@@ -94,7 +93,20 @@ def _choose(path: Path, content: object) -> Checkpoint:
         raise ModelError(
             f"{path}: '{odd[0]}' is quantised, sparse or without values, expected plain tensors. {FACTORY}"
         )
+    _check_claims(path, tensors)
     return Checkpoint(path, tensors, _notes(chosen, others))
+
+
+def _check_claims(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises `ModelError` where tensors share, or repeat, so few values that copies of them would fill the memory."""
+    held = sum(
+        {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors.values()}.values()
+    )
+    claimed = sum(each.nbytes for each in tensors.values())
+    if claimed > UNPACKED * held + MOST_BYTES:
+        name = max(tensors, key=lambda name: tensors[name].nbytes)
+        shape = " x ".join(map(str, tensors[name].shape))
+        raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
 
 
 def _notes(chosen: StateDict, others: Sequence[StateDict]) -> Sequence[str]:

@@ -17,9 +17,8 @@ from gradcam.cli.evaluation.recommend_outcome import Outcome
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import shown_passes
 from gradcam.cli.settings import ModelChoice, Output, to_model_choice
-from gradcam.cli.terminal import printable
 from gradcam.cli.waiting import import_torch, telling_waits
-from gradcam.errors import GradcamError, LayerError
+from gradcam.errors import GradcamError, LayerError, printable
 from gradcam.methods import METHODS, find_methods
 from gradcam.scores import SCORES
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import click
 
 from gradcam.cli.progress import count
 from gradcam.cli.settings import ModelChoice, to_word
+from gradcam.cli.terminal import to_command
 from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Outcome:
         words += ["--method", combination.method]
         if combination.score not in (None, "logit"):
             words += ["--score", str(combination.score)]
-        return shlex.join([*words, "--layer", combination.layer])
+        return to_command([*words, "--layer", combination.layer])
 
 
 def _table(rows: list[Row] | tuple[Row, ...], found: Recommendation) -> list[str]:

@@ -16,9 +16,8 @@ from gradcam.cli.interruption import Terminated
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import count, how_to_go_on
 from gradcam.cli.settings import ModelChoice, Output
-from gradcam.cli.terminal import printable
 from gradcam.cli.waiting import import_torch
-from gradcam.errors import OutputError, StoreError
+from gradcam.errors import OutputError, StoreError, printable
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Plan, make_plan
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.cli.terminal import printable
+from gradcam.errors import printable
 from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class Outcome:
             return ""
         height, width = self.size
         name = click.style(printable(self.image.replace("\\", "/").rpartition("/")[2]), bold=True)
-        title = [name, f"{width} x {height}", f"{verdict.model} on {self.device}", f"{self.seconds:.1f} s"]
-        place = "" if verdict.layer is None else f" at {verdict.layer}"
-        what = f"  {verdict.class_name}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
+        title = [name, f"{width} x {height}", f"{printable(verdict.model)} on {self.device}", f"{self.seconds:.1f} s"]
+        place = "" if verdict.layer is None else f" at {printable(verdict.layer)}"
+        what = f"  {printable(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
         lines = ["   ".join(title), what, ""]
         for test in verdict.tests:
             lines += [*_format_test(test), ""]

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gradcam.cli.terminal import printable
+from gradcam.errors import printable
 from gradcam.records import SCHEMA
 
 NAMED = 5  # channels of each layer
@@ -78,4 +78,8 @@ def _to_cells(row: Row) -> tuple[str, str, str]:
     shape = f"{row.channels} channel{'' if row.channels == 1 else 's'} of {height} x {width}"
     dead = f", {row.dead} dead" if row.dead else ""
     first = ", ".join(str(channel) for channel, _ in row.shown[:NAMED])
-    return row.layer, shape + dead, f"{len(row.shown)} drawn: {first}{', ...' if len(row.shown) > NAMED else ''}"
+    return (
+        printable(row.layer),
+        shape + dead,
+        f"{len(row.shown)} drawn: {first}{', ...' if len(row.shown) > NAMED else ''}",
+    )

@@ -20,8 +20,8 @@ from gradcam.cli.job import make_folder
 from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.settings import Destination, Output, find_destination, to_model_choice
-from gradcam.cli.terminal import printable
 from gradcam.cli.waiting import import_torch
+from gradcam.errors import printable
 from gradcam.naming import LONGEST_PART, OutputNames, cut, join_name
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gradcam.cli.progress import count
-from gradcam.cli.terminal import printable
+from gradcam.errors import printable
 from gradcam.records import SCHEMA
 
 

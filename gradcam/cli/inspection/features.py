@@ -17,9 +17,8 @@ from gradcam.cli.inspection.feature_outcome import Outcome
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.progress import SHAPE
 from gradcam.cli.settings import ModelChoice, Output, is_same, to_model_choice
-from gradcam.cli.terminal import printable
 from gradcam.cli.waiting import import_torch, telling_waits
-from gradcam.errors import GradcamError, LayerError, OutputError, StoreError
+from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.cli.terminal import EIGHTHS, printable
+from gradcam.cli.terminal import EIGHTHS
+from gradcam.errors import printable
 from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Outcome:
             return ""
         flow, (height, width) = self.flow, self.size
         title = click.style(printable(PurePath(self.image).name), bold=True)
-        name = f"class {self.index}" if self.label is None else self.label
+        name = f"class {self.index}" if self.label is None else printable(self.label)
         rows = flow.layers if self.show_all else _choose(flow.layers)
         lines = ["   ".join([title, f"{width} x {height}", f"{self.model} on {self.device}", f"{self.seconds:.1f} s"])]
         lines += [
@@ -124,7 +125,7 @@ def _table(rows: Sequence[LayerGradients], flow: GradientFlow) -> list[str]:
 
 
 def _cells(row: LayerGradients, reference: float, scale: tuple[float, float]) -> tuple[str, ...]:
-    name = row.name or f"({row.type})"
+    name = printable(row.name or f"({row.type})")
     norms = [it.gradient.norm for it in row.parameters if it.gradient is not None]
     output = row.activations
     return (

@@ -19,7 +19,7 @@ from gradcam.cli.outcomes import tell_each
 from gradcam.cli.preparation import load_model, say
 from gradcam.cli.settings import Destination, ModelChoice, Output, find_destination, to_model_choice
 from gradcam.cli.waiting import import_torch
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, printable
 from gradcam.naming import OutputNames, join_name
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Job:
             name = f"class {index}" if label is None else label
             title = f"{image.name}: the gradient of {name}, {flow.scores.item():.4g}, in {self.classifier.name}"
             make_folder(path.parent)
-            write_image(path, draw_gradients(flow, title=title))
+            write_image(path, draw_gradients(flow, title=printable(title)))
         return Outcome(
             image=str(image),
             model=self.classifier.name,

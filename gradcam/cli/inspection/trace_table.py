@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradcam.errors import printable
+
 if TYPE_CHECKING:
     from gradcam.inspection.tracing import Call, Trace
 
@@ -30,7 +32,7 @@ class Heading:
 def format_trace(trace: Trace, calls: Sequence[Call], heading: Heading, width: int) -> str:
     """Several lines, at most `width` characters each if that can be had: the totals, the calls, what they share."""
     whole = trace.calls[0]
-    name = click.style(heading.name, bold=True)
+    name = click.style(printable(heading.name), bold=True)
     shape = " x ".join(map(str, whole.inputs[0]))
     times = [] if trace.seconds is None else [f"{1000 * trace.seconds:.1f} ms"]
     cost = "unknown" if trace.multiply_adds is None else human(trace.multiply_adds).rstrip()
@@ -38,7 +40,13 @@ def format_trace(trace: Trace, calls: Sequence[Call], heading: Heading, width: i
     totals += [f"{human(trace.activation_bytes)}B of activations", *times]
     rows = [call for call in calls if call.depth] or list(calls)
     table, spared = _table(trace, rows, width)
-    lines = ["   ".join([f"{name} on {trace.device}", shape, heading.what]), "   ".join(totals), "", *table, ""]
+    lines = [
+        "   ".join([f"{name} on {trace.device}", shape, printable(heading.what)]),
+        "   ".join(totals),
+        "",
+        *table,
+        "",
+    ]
     lines += _shared(rows)
     inner = len(trace.calls) - 1
     if len(rows) < inner:
@@ -75,7 +83,7 @@ def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
     """The cells by title, without columns that would say the same, or nothing, in each line."""
     usual = Counter(dtype for call in trace.calls for dtype in call.dtypes).most_common(1)
     columns = {
-        "layer": [call.name or "(the model)" for call in calls],
+        "layer": [printable(call.name) or "(the model)" for call in calls],
         "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
         "type": [
             call.type if len(call.type) <= LONGEST_TYPE else call.type[: LONGEST_TYPE - 1] + "…" for call in calls

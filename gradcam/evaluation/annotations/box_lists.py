@@ -13,6 +13,7 @@ from gradcam.batch.inputs.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text
 from gradcam.errors import InputError, TargetError, shorten
 from gradcam.evaluation.annotations.markings import Box, Marking
 from gradcam.evaluation.annotations.matching import Pictures
+from gradcam.files import read_text_file
 
 CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
 SIDES = ("x", "y", "width", "height")  # of the box; other tables have these two of the picture
@@ -66,8 +67,7 @@ def read_rows(path: str) -> Iterator[Row]:
     Raises `InputError` for what cannot be read, or is no table, and for rows of another length.
     """
     try:
-        with open(path, "rb") as file:
-            text = decode_text(file.read(), path)
+        text = decode_text(read_text_file(path), path)
     except OSError as error:
         raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
     delimiter = "\t" if path.lower().endswith(".tsv") else ","

@@ -16,6 +16,7 @@ from gradcam.evaluation.annotations.box_lists import check_box
 from gradcam.evaluation.annotations.markings import Box, Marking, Mask
 from gradcam.evaluation.annotations.matching import Pictures
 from gradcam.evaluation.annotations.outlines import fill_polygons, fill_runs, unpack_runs
+from gradcam.files import read_text_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +64,7 @@ def read_coco(path: str, pictures: Pictures, find_class: Callable[[str], int]) -
 
 def _load(path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            content = json.load(file)
+        content = json.loads(read_text_file(path).decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8

@@ -15,7 +15,7 @@ from gradcam.batch.output.locks import take_lock
 from gradcam.batch.output.run_file import SCHEMA, find_fault, list_differences, list_notes
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.study.entries import Entry
-from gradcam.files import write_whole
+from gradcam.files import open_file, write_whole
 
 FIELDS = ("gradcam", "versions", "device", "model", "settings", "pictures")  # of those of a run
 Mode = Literal["new", "resume", "overwrite"]
@@ -121,7 +121,7 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[dict[tuple[s
 
 def _read_lines(path: Path) -> Iterator[bytes]:
     """Whole ones."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         yield from (line for line in file if line.endswith(b"\n"))
 
 
