@@ -120,12 +120,13 @@ def _to_images(model: nn.Module, images: Any) -> Any:
     some = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
     size = (images, images) if isinstance(images, int) else images
     if isinstance(size, tuple) and all(isinstance(side, int) for side in size):
-        if len(size) not in (2, 3) or min(size) < 1:
+        ranks = (2, 3) if takes_volumes(model) else (2,)
+        if len(size) not in ranks or min(size) < 1:
             raise ImageError(
                 f"The images are {shorten(images)}, expected a tensor, or a size: 224, (height, width), or (depth, height, "
                 "width) of volumes."
             )
-        if len(size) == 2 and takes_volumes(model):
+        if len(size) < max(ranks):
             size = (USUAL_DEPTH, *size)
         dtype = some.dtype if some.is_floating_point() else torch.float32
         return torch.zeros(1, 3, *size, dtype=dtype, device=some.device)

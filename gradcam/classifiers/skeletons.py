@@ -22,7 +22,7 @@ from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.listing import LayerRow, list_layers
 from gradcam.patches import USUAL_DEPTH, takes_volumes
 
-MOST_SAID = 100  # characters of a model's own error, before a hint
+MOST_SAID = 60  # characters of a model's own error, before a hint
 MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to see where its cells lie
 
 
@@ -143,8 +143,8 @@ def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> Model
     if len(shape) > 3:
         kind = "a volume"
         hint = (
-            ". Say --size DxHxW; or let the function give it in a module whose forward(clip) hands on what it takes: "
-            "model([clip[:, :, ::4], clip]) of a SlowFast, model(clip.transpose(1, 2)) where frames come first."
+            ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
+            "or model(clip.transpose(1, 2)) (frames before channels)."
         )
     reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
     if isinstance(error, SystemExit):

@@ -64,7 +64,7 @@ def main() -> NoReturn:
         with heeding_signals():
             _make_streams_safe()
             _settle_warnings()
-            status = cli.main(standalone_mode=False, color=_colour()) or 0
+            status = cli.main(prog_name="gradcam", standalone_mode=False, color=_colour()) or 0
     except click.UsageError as error:
         show_usage_error(error)
         sys.exit(error.exit_code)

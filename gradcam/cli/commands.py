@@ -16,12 +16,14 @@ from gradcam.stores import is_url
 
 # Which options stand together in a command's help, and in which order; those that are not named here come first.
 SECTIONS = {
-    "How it is explained": ("--score", "--against", "--evidence", "--augmentation", "--smoothing", "--reshape"),
+    "How it is explained": (
+        *("--fit", "--predictions", "--score", "--against", "--evidence", "--augmentation", "--smoothing", "--reshape"),
+    ),
     "How it is drawn": (
         *("--alpha", "--colormap", "--format", "--quality", "--channels", "--columns", "--order", "--scale", "--cell"),
     ),
     "What the model is, and what it takes": (
-        *("--weights", "--labels", "--activation", "--size", "--crop", "--mean", "--std", "--reader"),
+        *("--weights", "--labels", "--activation", "--size", "--crop", "--mean", "--std", "--reader", "--max-pixels"),
     ),
     "Where it runs": (
         *("--device", "--precision", "--batch-size", "--workers", "--shard"),
