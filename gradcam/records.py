@@ -108,7 +108,7 @@ class Record:
             )
         try:
             return _to_record(found)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise GradcamError(f"it is no whole record ({type(error).__name__}: {error})") from error
 
 

@@ -16,6 +16,7 @@ from gradcam.files import read_text_file
 from gradcam.stores import Store
 
 SCHEMA = 1
+DEEPEST = 20  # level
 NAMED, LONGEST = 5, 80  # differences in a sentence, and characters of a value in it
 
 
@@ -67,11 +68,8 @@ def read_run(path: Path) -> dict[str, Any]:
 
 def decode_run(data: bytes, where: str) -> dict[str, Any]:
     """What is in these contents of a run.json. Raises `OutputError` for what is none, or is of another schema."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or "schema" not in found:
+    found = load_fields(data)
+    if found is None or "schema" not in found:
         raise OutputError(f"{where}: is not what a run says of itself: {WAY_OUT}")
     if found["schema"] != SCHEMA or isinstance(found["schema"], (bool, float)):
         raise OutputError(
@@ -82,6 +80,20 @@ def decode_run(data: bytes, where: str) -> dict[str, Any]:
     if fault is not None:
         raise OutputError(f"{where}: was changed, {fault}: {WAY_OUT}")
     return found
+
+
+def load_fields(data: bytes) -> dict[str, Any] | None:
+    """The object in this JSON; None where it is anything else, or is nested as nothing is that a run says of itself."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and _is_shallow(found, DEEPEST) else None
+
+
+def _is_shallow(value: Any, most: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most >= 0 and all(_is_shallow(part, most - 1) for part in parts)
 
 
 def find_fault(found: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -126,7 +138,7 @@ def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
     """Where two runs would not give the same results: "name: earlier → now" for each difference."""
     before, after = _to_compare(earlier), _to_compare(now)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    found = [f"{name}: {_cut(before.get(name))} → {_cut(after.get(name))}" for name in names]
+    found = [f"{_cut(name)}: {_cut(before.get(name))} → {_cut(after.get(name))}" for name in names]
     return found if len(found) <= NAMED else [*found[:NAMED], f"and {len(found) - NAMED} more"]
 
 

@@ -12,7 +12,7 @@ from filelock import Timeout
 
 from gradcam.batch.output.disk import LineFile, blaming_disk
 from gradcam.batch.output.locks import take_lock
-from gradcam.batch.output.run_file import SCHEMA, find_fault, list_differences, list_notes
+from gradcam.batch.output.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.study.entries import Entry
 from gradcam.files import open_file, write_whole
@@ -126,11 +126,8 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_run(path: Path, line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or find_fault(found, FIELDS) is not None:
+    found = load_fields(line)
+    if found is None or found.get("schema") != SCHEMA or find_fault(found, FIELDS) is not None:
         raise OutputError(
             f"{path}: does not begin as a study's journal of this version does; start anew with --overwrite"
         )
