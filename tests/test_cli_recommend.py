@@ -88,7 +88,8 @@ def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: 
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
-    assert "4 pictures are too few to recommend anything: that takes 6. " in outcome.out
+    assert "4 pictures are too few to recommend anything but the default: that takes 6. " in outcome.out
+    assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "turn")
     assert not any(word in outcome.out for word in ("[", "inf", "nan", "clear", "is the best here"))
     said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
     record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

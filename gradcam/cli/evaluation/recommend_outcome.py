@@ -15,7 +15,7 @@ from gradcam.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
-    from gradcam.evaluation.recommendation.outcome import Combination, Recommendation, Row
+    from gradcam.evaluation.recommendation.outcome import Recommendation, Row
 
 TITLES = ("method", "score", "layer", "mass ↑", "maximum ↑", "ROAD ↑", "mass, to the most")
 MOST_ROWS = 16
@@ -37,7 +37,7 @@ class Outcome:
     def to_json(self) -> str:
         """One line of JSON."""
         numbers = {"given": self.given, "taken": self.taken, "failed": self.failed}
-        command = self._command(self.found.best.combination)
+        command = self._command()
         return json.dumps({"schema": SCHEMA, **self.found.to_dict(), **numbers, "command": command})
 
     def format(self, *, show_all: bool) -> str:
@@ -56,7 +56,7 @@ class Outcome:
         if len(rows) < len(found.rows):
             lines.append(f"{len(rows)} of {len(found.rows)} combinations; --all shows the others.")
         lines += [f"{it} has no map: {reason}" for it, reason in found.left_out.items()]
-        return "\n".join([*lines, self._sentence(), "", f"  {self._command(found.best.combination)}"])
+        return "\n".join([*lines, self._sentence(), "", f"  {self._command()}"])
 
     def _pictures(self) -> str:
         """How many took part, and what became of the others."""
@@ -82,8 +82,8 @@ class Outcome:
         found = self.found
         if not found.best.mass.is_known:
             return (
-                f"{len(found.pictures)} pictures are too few to recommend anything: that takes {count_needed()}. "
-                f"{found.best.combination} has the best ROAD of these."
+                f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes "
+                f"{count_needed()}. {found.best.combination} has the best ROAD of these."
             )
         best = f"{found.best.combination} is the best here"
         if found.is_default:
@@ -95,8 +95,10 @@ class Outcome:
             f"{_compare(found.road_gain)}."
         )
 
-    def _command(self, combination: Combination) -> str:
-        """The line that explains a picture so."""
+    def _command(self) -> str:
+        """The line that explains a picture with the best combination; of too few pictures, with the default."""
+        best = self.found.best
+        combination = (best if best.mass.is_known else self.found.default or best).combination
         words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
         if self.reshape is not None:
             words += ["--reshape", to_word(self.reshape)]
