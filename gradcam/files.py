@@ -19,6 +19,10 @@ KINDS = {
 UNFINISHED = ".gradcam-{}.tmp"  # a dot, and no suffix of a picture: nobody takes it for one
 
 
+class NotAFileError(OSError):
+    """A pipe, a socket or a device was named where a file should be."""
+
+
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a file that somebody named, for reading.
 
@@ -29,7 +33,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if kind != stat.S_IFREG:
-        raise OSError(errno.EINVAL, f"it is {KINDS.get(kind, 'something else')}, not a file", os.fspath(path))
+        raise NotAFileError(errno.EINVAL, f"it is {KINDS.get(kind, 'something else')}, not a file", os.fspath(path))
     return open(path, "rb", opener=open_at_once)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import struct
 import zipfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from gradcam.errors import ImageError, StoreError
-from gradcam.files import open_file
+from gradcam.files import NotAFileError, open_file
 from gradcam.images import check_memory
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
@@ -199,11 +198,11 @@ def _wording_errors() -> Iterator[None]:
         raise ImageError("does not fit into memory") from None
     except NotImplementedError as error:  # from zipfile
         raise ImageError(f"is packed in a way that cannot be read ({error})") from None
+    except NotAFileError as error:
+        raise ImageError(str(error.strerror).removeprefix("it ")) from None
     except OSError as error:
         if error.errno is None:  # from a decompressor
             raise ImageError(f"is damaged or cut off ({' '.join(str(error).split())})") from None
-        if error.errno == errno.EINVAL:
-            raise ImageError(str(error.strerror).removeprefix("it ")) from None
         raise ImageError(f"cannot be opened ({error.strerror})") from None
     except Exception as error:  # zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import errno
 import io
 import os
 import sys
@@ -14,7 +13,7 @@ from posixpath import normpath
 
 from gradcam.batch.inputs.folders import to_absolute
 from gradcam.errors import InputError
-from gradcam.files import read_text_file
+from gradcam.files import NotAFileError, read_text_file
 from gradcam.stores import Store, is_url, to_path
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv")
@@ -45,7 +44,7 @@ def read_list(path: str) -> list[Entry]:
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
-        hint = "" if error.errno != errno.EINVAL else "; to read a list from a pipe, give - and < behind it"
+        hint = "; to read a list from a pipe, give - and < behind it" if isinstance(error, NotAFileError) else ""
         raise InputError(f"{path}: this list cannot be opened ({error.strerror}){hint}") from error
     return list(_to_entries(_read_rows(text, path), os.path.dirname(path), path))
 

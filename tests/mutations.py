@@ -1,0 +1,442 @@
+"""Files with something changed in them are read, or refused in a line or two, soon and in little memory.
+
+    python -m tests.mutations --pictures 500 --checkpoints 200
+
+Each kind of files has good ones to begin with, a way to read one, and perhaps a way to make a changed one consistent again,
+so that the change is not found by the first checksum. A case is made of its seed and its number, and can be made again:
+`--keep FOLDER` leaves the files with which something went wrong there. Files are read in a process of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import select
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ASSETS = Path(__file__).parent.parent / "assets"
+SECONDS = 10.0  # of computing that one file may take, on however busy a machine
+PATIENCE = 60.0  # seconds after which it hangs
+BUDGET = 2**30 + 2**27  # bytes that one file may take: what gradcam.images.BUDGET says, and what else a process takes
+MOST = 2**33  # bytes of address space, so that a mistake here does not take the machine with it
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of files. `make`: good ones by name. `read`: reads one; `GradcamError` is the only error that it may raise.
+
+    `repair`: a file, of which part is changed by the function that it is given, with its checksums right.
+    """
+
+    make: Callable[[], Files]
+    read: Callable[[Path], object]
+    repair: Callable[[bytes, Callable[[bytes], bytes]], bytes] = lambda data, change: change(data)
+
+
+def mutate(data: bytes, chance: random.Random) -> bytes:
+    """The data with a few changes: where formats have their headers and directories, more often than elsewhere."""
+    changed = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        if not changed:
+            break
+        near = int(min(len(changed) - 1, chance.expovariate(1 / 60)))
+        at = chance.choice([near, near, len(changed) - 1 - near, chance.randrange(len(changed))])
+        length = chance.choice([1, 2, 4, 8, 40])
+        kind = chance.randrange(9)
+        if kind == 0:
+            changed[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            changed[at : at + length] = chance.randbytes(length)
+        elif kind == 2:
+            changed[at : at + length] = chance.choice([b"\0", b"\xff", b"\x7f", b"\x80"]) * length
+        elif kind in (3, 4):  # a number, as formats have them
+            form = chance.choice(["<H", ">H", "<I", ">I", "<Q", ">Q"])
+            number = chance.choice([0, 1, 255, 1000, 13370, 65535, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63])
+            size = struct.calcsize(form)
+            changed[at : at + size] = struct.pack(form, number % 2 ** (8 * size))
+        elif kind == 5:
+            del changed[at:]
+        elif kind == 6:
+            del changed[at : at + length]
+        elif kind == 7:
+            changed[at:at] = changed[at : at + length] * chance.choice([1, 1, 100])
+        else:
+            other = chance.randrange(len(changed))
+            changed[at : at + length] = changed[other : other + length]
+    return bytes(changed)
+
+
+# Pictures
+
+
+def make_pictures() -> Files:
+    """A photograph in each format that is read, and some as they lie in assets."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(ASSETS / "coffee.jpg") as photograph:
+        small = photograph.convert("RGB").resize((120, 80))
+    deep = np.asarray(small).astype(np.uint16) * 257
+    found = {
+        path.name: path.read_bytes() for path in (ASSETS / "chelsea.jpg", ASSETS / "macaw.webp", ASSETS / "camera.png")
+    }
+
+    def save(name: str, picture: Image.Image, **options: object) -> None:
+        content = io.BytesIO()
+        picture.copy().save(content, **options)
+        found[name] = content.getvalue()
+
+    def several() -> dict[str, object]:  # made anew, as saving leaves settings on pictures
+        return {"save_all": True, "append_images": [small.rotate(90), small.rotate(180)]}
+
+    turn = Image.Exif()
+    turn[0x0112] = 6
+    for mode in ("RGB", "RGBA", "L", "LA", "P", "1"):
+        save(f"{mode}.png", small.convert(mode), format="PNG")
+    save("grey16.png", Image.fromarray(deep[..., 0]), format="PNG")
+    found["rgb16.png"], found["rgb16.tiff"] = (encode_deep(deep, suffix) for suffix in (".png", ".tiff"))
+    save("plain.jpg", small, format="JPEG", exif=turn)
+    save("progressive.jpg", small, format="JPEG", progressive=True)
+    save("cmyk.jpg", small.convert("CMYK"), format="JPEG")
+    save("several.mpo", small, format="MPO", **several())
+    save("lossless.webp", small, format="WEBP", lossless=True)
+    save("moving.webp", small, format="WEBP", **several())
+    save("moving.gif", small, format="GIF", **several())
+    save("plain.bmp", small, format="BMP")
+    save("several.tiff", small, format="TIFF", **several())
+    for compression in ("tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits", "group4"):
+        picture = small.convert("1") if compression == "group4" else small
+        save(f"{compression}.tiff", picture, format="TIFF", compression=compression, tiffinfo={0x0112: 6})
+    save("float.tiff", small.convert("F"), format="TIFF")
+    save("plain.ppm", small, format="PPM")
+    save("packed.tga", small, format="TGA", compression="tga_rle")
+    save("plain.ico", small, format="ICO")
+    save("old.ico", small, format="ICO", bitmap_format="bmp")
+    for suffix, name in ((".jp2", "JPEG2000"), (".avif", "AVIF")):
+        if name in Image.SAVE:
+            save(f"plain{suffix}", small, format=name)
+    return {**found, **make_dicom(deep[..., 0])}
+
+
+def encode_deep(values: object, suffix: str) -> bytes:
+    import cv2
+
+    return cv2.imencode(suffix, values)[1].tobytes()
+
+
+def make_dicom(values: object) -> Files:
+    try:
+        from pydicom import uid
+        from pydicom.dataset import FileDataset, FileMetaDataset
+    except ImportError:
+        return {}
+    found = {}
+    for syntax in (uid.ExplicitVRLittleEndian, uid.DeflatedExplicitVRLittleEndian, uid.RLELossless):
+        meta = FileMetaDataset()
+        meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian if syntax == uid.RLELossless else syntax
+        meta.MediaStorageSOPClassUID = uid.SecondaryCaptureImageStorage
+        meta.MediaStorageSOPInstanceUID = "1.2.3"
+        dataset = FileDataset("", {}, file_meta=meta, preamble=bytes(128))
+        dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, "1.2.3"
+        dataset.Rows, dataset.Columns = values.shape
+        dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
+        dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 16, 16, 15
+        dataset.WindowCenter, dataset.WindowWidth = 30000, 50000
+        dataset.PixelData = values.tobytes()
+        if syntax == uid.RLELossless:
+            dataset.compress(syntax, generate_instance_uid=False)
+        content = io.BytesIO()
+        dataset.save_as(content, enforce_file_format=True)
+        found[f"{syntax.keyword}.dcm"] = content.getvalue()
+    return found
+
+
+def read_in_each_way(path: Path) -> None:
+    """As a file, or as what was read of it elsewhere; for a model, and as numbers."""
+    from gradcam.classifiers.readers import read_picture
+    from gradcam.errors import GradcamError
+    from gradcam.images import read_numbers
+
+    with contextlib.suppress(GradcamError):  # colours are none
+        read_numbers(path)
+    data = path.read_bytes()
+    read_picture(path, data if len(data) % 2 else None)
+
+
+def repair_png(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A PNG of which what is in its chunks is changed, unpacked, and not their order and checksums; others are changed."""
+    if not data.startswith(b"\x89PNG"):
+        return change(data)
+    at, chunks = 8, [data[:8]]
+    while at + 12 <= len(data):
+        (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
+        content = data[at + 8 : at + 8 + length]
+        content = (
+            zlib.compress(change(zlib.decompress(content)))
+            if kind == b"IDAT" and data.count(kind) == 1
+            else change(content)
+        )
+        chunks.append(struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content)))
+        at += 12 + length
+    return b"".join(chunks)
+
+
+# Checkpoints
+
+
+def make_checkpoints() -> Files:
+    """The weights of a real network, alone and as a training saves them, in each format."""
+    import safetensors.torch
+    import torch
+    import torchvision
+
+    torch.manual_seed(0)
+    model = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if tensor.numel() < 5000}
+    optimizer = torch.optim.AdamW(model.parameters()).state_dict()
+    training = {"epoch": 3, "model": weights, "optimizer": optimizer, "losses": [0.5] * 100, "args": {"lr": 1e-3}}
+    found = {"weights.safetensors": safetensors.torch.save(weights)}
+    for name, content in (("weights", weights), ("training", training)):
+        for suffix in (".pt", ".pth"):
+            file = io.BytesIO()
+            torch.save(content, file, _use_new_zipfile_serialization=suffix == ".pt")
+            found[name + suffix] = file.getvalue()
+    return found
+
+
+def read_a_checkpoint(path: Path) -> object:
+    from gradcam.classifiers.checkpoints import read_checkpoint
+
+    return read_checkpoint(path)
+
+
+def repair_zip(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A zip of which the pickle, or a picture, is changed, packed anew; others are changed as they are."""
+    if not data.startswith(b"PK\3\4"):
+        return change(data)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(packed, "w") as new:
+        for info in old.infolist():
+            content = old.read(info)
+            new.writestr(info, change(content) if info.filename.endswith((".pkl", ".png")) else content)
+    return packed.getvalue()
+
+
+# Archives
+
+
+def make_archives() -> Files:
+    """A few pictures in each kind of archive."""
+    pictures = {name: data for name, data in make_pictures().items() if name in ("RGB.png", "plain.jpg", "plain.bmp")}
+    found = {}
+    for mode in ("", ":gz", ":bz2", ":xz"):
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode=f"w{mode}") as archive:
+            for name, data in pictures.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        found["pictures.tar" + mode.replace(":", ".")] = content.getvalue()
+    for number, method in enumerate((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)):
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", method) as archive:
+            for name, data in pictures.items():
+                archive.writestr(name, data)
+        found[f"pictures-{number}.zip"] = content.getvalue()
+    return found
+
+
+def read_archive(path: Path) -> None:
+    from gradcam.batch.inputs.sources import list_inputs
+    from gradcam.classifiers.readers import read_picture
+    from gradcam.errors import GradcamError
+
+    errors = []
+    for item in list_inputs(path).items:
+        try:
+            read_picture(Path(item.name), item.content.read())
+        except GradcamError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+KINDS = {
+    "pictures": Kind(make_pictures, read_in_each_way, repair_png),
+    "checkpoints": Kind(make_checkpoints, read_a_checkpoint, repair_zip),
+    "archives": Kind(make_archives, read_archive, repair_zip),
+}
+
+
+# What is read, and what became of it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a file: "read", "refused", or what went wrong. `detail`: the message."""
+
+    case: int
+    name: str
+    what: str
+    detail: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return self.what in ("read", "refused")
+
+
+def make_case(kind: Kind, files: Files, seed: int, case: int) -> tuple[str, bytes]:
+    """A changed file, and its name."""
+    chance = random.Random(f"{seed} {case}")
+    name = sorted(files)[case % len(files)]
+    data = files[name]
+    if chance.random() < 0.5:
+        return name, mutate(data, chance)
+    return name, kind.repair(data, lambda part: mutate(part, chance) if chance.random() < 0.5 else part)
+
+
+def examine(name: str, seed: int, cases: Sequence[int], keep: Path | None = None) -> Iterator[Outcome]:
+    """Read so many changed files of a kind, in processes that end with what one of them does to them."""
+    left = list(cases)
+    while left:
+        for outcome in _read_on(name, seed, left, keep):
+            left.remove(outcome.case)
+            yield outcome
+
+
+def _read_on(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> Iterator[Outcome]:
+    """Until there are no more, or one ends the process, which is the last outcome then."""
+    numbers = f"{cases[0]}:{cases[-1] + 1}"
+    command = [sys.executable, "-m", "tests.mutations", "--child", name, numbers, "--seed", str(seed)]
+    command += ["--keep", str(keep)] if keep else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ASSETS.parent) as child:
+        assert child.stdout is not None
+        started, patience = "", 300.0  # at first for what is imported, and for the good files
+        while True:
+            if not select.select([child.stdout], [], [], patience)[0]:
+                child.kill()
+                yield Outcome(_number(started, cases), started, f"took more than {patience:.0f} s")
+                return
+            line = child.stdout.readline().decode()
+            if not line:
+                break
+            found = json.loads(line)
+            if isinstance(found, str):
+                started, patience = found, PATIENCE
+            else:
+                started, patience = "", PATIENCE
+                yield Outcome(*found)
+    if child.returncode and not started:
+        raise RuntimeError(f"the process that reads {name} ended with {child.returncode}, and with none of them")
+    if started:
+        yield Outcome(_number(started, cases), started, f"ended the process with {child.returncode}")
+
+
+def _number(started: str, cases: Sequence[int]) -> int:
+    return int(started.partition(" ")[0] or cases[0])
+
+
+def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
+    """In the child: a line before each file, and one with what became of it."""
+    from gradcam.classifiers.checkpoints import read_checkpoint  # noqa: F401  before memory is measured
+    from gradcam.errors import GradcamError
+
+    warnings.simplefilter("ignore")
+    kind = KINDS[name]
+    files = kind.make()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST, MOST))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
+        os.chdir(folder)
+        tempfile.tempdir = elsewhere
+        for each, data in files.items():  # whatever is imported for it, and that it can be read as it is
+            Path(each).write_bytes(data)
+            kind.read(Path(each))
+            os.remove(each)
+        for case in cases:
+            each, data = make_case(kind, files, seed, case)
+            path = Path(folder, each)
+            path.write_bytes(data)
+            print(json.dumps(f"{case} {each}"), flush=True)
+            what, detail = _judge(kind, path, GradcamError)
+            others = [*(set(os.listdir(folder)) - {each}), *os.listdir(elsewhere)]
+            if others:
+                what, detail = "left files behind", str(others)
+            if keep and what not in ("read", "refused"):
+                (keep / f"{name}-{seed}-{case}-{each}").write_bytes(data)
+            path.unlink()
+            print(json.dumps([case, each, what, detail]), flush=True)
+
+
+def _judge(kind: Kind, path: Path, expected: type[Exception]) -> tuple[str, str]:
+    Path("/proc/self/clear_refs").write_text("5")
+    before, start = _status("VmRSS"), time.process_time()
+    try:
+        kind.read(path)
+        what, detail = "read", ""
+    except expected as error:
+        what, detail = "refused", str(error)
+    except BaseException as error:
+        return "raised", f"{type(error).__name__}: {error}"[:300]
+    seconds, taken = time.process_time() - start, _status("VmHWM") - before
+    if len(detail.splitlines()) > 2 or len(detail) > 2000:
+        return "was refused at length", detail[:500]
+    if seconds > SECONDS:
+        return f"took {seconds:.0f} s", detail
+    if taken > BUDGET:
+        return f"took {taken / 2**30:.2g} GiB", detail
+    return what, detail
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def main() -> int:
+    """Examine files, and print how many were read, refused and neither."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in KINDS:
+        parser.add_argument(f"--{name}", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--child", nargs=2)
+    given = parser.parse_args()
+    if given.child:
+        first, last = map(int, given.child[1].split(":"))
+        work(given.child[0], given.seed, range(first, last), given.keep)
+        return 0
+    bad = 0
+    for name in KINDS:
+        count = getattr(given, name)
+        if not count:
+            continue
+        outcomes = list(examine(name, given.seed, range(count), given.keep))
+        print(f"{name}: {dict(Counter(it.what for it in outcomes))}")
+        for outcome in outcomes:
+            if not outcome.is_good:
+                print(f"  {outcome}")
+                bad += 1
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
