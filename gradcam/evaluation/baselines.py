@@ -49,7 +49,7 @@ def _blur(images: Tensor) -> Tensor:
 def _make_weights(radius: int) -> Tensor:
     """A row of the kernel, float64 (2 radius + 1,): a Gaussian whose standard deviation is the radius, mirrored."""
     width = 2 * radius + 1
-    offsets = torch.arange(-CUT * radius, CUT * radius + 1, device="cpu")
+    offsets = torch.arange(-CUT * radius, CUT * radius + 1, dtype=torch.int64, device="cpu")
     gaussian = torch.exp(-offsets.double().square() / (2 * radius**2))
     places = (offsets + radius) % (2 * width)
     inside = torch.minimum(places, 2 * width - 1 - places)
