@@ -70,6 +70,7 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
         gradcam.read_image(photo("koala.webp")),
         fused.heatmaps[0, 0],
         region=classifier.region(*fused.pictures[0].shape[:2]),
+        outline=True,
     )
     assert (fused.overlay() == expected).all()
 
