@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.uid import (
     MPEG2MPML,
+    DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
@@ -426,3 +428,18 @@ def test_pydicom_is_imported_only_for_its_files(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(tmp_path / "a.png")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_file_that_claims_or_unpacks_to_too_much_is_refused_before_it_does(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(
+        ImageError, match=r"has 60000 x 60000 pixels, and takes 60.3 GiB to read, of 1 that are allowed"
+    ):
+        read_dicom(write(VALUES, Rows=60000, Columns=60000))
+    whole = write(VALUES, syntax=DeflatedExplicitVRLittleEndian)
+    assert read_dicom(whole)[0].shape == VALUES.shape
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    zeros = b"".join([*(packer.compress(bytes(2**20)) for _ in range(1500)), packer.flush()])
+    meta_length = 128 + 4 + 12 + pydicom.filereader.read_file_meta_info(whole).FileMetaInformationGroupLength
+    (tmp_path / "bomb.dcm").write_bytes(whole.read_bytes()[:meta_length] + zeros)
+    with pytest.raises(ImageError, match=r"bomb.dcm: is so large that it takes 1 GiB to read, of 1 that are allowed"):
+        read_dicom(tmp_path / "bomb.dcm")

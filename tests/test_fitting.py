@@ -387,7 +387,7 @@ def test_another_number_of_classes_is_told() -> None:
     message = refuse(Small(1000), checkpoint_of(trained(14)))
     assert message.splitlines() == [
         "does not fit Small; 7 of the model's 9 tensors do.",
-        "  missing: 0, unexpected: 0, wrong shape: 2 ('fc.weight' has (14, 4), expected (1000, 4); 'fc.bias' has (14,), "
+        "missing: 0, unexpected: 0, wrong shape: 2 ('fc.weight' has (14, 4), expected (1000, 4); 'fc.bias' has (14,), "
         "expected (1000,)). The file has another number of classes: 14, where the model has 1000.",
     ]
 

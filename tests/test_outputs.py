@@ -260,8 +260,8 @@ def test_long_stems_of_two_pictures_stay_apart() -> None:
 
 def test_a_picture_that_failed_has_one_line_that_names_it_once(do: Callable[..., Work], tmp_path: Path) -> None:
     work, path = do(), tmp_path / "photos" / "sub" / "cat.jpg"
-    for message in ("is cut\n off", "sub/cat.jpg: is cut\n off"):
-        record = work.save(path, found=ImageError(message)).record
+    for lines in (("is cut", " off"), ("sub/cat.jpg: is cut", " off")):
+        record = work.save(path, found=ImageError(*lines)).record
         assert record.error == "sub/cat.jpg: is cut off"
         assert (record.status, record.explained, record.sha256) == ("failed", (), "ab" * 32)
         assert record.image == "sub/cat.jpg"

@@ -620,3 +620,11 @@ def test_shares_are_written_as_parts_of_a_whole() -> None:
 def test_nonsense_is_no_share(text: str) -> None:
     with pytest.raises(InputError, match="share .*expected I/N, with I from 1 to N, such as 2/8"):
         parse_shard(text)
+
+
+def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate(2**31)  # of which the disk holds nothing
+    (item,) = list_inputs(tmp_path).items
+    with pytest.raises(ImageError, match="is so large that it takes 2 GiB to read, of 1 that are allowed"):
+        item.content.read()

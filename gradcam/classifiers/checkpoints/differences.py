@@ -43,17 +43,14 @@ class Difference:
             return ()
         return [f"{len(names)} tensor(s) that need not fit were passed over, the first '{names[0]}'."]
 
-    def describe(self, model: nn.Module) -> Sequence[str]:
-        """Two lines: how much fits, and three counted lists with the likely cause."""
+    def describe(self, model: nn.Module) -> tuple[str, str]:
+        """A line that says so, and one of three counted lists and the likely cause."""
         shapes = [f"'{name}' has {has}, expected {wants}" for name, (has, wants) in self.shapes.items()]
-        lists = [
-            f"missing: {len(self.missing)}{_after_colon(_list(self.missing))}",
-            f"unexpected: {len(self.unexpected)}{_after_colon(_list(self.unexpected))}",
-            f"wrong shape: {len(self.shapes)}{_after_colon('; '.join(shapes[:MOST_NAMES]))}",
-        ]
         return (
             f"does not fit {type(model).__name__}; {self.matching} of the model's {self.total} tensors do.",
-            f"  {', '.join(lists)}. {self._cause(model)}",
+            f"missing: {len(self.missing)}{_after_colon(_list(self.missing))}, "
+            f"unexpected: {len(self.unexpected)}{_after_colon(_list(self.unexpected))}, "
+            f"wrong shape: {len(self.shapes)}{_after_colon('; '.join(shapes[:MOST_NAMES]))}. {self._cause(model)}",
         )
 
     def _cause(self, model: nn.Module) -> str:

@@ -46,8 +46,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     fitted = _fit(checkpoint, model, expected)
     difference = compare(fitted.tensors, expected, fitted.outside)
     if difference.matters:
-        first, *others = difference.describe(model)
-        raise ModelError(f"{checkpoint.path}: {first}", *others)
+        what, details = difference.describe(model)
+        raise ModelError(f"{checkpoint.path}: {what}", details)
     fitting = [name for name in expected if name in fitted.tensors and name not in difference.of_no_account]
     _check_kinds(checkpoint, {name: fitted.tensors[name] for name in fitting}, expected)
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
