@@ -418,7 +418,7 @@ def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
     np.testing.assert_array_equal(draw_examples(study, results), sheet)
     for path in paths:
         # Of 36 x 40 pixels the network sees the 36 columns in the middle.
-        seen = np.ascontiguousarray(classifier.explain(path).overlay()[:, 2:38])
+        seen = np.ascontiguousarray(classifier.explain(path).overlay(outline=False)[:, 2:38])
         assert len(find_inside(sheet, scale(seen, 168))) == 1
 
 

@@ -487,7 +487,7 @@ def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_p
     ]  # fmt: skip
     records.append(Record("b.jpg", label, error=label))
     folder = write_gallery(tmp_path / HOSTILE, records, dict.fromkeys(NAMES, plain(GREEN)))
-    shown = [os.fsencode(name).decode(errors="replace") for name in NAMES]
+    shown = [*NAMES[:-1], r"not-utf8-\xff.jpg"]
     page = visit().open(folder)
     assert list_cards(page) == [*shown, "b.jpg"]
     assert page.locator(".card .label").first.inner_text() == label

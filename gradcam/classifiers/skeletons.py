@@ -151,7 +151,7 @@ def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> Model
         reason = f"SystemExit: {reason}"  # a bare number would say nothing
     elif hint:
         reason = reason[:MOST_SAID].rstrip(".")
-    else:
+    elif isinstance(error, (RuntimeError, AssertionError)) and not hasattr(error, "__notes__"):
         reason, hint = reason.rstrip("."), "; --size gives another."
     return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
 
