@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from gradcam.errors import LayerError, nearest
-from gradcam.layers import find_layer, layers_with_grid, norm_before_last_attention, unwrap
+from gradcam.layers import find_layer, layers_with_grid, unwrap
 
 
 def test_a_layer_by_name_and_as_a_module() -> None:
@@ -42,22 +42,6 @@ def test_the_last_to_finish_comes_first_and_a_block_before_its_parts() -> None:
     last = names.index("conv1")
     assert names[last + 1 :][:2] == ["layer4.1.relu#1", "layer4.0.relu#1"]  # the last runs of others
     assert all("#" in name for name in names[last + 1 :])
-
-
-@pytest.mark.parametrize(
-    ("library", "name", "expected"),
-    [
-        ("torchvision", "vit_b_16", "encoder.layers.encoder_layer_11.ln_1"),
-        ("timm", "vit_tiny_patch16_224", "blocks.11.norm1"),
-        ("torchvision", "resnet18", None),
-    ],
-)
-def test_the_norm_before_the_last_attention(library: str, name: str, expected: str | None) -> None:
-    import timm
-
-    with torch.device("meta"):
-        model = timm.create_model(name) if library == "timm" else torchvision.models.get_model(name, weights=None)
-    assert norm_before_last_attention(model) == expected
 
 
 def test_nearest_prefers_the_word_itself_then_what_looks_alike_then_what_contains_it() -> None:
@@ -156,4 +140,3 @@ def test_a_block_with_attention_in_its_name_is_looked_into_and_attention_is_not(
 
     names = names_of(nn.Sequential(Patches(3, 8, 4, 4), ClassAttentionBlock()), torch.randn(2, 3, 16, 16))
     assert names == ["1.norm"]
-    assert norm_before_last_attention(nn.Sequential(ClassAttentionBlock())) == "0.norm"

@@ -178,7 +178,7 @@ def test_the_commands_that_ask_how_far_a_map_can_be_trusted_run(
     said = capsys.readouterr().out
     assert "The verdict: passed." in said
     assert "gradcam run photo.jpg --method " in said
-    assert gradcam.read_image("coffee-check.png").ndim == 3
+    assert gradcam.read_image("coffee-gradcam-check.png").ndim == 3
     names = {path.name for path in Path("results").iterdir()}
     assert {"results.csv", "results.json", "results.tex", "curves.png", "examples.png"} <= names
 

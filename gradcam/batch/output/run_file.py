@@ -17,7 +17,7 @@ from gradcam.stores import Store
 
 SCHEMA = 1
 DEEPEST = 20  # level
-NAMED, LONGEST = 5, 80  # differences in a sentence, and characters of a value in it
+NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
 
 
 @dataclass(frozen=True)
