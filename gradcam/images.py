@@ -174,8 +174,9 @@ def _read_open(file: Any) -> bytes:
         raise ImageError("is closed: give it while it is open")
     position = None
     with contextlib.suppress(AttributeError, OSError):  # a stream
-        position = file.tell()
+        place = file.tell()
         file.seek(0)
+        position = place
     try:
         data = file.read()
     except (UnicodeDecodeError, io.UnsupportedOperation):
@@ -292,7 +293,7 @@ def blaming(path: Path | str) -> Iterator[None]:
 def check_memory(width: int, height: int, each: float, more: int = 0) -> None:
     """Raises `ImageError` for a picture that takes too much: so many bytes for each pixel, and some more."""
     pixels, needed = width * height, int(width * height * each) + more
-    given = os.environ.get(MAX_PIXELS)
+    given = os.environ.get(MAX_PIXELS) or None
     size = f"has {width} x {height} pixels, and" if pixels else "is so large that it"
     if given is None and needed > BUDGET:
         raise ImageError(
@@ -329,7 +330,9 @@ def _check_icon(file: BinaryIO) -> None:
     for entry in range(count if kind == 0x10000 else 0):
         file.seek(6 + 16 * entry + 12)
         file.seek(int.from_bytes(file.read(4), "little"))
-        head = file.read(24).ljust(24)
+        head = file.read(24)
+        if len(head) < 24:
+            raise ImageError("is damaged or cut off (an icon without its picture)")
         width, height = struct.unpack(*((">II", head[16:]) if head.startswith(b"\x89PNG") else ("<ii", head[4:12])))
         check_memory(abs(width), abs(height), 8)
     file.seek(0)

@@ -87,6 +87,11 @@ class ClassTarget:
             return probability(logits, self.classes, self.activation)
         return difference(logits, self.classes, cast("Tensor", self._rivals))
 
+    def one(self, i: int) -> ClassTarget:
+        """The same, resolved, for image i alone."""
+        rivals = None if self._rivals is None else self._rivals[i : i + 1]
+        return replace(self, classes=self.classes[i : i + 1], _rivals=rivals)
+
     def repeat(self, times: int) -> ClassTarget:
         """The same, resolved, for so many blocks of the images' rows, one behind another."""
         rivals = None if self._rivals is None else self._rivals.repeat(times, 1, 1)

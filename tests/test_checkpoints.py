@@ -531,3 +531,12 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> No
 def refuse_device(folder: Path) -> str:
     (folder / "zero.pt").symlink_to("/dev/zero")
     return refuse(folder / "zero.pt")
+
+
+def test_a_refused_pickle_spoils_no_other(tmp_path: Path) -> None:
+    """Texts that are grown without an end are of the file that does so alone."""
+    (tmp_path / "bad.pth").write_bytes(b"\x80\x02X\x01\0\0\0a" + b"X\x01\0\0\0ba" * 250 + b".")
+    with pytest.raises(ModelError):
+        read_checkpoint(tmp_path / "bad.pth")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "good.pth")
+    assert read_checkpoint(tmp_path / "good.pth").tensors["weight"].tolist() == [1, 1]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.targets import ClassTarget
 from tests.test_cli import Command, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -174,6 +175,34 @@ def test_positions_of_a_transformer_are_interpolated(kind: str) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_model_in_training_is_left_as_it_was_and_never_stale() -> None:
+    torch.manual_seed(0)
+    model = _vision_transformers()["timm"]()
+    model.train()
+    picture = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
+    classifier = gradcam.load_classifier(model, size=64, crop=1, fit="whole", layer="blocks.0.norm1")
+    before = classifier.explain(picture, target=3).maps
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model.training
+    positions: Any = model.pos_embed
+    positions.data = torch.randn_like(positions) * 3  # as averages of weights are put in
+    after = classifier.explain(picture, target=3).maps
+    assert not torch.allclose(before, after)
+    model.double()
+    torch.testing.assert_close(classifier.explain(picture, target=3).maps, after, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fit", ["whole", "tiles"])
+@pytest.mark.parametrize("score", ["logit", "contrast"])
+def test_each_picture_has_a_class_of_its_own(patches: gradcam.Classifier, fit: str, score: str) -> None:
+    pictures = list(np.random.default_rng(0).integers(0, 256, (2, 128, 192, 3), dtype=np.uint8))
+    together = patches.explain(pictures, target=ClassTarget([[1], [2]], score=score), fit=fit)
+    for i, index in enumerate((1, 2)):
+        alone = patches.explain(pictures[i], target=ClassTarget([[index]], score=score), fit=fit)
+        torch.testing.assert_close(together.maps[i], alone.maps[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together.scores[i], alone.scores[0], rtol=1e-4, atol=1e-5)
+
+
 def test_interpolated_positions_are_torchvisions_own() -> None:
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
@@ -196,7 +225,11 @@ def test_a_network_of_one_size_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5)).eval()
     with pytest.raises(ModelError, match="takes 64 x 64 pixels alone.*'tiles'"):
         gradcam.load_classifier(model, size=64, crop=1, fit="whole")
+    with pytest.raises(ModelError, match="takes 64 x 64 pixels alone"):
+        gradcam.load_classifier(model, size=64, crop=1).explain(np.zeros((100, 80, 3), np.uint8), fit="whole")
     tiles = gradcam.load_classifier(model, size=64, crop=1, fit="tiles", layer="1")
+    with pytest.raises(ImageError, match="Windows of 1 pixels would be .* take the fit 'tiles:"):
+        tiles.explain(np.zeros((400, 400, 3), np.uint8), target=0, fit="tiles:1")
     assert tiles.explain(np.zeros((200, 300, 3), np.uint8), target=0).maps.shape == (1, 1, 24, 36)
 
 
@@ -221,6 +254,10 @@ def test_an_attribution_is_of_the_whole_picture(classifier: gradcam.Classifier, 
     assert found.values.shape[-2:] == (256, 320)
     assert found.regions == [(0, 0, 640, 800)]
     torch.testing.assert_close(found.output, classifier.explain(photo(CAT_AND_CUP)).output)
+    transformer = gradcam.load_classifier(_vision_transformers()["timm"]().eval(), size=64, crop=1, fit="whole")
+    norm = transformer.model.blocks[1].norm1  # type: ignore[union-attr,index]
+    with pytest.raises(GradcamError, match="ReLU"):  # which it has none of: its layer was found
+        transformer.attribute(np.zeros((64, 128, 3), np.uint8), "guided-gradcam", layer=norm)
 
 
 def test_the_outline_is_fine_and_within_what_was_seen(classifier: gradcam.Classifier, photo: Photo) -> None:

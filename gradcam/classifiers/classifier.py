@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gradcam.attributions import find_attribution
 from gradcam.choices import PREDICTIONS, Fit, to_fit
 from gradcam.classifiers.attribution import PictureAttribution
-from gradcam.classifiers.explanation import PictureExplanation, take_one, to_probabilities
-from gradcam.classifiers.fits import find_step, get_steps, show_whole, take_size
+from gradcam.classifiers.explanation import PictureExplanation, to_probabilities
+from gradcam.classifiers.fits import check_sizes, find_step, get_steps, show_whole, take_size
 from gradcam.classifiers.labels import find_class
 from gradcam.classifiers.preparation import find_input_device, find_input_dtype
 from gradcam.classifiers.preprocessing import Preprocess
@@ -219,27 +219,27 @@ class Classifier:
         own, step = get_steps(self.preprocess), find_step(self.model)
         tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
         _check_sizes([each.canvas for each in tiles], "in windows")
-        output = self._classify(prepared) if self.predictions == "own" else torch.cat([*map(self._average, tiles)])
+        tiles[0].check()
+        is_mean = self.predictions == "seen" and not callable(target)
+        output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
+        chosen = target.resolve(output, len(tiles)) if is_mean else self._choose_classes(target, output, len(tiles))
         each = [
-            self._explain_tiles(one, wish, target, take_one(output, i, len(tiles)), progress)
+            self._explain_tiles(one, wish, chosen if callable(chosen) else chosen.one(i), progress)
             for i, one in enumerate(tiles)
         ]
         return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
 
     def _explain_tiles(
-        self, tiles: Tiles, wish: _Wish, target: Any, output: Any, progress: Progress | None
+        self, tiles: Tiles, wish: _Wish, target: Any, progress: Progress | None
     ) -> dict[tuple[str, str], Explanation]:
-        chosen = self._choose_classes(target, output, 1)
-
         def explain_some(images: Tensor) -> dict[tuple[str, str], Explanation]:
-            wanted = chosen if callable(chosen) else chosen.repeat(len(images))
+            wanted = target if callable(target) else target.repeat(len(images))
             return self._run_passes(self._place(images), wish, wanted)
 
         return explain_tiles(tiles, explain_some, progress)
 
-    def _average(self, tiles: Tiles) -> Tensor:
+    def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
         """The mean (1,C) of the windows' logits."""
-        target = ClassTarget(activation=self.activation)
         return mean_output(tiles, lambda images: target.find_logits(self._run(self._place(images)), len(images)))
 
     def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Tensor, Any, Any]:
@@ -247,6 +247,7 @@ class Classifier:
         if self._fit.kind == "crop":
             return self._stack([picture.image for picture in prepared]), target, None
         own, step = get_steps(self.preprocess), find_step(self.model)
+        check_sizes(self.model, self._stack([prepared[0].image]), step)
         images = self._stack([show_whole(picture.reading.values, own, step) for picture in prepared])
         if self.predictions == "seen":
             return images, target, None
@@ -320,6 +321,8 @@ class Classifier:
             raise GradcamError(f"{method} is of the picture that the network is shown: take the fit 'crop' or 'whole'.")
         images, wanted, output = self._show(prepared, self._to_target(target))
         model, inputs = self._take(images)
+        if model is not self.model and chosen.has_layer:
+            options["layer"] = find_layer(unwrap(self.model), options["layer"]).name
         attribution = chosen.function(model, inputs, target=wanted, **options)
         if output is not None:
             attribution = replace(attribution, output=output)

@@ -68,7 +68,7 @@ class Pictured:
             probability = self.probability(i, k)
         except GradcamError:  # of a head among several, which only the target knew
             probability = None
-        share = "" if probability is None else f", {100 * probability:.0f} %"
+        share = "" if probability is None else f", {_to_share(probability, self.activation)}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
         return f"{self.name_class(i, k)}{share}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
@@ -98,6 +98,11 @@ class Pictured:
         return "".join(
             f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows
         )
+
+
+def _to_share(probability: float, activation: str) -> str:
+    """A percentage, or what the model gives in its place, as a regression does."""
+    return f"{100 * probability:.0f} %" if activation != "none" or 0 <= probability <= 1 else f"{probability:.4g}"
 
 
 def _to_figure(picture: Pixels, height: int, caption: str) -> str:

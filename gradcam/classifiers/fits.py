@@ -27,7 +27,8 @@ STEP = 32  # pixels: what most networks make one cell of
 MOST = 16  # times as many pixels as the network's own input has
 KEPT = 8  # models made for other sizes, of each model
 
-_sized: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], nn.Module]] = weakref.WeakKeyDictionary()
+_sized: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
+_taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # which take other sizes than their own
 
 
 def find_step(model: nn.Module) -> int:
@@ -68,6 +69,8 @@ def _to_steps(length: float, step: int) -> int:
 
 def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
     """Raises `ModelError` for a model that takes no images but of the size of these, (N,C,H,W)."""
+    if model in _taken:
+        return
     height, width = images.shape[2:]
     larger = F.interpolate(images.float(), (height + step, width + 2 * step)).to(images)
     try:
@@ -80,6 +83,7 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
             f"The model takes {width} x {height} pixels alone, and cannot be shown a whole picture ({type(error).__name__}: "
             f"{reason}). Take the fit 'tiles', or leave it at 'crop'."
         ) from error
+    _taken.add(model)
 
 
 def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.Module, Any]:
@@ -96,12 +100,13 @@ def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.
     make = _find_maker(plain)
     if make is None:
         return model, images
-    key = (*size, sum(parameter._version for parameter in plain.parameters()))
+    tensors = [*plain.parameters(), *plain.buffers()]
+    key = (*size, *((each.data_ptr(), each._version, each.dtype, each.device) for each in tensors))
     sized = _sized.setdefault(plain, {})
     if key not in sized:
         if len(sized) >= KEPT:
             sized.pop(next(iter(sized)))
-        shared = {id(tensor): tensor for tensor in (*plain.parameters(), *plain.buffers())}
+        shared = {id(tensor): tensor for tensor in tensors}
         sized[key] = make(copy.deepcopy(plain, shared), size)
     return sized[key], images
 
@@ -118,7 +123,7 @@ def _resize_timm(model: Any, size: tuple[int, int]) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of speed
         model.set_input_size(img_size=size)
-    result: nn.Module = model.requires_grad_(False)
+    result: nn.Module = model
     return result
 
 

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradcam.classifiers.preprocessing import Preprocessing
+from gradcam.errors import ImageError
 from gradcam.explanation import Explanation
 from gradcam.heatmap import to_heatmaps
 
 AT_ONCE = 8  # windows in one batch
 OVERLAP = 0.5  # of a window with the next
+MOST = 2**16  # windows of one picture
 LARGEST = 2**22  # pixels of a heatmap: maps are far coarser
 
 
@@ -44,6 +46,16 @@ class Tiles:
             for side, length in zip((height, width), self.own.size)
         )
         return rows, columns
+
+    def check(self) -> None:
+        """Raises `ImageError` where there are more windows than anybody waits for."""
+        rows, columns = (len(self._spread(length, window)) for length, window in zip(self.canvas, self.own.size))
+        if rows * columns > MOST:
+            least = math.ceil(self.side * math.sqrt(rows * columns / MOST))
+            raise ImageError(
+                f"Windows of {self.side} pixels would be {rows * columns} of this picture, expected {MOST} at most: take "
+                f"the fit 'tiles:{least}'."
+            )
 
     @property
     def starts(self) -> list[tuple[int, int]]:

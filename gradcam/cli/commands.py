@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from gradcam.cli.terminal import to_command
 from gradcam.errors import join_names, nearest
 from gradcam.naming import READ_SUFFIXES
 from gradcam.stores import is_url
@@ -94,12 +94,12 @@ def _guess(args: list[str], commands: list[str], context: click.Context) -> str:
     first, path = args[0], context.command_path
     if context.parent is None:
         if is_url(first):
-            return f"{first} is a URL, and no command. Type: gradcam batch {shlex.join(args)} -o explained/"
+            return f"{first} is a URL, and no command. Type: gradcam batch {to_command(args)} -o explained/"
         if os.path.exists(first) or os.path.splitext(first)[1].lower() in READ_SUFFIXES:
             what = "a folder" if os.path.isdir(first) else "a file"
-            return f"{first} is {what}, and no command. Type: gradcam run {shlex.join(args)}"
+            return f"{first} is {what}, and no command. Type: gradcam run {to_command(args)}"
     if first == "help":
-        return f"There is no command 'help'. Type: {shlex.join([*path.split(), *args[1:2], '-h'])}"
+        return f"There is no command 'help'. Type: {to_command([*path.split(), *args[1:2], '-h'])}"
     offers = nearest(first, commands) or commands
     word = "Nearest" if offers is not commands else "There are"
     return f"There is no command '{first}'. {word}: {join_names(offers)}."

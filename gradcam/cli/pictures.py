@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.batch.output.result_names import COMPARISON
+from gradcam.cli.terminal import to_command
 from gradcam.evaluation.study.plan import CONTROL_NAMES
 from gradcam.methods import METHODS
 from gradcam.stores import is_url, to_path
@@ -25,7 +25,7 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
     found: list[Path] = []
     for text in map(os.fsdecode, named):
         if is_url(text):
-            line = shlex.join(["gradcam", "batch", text, "-o", "explained/"])
+            line = to_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
                 f"{text} is a URL, and {context.command_path} reads files. Download it, or type: {line}"
             )
@@ -41,7 +41,7 @@ def _list_folder(folder: Path, context: click.Context) -> list[Path]:
     stems = {path.stem for path in pictures}
     pictures = [path for path in pictures if path.suffix != ".png" or not _is_result(path.stem, stems)]
     if len(pictures) > MANY and not context.params.get("quiet"):
-        line = shlex.join(["gradcam", "batch", str(folder), "-o", "explained/"])
+        line = to_command(["gradcam", "batch", str(folder), "-o", "explained/"])
         click.echo(f"Note: there are {len(pictures)} pictures in {folder}; for so many there is: {line}", err=True)
     return pictures
 

@@ -81,7 +81,7 @@ def check_file(path: Path) -> None:
 
 def open_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, with their ends. Raises `OSError`, and `OutputError` for one that does not end."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while line := file.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
                 raise OutputError(

@@ -102,9 +102,6 @@ class _Size:
         self.values, self.depth, self.largest, self.name = 1, 1, largest, name
 
 
-TEXT = _Size()  # or a fraction: whatever has no parts
-
-
 def check_pickles(path: Path) -> None:
     """Go through the pickles of a checkpoint as `torch.load` reads it, and make nothing.
 
@@ -170,11 +167,10 @@ class _Walk:
             self._grow(whole, parts)
             stack.extend(whole for _ in code.stack_after)
         elif isinstance(argument, int):
-            stack.append(_Size(argument))
-        elif argument is None or name == "GLOBAL":
-            stack.extend(_Size(name=argument or "") for _ in code.stack_after)
+            stack.extend(_Size(argument) for _ in code.stack_after)  # the length of a frame is no value
         else:
-            stack.append(TEXT)
+            called = argument if name == "GLOBAL" else ""
+            stack.extend(_Size(name=called) for _ in code.stack_after)
 
     def _take(self, code: pickletools.OpcodeInfo) -> list[_Size]:
         """What a step takes from the stack, the last first."""
