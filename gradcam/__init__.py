@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gradcam._version import __version__
+
 if TYPE_CHECKING:
     from gradcam import attributions as attributions
     from gradcam import evaluation as evaluation
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from gradcam.listing import list_layers as list_layers
     from gradcam.methods import METHODS as METHODS
     from gradcam.target_layer import TargetLayer as TargetLayer
-
-__version__ = "0.1.0"
 
 # Loaded when first asked for, so that `import gradcam` and `gradcam --help` need not wait for torch.
 _HOMES = {

@@ -12,6 +12,12 @@ from gradcam.errors import GradcamError, join_names, shorten
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
 
+# Which number of a class is explained: see `gradcam.targets.ClassTarget`.
+SCORES = ("logit", "probability", "contrast")
+
+# What the model computes in, and what PyTorch calls it.
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
 # How a layer's output may lie: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
 LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from gradcam.choices import PRECISIONS
 from gradcam.errors import ModelError, shorten
 
 if TYPE_CHECKING:
     import torch
-
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def find_device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
 LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
 LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
+LONGEST_CHARACTER = 4  # bytes
 
 
 def overlay_name(
@@ -88,3 +89,8 @@ def _with_number(name: str, number: int) -> str:
 def _keys(path: Path) -> set[str]:
     """What tells whether two paths are one file, also where case does not count and through links."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
+
+
+def is_called_after(name: str, stem: str) -> bool:
+    """Whether a result of that stem can have this name; of one that was cut that is not known."""
+    return name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > LONGEST_NAME - LONGEST_CHARACTER

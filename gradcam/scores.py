@@ -64,6 +64,3 @@ def to_two_classes(logits: Tensor, activation: str) -> Tensor:
     from torch import cat
 
     return cat([1 - logits if activation == "none" else -logits, logits], 1)
-
-
-SCORES = ("logit", "probability", "contrast")

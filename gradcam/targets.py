@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradcam.choices import ACTIVATIONS
+from gradcam.choices import ACTIVATIONS, SCORES
 from gradcam.errors import TargetError, shorten, show_fields
 from gradcam.indices import check_classes, check_range, to_rivals
 from gradcam.nested import first_floating, map_tensors, tensors
-from gradcam.scores import SCORES, difference, find_strongest, logit, probability, to_two_classes
+from gradcam.scores import difference, find_strongest, logit, probability, to_two_classes
 
 
 @dataclass(frozen=True)

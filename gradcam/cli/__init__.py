@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from gradcam import __version__
+from gradcam._version import __version__
 from gradcam.cli.commands import SETTINGS, Group, show_usage_error
 from gradcam.cli.interruption import Terminated, heed_nothing, heeding_signals
 from gradcam.cli.terminal import SafeStream

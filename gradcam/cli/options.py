@@ -16,18 +16,18 @@ from gradcam.choices import (
     EVIDENCE,
     LAYOUTS,
     MAX_PIXELS,
+    PRECISIONS,
     PREDICTIONS,
     SAVED,
+    SCORES,
     SMOOTHINGS,
 )
 from gradcam.cli.completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli.parameters import Fits, Opacity, Size, Values, Weights, find_reshape
 from gradcam.cli.pictures import find_pictures
-from gradcam.devices import PRECISIONS
 from gradcam.errors import GradcamError
 from gradcam.methods import METHODS, Method, find_method
 from gradcam.methods.finding import offer
-from gradcam.scores import SCORES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradcam import __version__
+from gradcam._version import __version__
 from gradcam.batch.cluster.ending import sign_in
 from gradcam.batch.cluster.messages import Answer, Block, Failure, Job, unpack
 from gradcam.batch.output.outputs import Saver

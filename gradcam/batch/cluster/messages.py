@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradcam import __version__
+from gradcam._version import __version__
 from gradcam.batch.batches import Cut, cut
 from gradcam.batch.engine import Work
 from gradcam.batch.findings import Question

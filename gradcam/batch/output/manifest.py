@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gradcam.batch.output.disk import BLOCK, LineFile, open_lines
 from gradcam.batch.output.parts import find_parts, list_manifests
-from gradcam.batch.output.result_names import is_called_after
 from gradcam.batch.output.shelves import Shelf, StoreShelf, to_shelf
 from gradcam.errors import GradcamError, OutputError
 from gradcam.files import open_file, write_whole
+from gradcam.naming import is_called_after
 from gradcam.records import Record, parse_whole
 from gradcam.stores import Store, to_place
 

@@ -14,7 +14,6 @@ from gradcam.naming import LONGEST_NAME, cut, overlay_name
 if TYPE_CHECKING:
     from gradcam.batch.findings import Drawing, Question
 
-LONGEST_CHARACTER = 4  # bytes
 COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
@@ -64,8 +63,3 @@ def name_result(stem: str, ending: str) -> str:
         mark = "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
         name = cut(name, room - len(mark)) + mark
     return folders + slash + name + ending
-
-
-def is_called_after(name: str, stem: str) -> bool:
-    """Whether a result of that stem can have this name; of one that was cut that is not known."""
-    return name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > LONGEST_NAME - LONGEST_CHARACTER

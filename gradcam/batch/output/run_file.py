@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradcam import __version__
+from gradcam._version import __version__
 from gradcam.errors import OutputError, shorten
 from gradcam.files import read_text_file
 from gradcam.stores import Store

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradcam.choices import SCORES
 from gradcam.cli import options
 from gradcam.cli.commands import Command
 from gradcam.cli.completion import complete, list_classes, list_layers
@@ -24,7 +25,6 @@ from gradcam.cli.waiting import import_torch
 from gradcam.evaluation.study.plan import CONTROL_NAMES
 from gradcam.methods import METHODS
 from gradcam.naming import OutputNames, join_name
-from gradcam.scores import SCORES
 
 if TYPE_CHECKING:
     from gradcam.classifiers import Classifier

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gradcam.choices import SCORES
 from gradcam.cli import options
 from gradcam.cli.commands import Command
 from gradcam.cli.completion import complete, list_classes, list_layers
@@ -17,7 +18,6 @@ from gradcam.cli.waiting import telling_waits
 from gradcam.evaluation.metrics import GROUPS, METRICS
 from gradcam.evaluation.study.plan import CONTROL_NAMES, DEFAULT_METHODS, METHOD_GROUPS
 from gradcam.methods import METHODS
-from gradcam.scores import SCORES
 
 
 @click.command("evaluate", cls=Command, short_help="Judge methods by metrics, on a folder of your own pictures.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradcam.choices import SCORES
 from gradcam.cli import options
 from gradcam.cli.commands import Command
 from gradcam.cli.completion import complete, list_layers
@@ -20,7 +21,6 @@ from gradcam.cli.settings import ModelChoice, Output, to_model_choice
 from gradcam.cli.waiting import import_torch, telling_waits
 from gradcam.errors import GradcamError, LayerError, printable
 from gradcam.methods import METHODS, find_methods
-from gradcam.scores import SCORES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -219,6 +219,6 @@ def _shown(output: Output, pictures: int) -> Iterator[tqdm[None]]:
 
 def _describe(classifier: Classifier, wish: _Wish) -> dict[str, str]:
     """What a .safetensors file says of itself beside the names."""
-    from gradcam import __version__
+    from gradcam._version import __version__
 
     return {"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradcam.choices import SCORES
 from gradcam.classifiers import Classifier
 from gradcam.errors import LayerError
 from gradcam.evaluation.mosaics import LEAST, arrange, find_tiles
@@ -14,7 +15,6 @@ from gradcam.evaluation.recommendation.contest import Contest, to_batch
 from gradcam.evaluation.recommendation.outcome import Combination, Recommendation
 from gradcam.evaluation.recommendation.ranking import find_best, find_twins, list_best, subtract, to_rows
 from gradcam.evaluation.recommendation.trials import Trials, combine, list_single_pass
-from gradcam.scores import SCORES
 
 MOSAICS = 12
 SHORTLIST = 5  # combinations that ROAD is measured of, beside the default; those with the same maps count once

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from gradcam.choices import SCORES
 from gradcam.classifiers import Classifier
 from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, shorten
 from gradcam.evaluation.recommendation.outcome import Combination
 from gradcam.explanation import compare
 from gradcam.methods import METHODS, find_methods
-from gradcam.scores import SCORES
 from gradcam.targets import ClassTarget
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from gradcam import __version__
+from gradcam._version import __version__
 from gradcam.batch.output.run_file import SCHEMA, describe_versions
 from gradcam.batch.weights import describe_weights
 from gradcam.classifiers import Classifier

@@ -9,6 +9,7 @@ from typing import Any
 
 from gradcam.batch.items import Item
 from gradcam.batch.reading import read_item
+from gradcam.choices import SCORES
 from gradcam.classifiers import Classifier, Prepared
 from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.evaluation.annotations.reading import Annotations, read_annotations
@@ -20,7 +21,6 @@ from gradcam.evaluation.study.plan import Plan
 from gradcam.indices import check_range
 from gradcam.layers import find_layer
 from gradcam.methods import METHODS
-from gradcam.scores import SCORES
 
 
 @dataclass(frozen=True)
