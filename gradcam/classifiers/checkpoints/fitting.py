@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradcam.classifiers.checkpoints.differences import compare
-from gradcam.classifiers.checkpoints.heads import find_head, rename_head
+from gradcam.classifiers.checkpoints.heads import Tensors, find_head, rename_head
 from gradcam.classifiers.checkpoints.prefixes import Fitted, fit_names
 from gradcam.classifiers.checkpoints.reading import Checkpoint
 from gradcam.errors import ModelError
-
-Tensors = dict[str, Tensor]
 
 
 def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
+from gradcam.classifiers.checkpoints.heads import Tensors
 from gradcam.errors import ModelError, join_names
 
 # Usual first parts of names, the preferred ones first: averages, as `find_state_dicts` has it.
@@ -21,7 +20,6 @@ OLD_NAMES = (
     (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
     (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
 )
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

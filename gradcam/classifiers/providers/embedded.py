@@ -8,11 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
-from gradcam.classifiers import embedded
 from gradcam.classifiers.checkpoints import read_checkpoint
+from gradcam.classifiers.embedded import HERE, LAYER, LAYER_FOR_POSITIVE, PREPROCESSING, WEIGHTS, build, read_labels
 from gradcam.classifiers.embedded.network import EfficientNetLite0
-from gradcam.classifiers.providers import imagenet
 from gradcam.classifiers.providers.blueprint import Blueprint
+from gradcam.classifiers.providers.imagenet import CLASSES, name_classes
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.weights import build_for
 
@@ -25,22 +25,20 @@ def load(name: str, weights: Path | None) -> Parts:
     Raises `ModelError` for a checkpoint that does not fit.
     """
     if weights is not None:
-        model, classes, notes = build_for(read_checkpoint(weights), embedded.build, imagenet.CLASSES)
-        found = Parts(model, embedded.PREPROCESSING, classes=classes, notes=notes)
-        return imagenet.name_classes(_with_layers(found))
-    with resources.as_file(embedded.HERE / embedded.WEIGHTS) as path:
-        model, _, _ = build_for(read_checkpoint(path), embedded.build, imagenet.CLASSES)
-    found = Parts(
-        model, embedded.PREPROCESSING, labels=embedded.read_labels(), classes=imagenet.CLASSES, activation="softmax"
-    )
+        model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
+        found = Parts(model, PREPROCESSING, classes=classes, notes=notes)
+        return name_classes(_with_layers(found))
+    with resources.as_file(HERE / WEIGHTS) as path:
+        model, _, _ = build_for(read_checkpoint(path), build, CLASSES)
+    found = Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax")
     return _with_layers(found)
 
 
 def plan(name: str) -> Blueprint:
     """The model, with random weights where nobody keeps it from drawing them."""
-    build = partial(EfficientNetLite0, imagenet.CLASSES)
-    return _with_layers(Blueprint(build, embedded.PREPROCESSING.size))
+    build = partial(EfficientNetLite0, CLASSES)
+    return _with_layers(Blueprint(build, PREPROCESSING.size))
 
 
 def _with_layers(found: Found) -> Found:
-    return replace(found, layer=embedded.LAYER, layer_for_positive=embedded.LAYER_FOR_POSITIVE)
+    return replace(found, layer=LAYER, layer_for_positive=LAYER_FOR_POSITIVE)

@@ -16,9 +16,9 @@ from torch import nn
 from gradcam.classifiers.checkpoints import read_checkpoint
 from gradcam.classifiers.embedded import read_labels
 from gradcam.classifiers.preprocessing import Preprocessing
-from gradcam.classifiers.providers import imagenet
 from gradcam.classifiers.providers.blueprint import Blueprint
 from gradcam.classifiers.providers.extras import import_extra
+from gradcam.classifiers.providers.imagenet import CLASSES, name_classes
 from gradcam.classifiers.providers.network import WITHOUT, hub_address, reason_unreachable
 from gradcam.classifiers.providers.parts import Parts
 from gradcam.classifiers.providers.recognition import describe_preprocessing, recognise
@@ -49,7 +49,7 @@ def load(name: str, weights: Path | None) -> Parts:
         files = _list_files(timm, name)
         found = recognise(weights, files)
         name = name if found is None else files[found.name]
-        model, classes, notes = build_for(checkpoint, partial(_build, timm, name), imagenet.CLASSES)
+        model, classes, notes = build_for(checkpoint, partial(_build, timm, name), CLASSES)
         preprocess = _find_preprocessing(timm, model)
         note = describe_preprocessing(weights, found, f"timm's {_name_settings(model, name)}", preprocess)
         return _name_classes(Parts(model, preprocess, labels=_names(model), classes=classes, notes=[*notes, note]))
@@ -213,8 +213,8 @@ def _names(model: nn.Module) -> Sequence[str] | None:
 def _name_classes(parts: Parts) -> Parts:
     """A checkpoint's or a folder's classes: by the names that are saved with them, or taken for ImageNet's."""
     if parts.labels is None:
-        return imagenet.name_classes(parts)
-    return parts if len(parts.labels) == parts.classes else imagenet.name_classes(replace(parts, labels=None))
+        return name_classes(parts)
+    return parts if len(parts.labels) == parts.classes else name_classes(replace(parts, labels=None))
 
 
 def _name_own_classes(timm: Any, parts: Parts) -> Parts:
@@ -224,7 +224,7 @@ def _name_own_classes(timm: Any, parts: Parts) -> Parts:
     subset = timm.data.infer_imagenet_subset(parts.model)
     if subset is None:
         return parts
-    is_plain = parts.classes == imagenet.CLASSES
+    is_plain = parts.classes == CLASSES
     labels = read_labels() if is_plain else timm.data.ImageNetInfo(subset).label_descriptions()
     return replace(parts, labels=labels, activation="softmax")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Mask = NDArray[np.bool_]
+from gradcam.evaluation.annotations.markings import Mask
 
 
 def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Mask:
