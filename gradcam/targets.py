@@ -3,18 +3,134 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.choices import ACTIVATIONS, SCORES
 from gradcam.errors import TargetError, shorten, show_fields
-from gradcam.indices import check_classes, check_range, to_rivals
-from gradcam.nested import first_floating, map_tensors, tensors
-from gradcam.scores import difference, find_strongest, logit, probability, to_two_classes
+from gradcam.hooks.nested import first_floating, map_tensors, tensors
+from gradcam.options import ACTIVATIONS, SCORES
+
+RIGHT_FORMS = (
+    "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
+    "or a function of the output"
+)
+
+
+def check_classes(classes: Any, images: int, count: int) -> Tensor:
+    """The classes as int64 (N,K)."""
+    values = _to_integers(classes)
+    if values.ndim == 0:
+        values = np.full((images, 1), values)
+    elif values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2 or len(values) != images or values.shape[1] == 0:
+        hint = (
+            f" For several classes of one image, write [{list(classes)}]." if images == 1 and values.ndim == 2 else ""
+        )
+        raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
+    check_range(values.flatten().tolist(), count)
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def check_range(classes: Sequence[int], count: int) -> None:
+    """Raises `TargetError` for a class that a model of so many does not have."""
+    if min(classes) < 0 or max(classes) >= count:
+        wrong = min(classes) if min(classes) < 0 else max(classes)
+        raise TargetError(f"Class {wrong} does not exist: this model has {count} classes, 0 to {count - 1}.")
+
+
+def to_rivals(against: Any) -> np.ndarray[Any, Any]:
+    """The classes to contrast with, int64 (R,), each once."""
+    is_empty = not against if isinstance(against, (list, tuple)) else np.size(against) == 0
+    if against is None or is_empty:
+        return np.empty(0, np.int64)
+    try:
+        values = _to_integers(against)
+    except TargetError:
+        values = np.empty((0, 0))
+    if values.ndim > 1:
+        raise TargetError(f"against is {shorten(against)}, expected a class, or a list of classes, by their indices.")
+    return np.unique(values).astype(np.int64)
+
+
+def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
+    try:
+        values = np.asarray(classes.detach().cpu() if isinstance(classes, Tensor) else _without_tensors(classes))
+    except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that NumPy has no array for
+        values = np.asarray(None)
+    if values.dtype.kind not in "iu":
+        raise TargetError(f"The target {shorten(classes)} is not made of class indices: pass {RIGHT_FORMS}.")
+    return values
+
+
+def _without_tensors(classes: Any) -> Any:
+    """Nested sequences with tensors and arrays in them as plain ones; a bool inside makes the whole an invalid target."""
+    if isinstance(classes, (list, tuple)):
+        values = [_without_tensors(value) for value in classes]
+        return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
+    if isinstance(classes, (Tensor, np.ndarray)):
+        return _without_tensors(classes.tolist())
+    return classes
+
+
+# No torch is imported here: the shell reads its choices from this table before there is anything to compute.
+
+
+RIVALS = 5
+FINER_RIVALS = 3
+FINER_SHARE = 0.6
+
+
+def logit(logits: Tensor, classes: Tensor) -> Tensor:
+    """The classes' own logits."""
+    return logits.gather(1, classes)
+
+
+def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Tensor:
+    """The classes' probabilities."""
+    return probabilities(logits, activation).gather(1, classes)
+
+
+def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
+    """The classes' logits, minus a share of the mean of each one's rivals (N,K,R); without rivals, the logits."""
+    own = logit(logits, classes)
+    if rivals.shape[2] == 0:
+        return own
+    return own - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
+
+
+def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
+    """Each class's five strongest rivals (N,K,R): as many as there are, none for a single logit."""
+    others = logits[:, None].expand(-1, classes.shape[1], -1).scatter(2, classes[..., None], float("-inf"))
+    return others.topk(min(RIVALS, logits.shape[1] - 1), dim=2).indices
+
+
+def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
+    """The three others whose logits are nearest to each class's own (N,K,R): as many as there are."""
+    distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
+    distances = distances.scatter(2, classes[..., None], float("inf"))
+    return distances.topk(min(FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
+
+
+def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
+    """All classes' probabilities (N,C) by one of `choices.ACTIVATIONS`."""
+    if activation == "none":
+        return logits
+    if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
+        return logits.sigmoid()
+    return logits.softmax(1)
+
+
+def to_two_classes(logits: Tensor, activation: str) -> Tensor:
+    """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
+    from torch import cat
+
+    return cat([1 - logits if activation == "none" else -logits, logits], 1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.classifiers.preprocessing import Preprocessing
+from gradcam.models.preprocess import Preprocessing
 
 COLOURS = ("red", "green", "blue", "cyan", "magenta", "yellow")
 SIGNS = torch.tensor([[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [-1, 1, 1], [1, -1, 1], [1, 1, -1]]).float()

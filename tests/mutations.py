@@ -172,9 +172,9 @@ def make_dicom(values: object) -> Files:
 
 def read_in_each_way(path: Path) -> None:
     """As a file, or as what was read of it elsewhere; for a model, and as numbers."""
-    from gradcam.classifiers.readers import read_picture
     from gradcam.errors import GradcamError
-    from gradcam.images import read_numbers
+    from gradcam.images.read import read_numbers
+    from gradcam.models.readers import read_picture
 
     with contextlib.suppress(GradcamError):  # colours are none
         read_numbers(path)
@@ -224,7 +224,7 @@ def make_checkpoints() -> Files:
 
 
 def read_a_checkpoint(path: Path) -> object:
-    from gradcam.classifiers.checkpoints import read_checkpoint
+    from gradcam.models.checkpoints.read import read_checkpoint
 
     return read_checkpoint(path)
 
@@ -266,9 +266,9 @@ def make_archives() -> Files:
 
 
 def read_archive(path: Path) -> None:
-    from gradcam.batch.inputs.sources import list_inputs
-    from gradcam.classifiers.readers import read_picture
     from gradcam.errors import GradcamError
+    from gradcam.models.readers import read_picture
+    from gradcam.sources.list import list_inputs
 
     errors = []
     for item in list_inputs(path).items:
@@ -357,8 +357,8 @@ def _number(started: str, cases: Sequence[int]) -> int:
 
 def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
     """In the child: a line before each file, and one with what became of it."""
-    from gradcam.classifiers.checkpoints import read_checkpoint  # noqa: F401  before memory is measured
     from gradcam.errors import GradcamError
+    from gradcam.models.checkpoints.read import read_checkpoint  # noqa: F401  before memory is measured
 
     warnings.simplefilter("ignore")
     kind = KINDS[name]

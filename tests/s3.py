@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradcam.stores import failures
+from gradcam.storage import retry as failures
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 _numbers = itertools.count(1)

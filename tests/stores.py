@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gradcam.stores import failures
+from gradcam.storage import retry as failures
 
 
 class ObjectStore(MemoryFileSystem):

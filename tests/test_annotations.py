@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 import gradcam
-from gradcam.classifiers.labels import find_class
 from gradcam.errors import InputError
 from gradcam.evaluation import Annotations, Truth, energy_pointing_game, localisation, pointing_game, read_annotations
-from gradcam.evaluation.annotations.markings import View, project_box, project_mask
-from gradcam.evaluation.annotations.outlines import fill_polygons, fill_runs, unpack_runs
+from gradcam.evaluation.annotations.coco import fill_polygons, fill_runs, unpack_runs
+from gradcam.evaluation.annotations.match import View, project_box, project_mask
+from gradcam.models.labels import find_class
 
 NAMES = ["a.jpg", "cats/b.png", "cats/c.webp"]
 LABELS = ["tench", "tiger cat", "espresso", "7"]

@@ -25,12 +25,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.inputs import archives
-from gradcam.batch.inputs.archives import _make_harmless
-from gradcam.batch.inputs.contents import ArchiveFile, TarContent
-from gradcam.batch.inputs.sources import Listing, list_inputs
-from gradcam.batch.items import Content, Item
 from gradcam.errors import ImageError, InputError
+from gradcam.sources import archives
+from gradcam.sources.archives import _make_harmless
+from gradcam.sources.contents import ArchiveFile, Content, Item, TarContent
+from gradcam.sources.list import Listing, list_inputs
 
 TARS = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".TAR.GZ"]
 DATA = {f"folder/{number}.jpg": random.Random(number).randbytes(5000 + 700 * number) for number in range(20)}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, TargetError
-from gradcam.methods import METHODS
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

@@ -11,8 +11,8 @@ import transformers
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.cam.listing import list_layers
 from gradcam.errors import LayerError
-from gradcam.listing import list_layers
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 SEEN = {**SMALL, "image_size": 32, "patch_size": 8}  # 16 patches and a class token

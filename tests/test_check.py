@@ -14,30 +14,29 @@ from captum.attr import LayerGradCam
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.batch.weights import describe_weights
-from gradcam.drawing import overlay, scale
+from gradcam.batch.save import describe_weights
+from gradcam.cam.postprocess import resize
 from gradcam.errors import GradcamError, ImageError, TargetError
 from gradcam.evaluation import Explainer, Subject, check
-from gradcam.evaluation.checks import verdicts
-from gradcam.evaluation.checks.covering import cover
-from gradcam.evaluation.checks.exhibits import NOISE, OTHERS, SAMPLES, STAGES
-from gradcam.evaluation.checks.panel import COLOURS, COLUMNS, _fit, _wrap
-from gradcam.evaluation.checks.verdicts import (
+from gradcam.evaluation.checks import verdict as verdicts
+from gradcam.evaluation.checks.tests import NOISE, OTHERS, SAMPLES, STAGES, cover
+from gradcam.evaluation.checks.verdict import (
+    COLOURS,
+    COLUMNS,
     QUESTIONS,
     Thresholds,
     Verdict,
+    _fit,
+    _wrap,
     read_calibration,
     read_thresholds,
     set_thresholds,
 )
-from gradcam.evaluation.classes import find_rivals
-from gradcam.evaluation.controls import make_random
-from gradcam.evaluation.noise import max_sensitivity
-from gradcam.evaluation.randomising import randomisation
-from gradcam.evaluation.ranks import rank_correlation
-from gradcam.heatmap import resize
-from gradcam.inspection.blocks import measure_text
-from gradcam.panels import MARGIN
+from gradcam.evaluation.explainers import make_random
+from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, randomisation, rank_correlation
+from gradcam.images.draw import overlay, scale
+from gradcam.images.sheets import MARGIN
+from gradcam.inspection.sheets import measure_text
 from tests.helpers import assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -270,7 +269,7 @@ def test_another_model_is_not_calibrated(tiny: gradcam.Classifier, picture: np.n
 
 
 def test_other_weights_of_the_embedded_model_are_not_calibrated(classifier: gradcam.Classifier) -> None:
-    from gradcam.evaluation.checks.checking import _is_calibrated
+    from gradcam.evaluation.checks.check import _is_calibrated
 
     assert _is_calibrated(classifier)
     assert not _is_calibrated(replace(classifier, model=tiny_model()))

@@ -27,9 +27,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from gradcam.classifiers.checkpoints import read_checkpoint
-from gradcam.classifiers.checkpoints.pickles import Outline
 from gradcam.errors import ModelError
+from gradcam.models.checkpoints.read import Outline, read_checkpoint
 
 Weights = dict[str, Tensor]
 
@@ -279,7 +278,7 @@ def test_an_outline_makes_nothing(tmp_path: Path) -> None:
         outline = Outline(io.BytesIO(pickle.dumps(trap, protocol=protocol)))
         content = outline.load()
         assert {f"{os.system.__module__}.system", "collections.OrderedDict"} <= set(outline.names)
-        assert {type(value).__module__ for value in content.values()} == {"gradcam.classifiers.checkpoints.pickles"}
+        assert {type(value).__module__ for value in content.values()} == {"gradcam.models.checkpoints.read"}
         assert content["c"] == {"x": 1}
     assert not (tmp_path / "sprung").exists()
 

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 import gradcam
-from gradcam.classifiers import embedded
-from gradcam.drawing import sheet
 from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
+from gradcam.images.draw import sheet
+from gradcam.models.providers import embedded
 from gradcam.targets import ClassTarget
 
 Photo = Callable[[str], Path]

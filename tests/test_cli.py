@@ -26,9 +26,8 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import main
-from gradcam.cli.progress import resume_line
-from gradcam.cli.terminal import Result, SafeStream, format_result
-from gradcam.records import Explained, Prediction, Record
+from gradcam.cli._terminal import Result, SafeStream, format_result, resume_line
+from gradcam.storage.records import Explained, Prediction, Record
 
 Photo = Callable[[str], Path]
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -452,7 +451,7 @@ def test_opencv_that_wants_a_screen_is_an_error_of_one_line(
     run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = small("coffee.jpg")
-    for name in ("cv2", "gradcam.opencv", "gradcam.drawing"):
+    for name in ("cv2", "gradcam.images.opencv", "gradcam.images.draw"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "cv2", None)  # what makes its import fail
     outcome = run(picture)
@@ -614,7 +613,7 @@ def test_an_error_that_nobody_expected_is_one_line(
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no room for\n7 numbers")
 
-    monkeypatch.setattr("gradcam.classifiers.load_classifier", fail)
+    monkeypatch.setattr("gradcam.models.load.load_classifier", fail)
     if is_wanted:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
     outcome = run(small("coffee.jpg"))

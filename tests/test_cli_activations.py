@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.cli.inspection.activation_outcome import Outcome as Told
-from gradcam.cli.inspection.activation_outcome import Row
+from gradcam.cli.inspect.activations import Outcome as Told
+from gradcam.cli.inspect.activations import Row
 from gradcam.inspection.channels import activations, measure_strengths
 from gradcam.inspection.sheets import draw_activations
 from tests.test_cli import Command, Outcome, Photo, folder, gradcam_command

@@ -24,12 +24,11 @@ import torch
 from PIL import Image
 
 import gradcam
-from gradcam.batch.output.folder import OutputFolder
-from gradcam.batch.output.outputs import Saver
-from gradcam.cli.interruption import Terminated
-from gradcam.cli.progress import Display, resume_line
-from gradcam.cli.settings import Output
-from gradcam.records import Record
+from gradcam.batch.formats.folder import OutputFolder
+from gradcam.batch.save import Saver
+from gradcam.cli._settings import Output
+from gradcam.cli._terminal import Display, Terminated, resume_line
+from gradcam.storage.records import Record
 from tests.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -583,8 +582,8 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("gradcam.batch.output.manifest.ManifestWriter.append", fail)
-    monkeypatch.setattr("gradcam.batch.output.manifest.ManifestWriter.sync", fail)
+    monkeypatch.setattr("gradcam.storage.manifest.ManifestWriter.append", fail)
+    monkeypatch.setattr("gradcam.storage.manifest.ManifestWriter.sync", fail)
     outcome = batch("photos", "-o", "out")
     assert outcome.status == 1
     reason, count, line = outcome.err.splitlines()
@@ -594,7 +593,7 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    "where", ["gradcam.cli.progress.Display.add", "gradcam.batch.output.folder.OutputFolder.append"]
+    "where", ["gradcam.cli._terminal.Display.add", "gradcam.batch.formats.folder.OutputFolder.append"]
 )
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
 def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli.evaluation.verdict_outcome import WIDTH, Outcome
+from gradcam.cli.check import WIDTH, Outcome
 from gradcam.evaluation import check as check_in_python
-from gradcam.evaluation.checks.verdicts import QUESTIONS
+from gradcam.evaluation.checks.verdict import QUESTIONS
 from tests.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures

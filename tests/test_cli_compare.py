@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import gradcam
+from gradcam.cli._terminal import Result, format_result
 from gradcam.cli.compare import METHODS, SIGNED
-from gradcam.cli.terminal import Result, format_result
-from gradcam.records import Explained, Prediction, Record
+from gradcam.storage.records import Explained, Prediction, Record
 from tests.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, run, small
 
 __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures

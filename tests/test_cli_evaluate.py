@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli.interruption import Terminated
+from gradcam.cli._terminal import Terminated
 from gradcam.evaluation import evaluate
 from gradcam.evaluation.metrics import DEFAULT, METRICS
-from gradcam.evaluation.study.engine import Study
-from gradcam.evaluation.study.entries import Entry
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.writing import to_csv
+from gradcam.evaluation.study.results import Entry
+from gradcam.evaluation.study.run import Study
+from gradcam.evaluation.study.write import to_csv
 from tests import colour_model
 from tests.test_cli import Command, files, folder, gradcam_command, pixels
 

@@ -18,11 +18,10 @@ import torchvision
 from PIL import Image
 
 import gradcam
-from gradcam.batch import feature_file
-from gradcam.batch.extraction import Extractor
-from gradcam.batch.feature_file import FeatureFile, check_feature_file
+from gradcam.batch import features as feature_file
+from gradcam.batch.features import Extractor, FeatureFile, check_feature_file
 from gradcam.errors import LayerError, OutputError
-from gradcam.inspection import extraction
+from gradcam.inspection import features as extraction
 from tests.test_cli import Command, Photo, files, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -193,7 +192,7 @@ def test_tokens_are_pooled_over_the_patches_alone(
     network = make().eval()
     made = gradcam.load_classifier(network, size=32, layer=layer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradcam.cli.inspection.features.load_model", lambda choice, layer: made)
+        patch.setattr("gradcam.cli.inspect.features.load_model", lambda choice, layer: made)
         outcome = gradcam_command("inspect", "features", photos, "-l", layer, "--pool", "-o", "p.npz", *options)
     assert outcome.status == 0, outcome.err
     images = made.batch([gradcam.read_image(photos / name) for name in NAMES])
@@ -241,7 +240,7 @@ def test_of_a_pattern_what_does_not_run_is_left_out(tiny: Command, photos: Path)
 def test_an_unknown_suffix_is_wrong_usage_before_anything_is_loaded(
     inspect: Command, folder: Path, photos: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcam.cli.inspection.features.load_model", lambda *args, **options: pytest.fail("loaded"))
+    monkeypatch.setattr("gradcam.cli.inspect.features.load_model", lambda *args, **options: pytest.fail("loaded"))
     outcome = inspect("photos", "-o", f"f{suffix}")
     assert outcome.status == 2
     assert "is no file that ends in .npz or .safetensors" in outcome.err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli.inspection.gradient_table import MOST_ROWS
+from gradcam.cli.inspect.gradients import MOST_ROWS
 from gradcam.inspection.flow import gradients
 from gradcam.inspection.plot import draw_gradients
 from gradcam.targets import ClassTarget

@@ -17,10 +17,10 @@ import torch
 from torchvision import models
 
 import gradcam
-from gradcam.classifiers.functions import find_function
-from gradcam.classifiers.skeletons import build_skeleton, survey
+from gradcam.cam.listing import list_layers
 from gradcam.cli import main
-from gradcam.listing import list_layers
+from gradcam.models.functions import find_function
+from gradcam.models.skeletons import build_skeleton, survey
 from tests.test_cli import Photo, folder, gradcam_command, small
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures

@@ -13,7 +13,7 @@ from torch import nn
 from torchvision import models
 
 import gradcam
-from gradcam.classifiers.providers import torchvision as provider
+from gradcam.models.providers import torchvision as provider
 from tests.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, run, small
 
 __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.cli.evaluation import recommend_outcome
-from gradcam.cli.preparation import load_model
+from gradcam.cli import recommend as recommend_outcome
+from gradcam.cli._job import load_model
 from gradcam.errors import LayerError
-from gradcam.evaluation.recommendation.recommending import recommend as measure
+from gradcam.evaluation.recommendation.recommend import recommend as measure
 from tests.colours import COLOURS, SIGNS
 from tests.test_cli import Command, files, folder, gradcam_command
 
@@ -172,7 +172,7 @@ def test_a_model_without_a_layer_of_its_own_is_loaded_with_the_one_that_is_named
             raise LayerError("No layer has a grid.")
         return load_model(choice, layer=layer)
 
-    monkeypatch.setattr("gradcam.cli.evaluation.recommend.load_model", refuse)
+    monkeypatch.setattr("gradcam.cli.recommend.load_model", refuse)
     options = ("photos", "--methods", "gradcam", "--scores", "logit")
     assert "No layer has a grid." in recommend(*options).err
     outcome = recommend(*options, "-l", "active", "-l", "turn")
@@ -215,7 +215,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
 def test_what_is_wrong_is_said_before_the_first_picture(
     recommend: Command, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcam.cli.evaluation.recommend._read", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr("gradcam.cli.recommend._read", lambda *args: pytest.fail("read"))
     outcome = recommend(*arguments)
     assert (outcome.status, outcome.out) == (2, "")
     assert message in outcome.err

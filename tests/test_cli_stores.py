@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch.output import store_results
-from gradcam.cli.interruption import Terminated
+from gradcam.batch.formats import store as store_results
+from gradcam.cli._terminal import Terminated
 from gradcam.errors import StoreError
-from gradcam.stores import Store, failures, waiting
+from gradcam.storage import retry as failures
+from gradcam.storage import retry as waiting
+from gradcam.storage.store import Store
 from tests.s3 import client
 from tests.stores import ObjectStore, down, objects
 from tests.test_cli import POSIX, Command, Outcome, files, folder, gradcam_command
@@ -145,7 +147,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **how: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("gradcam.cli.batch_job.ask", refuse)
+    monkeypatch.setattr("gradcam.cli.batch.ask", refuse)
 
 
 @pytest.mark.usefixtures("no_model", "s3")

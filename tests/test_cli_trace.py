@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchvision import models
 
-from gradcam.cli.inspection.trace_table import Heading, format_trace, human
+from gradcam.cli.inspect.trace import Heading, format_trace, human
 from gradcam.inspection.tracing import trace
 from tests.test_cli import Command, Outcome, folder, gradcam_command
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import cli
-from gradcam.drawing import COLORMAPS
+from gradcam.images.draw import COLORMAPS
 from tests.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records, run, small
 
 __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures

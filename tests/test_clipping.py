@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from gradcam.errors import GradientError
-from gradcam.inspection.clipping import clip_gradients
-from gradcam.inspection.editing import edit_gradients
+from gradcam.inspection.edit import clip_gradients, edit_gradients
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 

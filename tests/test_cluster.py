@@ -25,23 +25,21 @@ import pytest
 import torch
 
 import gradcam
-from gradcam.batch.batches import cut
-from gradcam.batch.cluster import addresses, session
-from gradcam.batch.cluster.actor import Actor
-from gradcam.batch.cluster.addresses import check_address
-from gradcam.batch.cluster.ending import _folder, end_here
-from gradcam.batch.cluster.messages import SHARES, Answer, Job, pack, to_blocks, to_job, unpack
-from gradcam.batch.cluster.quiet import SILENT, quiet
-from gradcam.batch.cluster.session import Layout, find_layout, import_ray
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Question
-from gradcam.batch.inputs.sources import list_inputs
-from gradcam.batch.inputs.store_contents import StoreContent
-from gradcam.batch.items import Item
-from gradcam.batch.output.outputs import Saver
-from gradcam.batch.output.places import Disk
-from gradcam.batch.output.saving import Saving
+from gradcam.batch.names import Saving
+from gradcam.batch.pool import cut
+from gradcam.batch.ray import session
+from gradcam.batch.ray import session as addresses
+from gradcam.batch.ray.actor import SHARES, Actor, Answer, Job, pack, to_blocks, to_job, unpack
+from gradcam.batch.ray.ending import _folder, end_here
+from gradcam.batch.ray.session import SILENT, Layout, check_address, find_layout, import_ray, quiet
+from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
+from gradcam.sources.contents import Item
+from gradcam.sources.list import list_inputs
+from gradcam.storage.fetch import StoreContent
+from gradcam.storage.output import Disk
 from tests.test_cli import POSIX, Command, Photo, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -237,7 +235,7 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
     pytest.importorskip("ray")
     from ray import exceptions
 
-    from gradcam.batch.cluster.engine import _word
+    from gradcam.batch.ray.engine import _word
 
     class Ray:
         pass
@@ -384,7 +382,7 @@ def test_no_gpu_and_no_core() -> None:
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "gradcam.classifiers.load_classifier", lambda *args, **kwargs: pytest.fail("a model was loaded")
+        "gradcam.models.load.load_classifier", lambda *args, **kwargs: pytest.fail("a model was loaded")
     )
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradcam
-from gradcam import gradients
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, GradcamWarning, LayerError, ModelError, TargetError
-from gradcam.methods import METHODS
+from gradcam.hooks import autograd as gradients
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

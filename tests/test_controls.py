@@ -14,8 +14,7 @@ from torch import Tensor
 
 import gradcam
 from gradcam.evaluation import CONTROLS
-from gradcam.evaluation.ordering import count_pixels, rank_pixels
-from gradcam.evaluation.seeds import derive, draw
+from gradcam.evaluation.subject import count_pixels, derive, draw, rank_pixels
 from tests.helpers import TINY
 
 # Controls

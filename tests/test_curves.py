@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamError, ImageError
 from gradcam.evaluation import Curve, Subject, deletion, insertion, sufficiency
-from gradcam.evaluation.baselines import BASELINES, make_baseline
+from gradcam.evaluation.subject import BASELINES, make_baseline
 from tests import curve_oracles as slow
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

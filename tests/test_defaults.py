@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import gradcam
 from gradcam import evaluation
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.classifiers.preprocessing import Preprocessing
-from gradcam.evaluation.controls import CONTROLS
-from gradcam.methods import METHODS
+from gradcam.cam.methods.table import METHODS
+from gradcam.evaluation.explainers import CONTROLS
+from gradcam.models.preprocess import Preprocessing
 
 SOURCES = sorted(Path(gradcam.__file__).parent.rglob("*.py"))
 FACTORIES = {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"}
@@ -213,7 +213,7 @@ def test_models_that_are_built_here(tmp_path: Path, other_defaults: Callable[[Ca
 
 
 def test_skeletons(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
-    from gradcam.classifiers.skeletons import build_with_random_weights, survey
+    from gradcam.models.skeletons import build_with_random_weights, survey
 
     rows = survey("squeezenet1_1").rows
     assert other_defaults(lambda: survey("squeezenet1_1").rows) == rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcam.depth import show, to_8_bits
+from gradcam.images.read import show, to_8_bits
 
 
 def grey(*levels: int) -> np.ndarray:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.devices import find_device
 from gradcam.errors import ModelError
+from gradcam.models.device import find_device
 from tests.helpers import TINY, tiny_model
 
 

@@ -30,9 +30,9 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
 )
 
-from gradcam.classifiers.readers import read_picture
-from gradcam.dicom import apply_window, is_dicom, read_dicom
 from gradcam.errors import ImageError
+from gradcam.images.dicom import apply_window, is_dicom, read_dicom
+from gradcam.models.readers import read_picture
 
 VALUES = np.array([[-200, -160, 0], [39, 40, 240]], np.int16)
 

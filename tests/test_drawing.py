@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import gradcam
-from gradcam.drawing import COLORMAPS, GAP, find_colormap, sheet
 from gradcam.errors import GradcamError, ImageError
+from gradcam.images.draw import COLORMAPS, GAP, find_colormap, sheet
 
 RNG = np.random.default_rng(0)
 PICTURE = RNG.integers(0, 256, (24, 32, 3), dtype=np.uint8)
@@ -383,7 +383,7 @@ def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap:
 def test_every_pixel_is_the_formulas_to_the_last_rounding(
     colormap: str, signed: bool, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcam.drawing.BAND", band)  # rows are blended a few at a time
+    monkeypatch.setattr("gradcam.images.draw.BAND", band)  # rows are blended a few at a time
     random = np.random.default_rng(list(COLORMAPS).index(colormap))
     alphas = [0, 0.5, 1, *random.random(5)]
     for alpha in alphas:

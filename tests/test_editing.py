@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradcam.errors import GradientError, LayerError, ModelError
-from gradcam.hooks import Hooks
-from gradcam.inspection.editing import Edit, edit_gradients
-from gradcam.inspection.runs import follow_layers
+from gradcam.hooks.hooks import Hooks
+from gradcam.inspection.edit import Edit, edit_gradients
+from gradcam.inspection.selection import follow_layers
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 

@@ -17,21 +17,16 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.batch.inputs.sources import list_inputs
-from gradcam.cli.evaluation.result_table import _number, format_results
-from gradcam.drawing import scale
+from gradcam.cli._evaluate_files import _number, format_results
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.metrics import METRICS
-from gradcam.evaluation.study.conditions import Conditions
-from gradcam.evaluation.study.entries import Entry
-from gradcam.evaluation.study.examples import draw_examples
-from gradcam.evaluation.study.latex import escape, to_latex
 from gradcam.evaluation.study.plan import SINGLE_PASS, Plan, make_plan
-from gradcam.evaluation.study.plots import draw_curves
-from gradcam.evaluation.study.preparation import Wish, prepare_study
-from gradcam.evaluation.study.results import Results
-from gradcam.evaluation.study.standings import compare_methods
-from gradcam.evaluation.study.writing import to_csv, to_json, write_results
+from gradcam.evaluation.study.plots import draw_curves, draw_examples
+from gradcam.evaluation.study.prepare import Wish, prepare_study
+from gradcam.evaluation.study.results import Conditions, Entry, Results, compare_methods
+from gradcam.evaluation.study.write import escape, to_csv, to_json, to_latex, write_results
+from gradcam.images.draw import scale
+from gradcam.sources.list import list_inputs
 from tests.colour_model import load, paint_all
 
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is missing")

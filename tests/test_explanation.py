@@ -15,8 +15,8 @@ import torchvision
 from torch import Tensor, nn
 
 import gradcam
-from gradcam import nested
 from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
+from gradcam.hooks import nested
 from gradcam.targets import ClassTarget
 from tests import oracles
 from tests.helpers import TINY, assert_same, tiny_model, traces

@@ -15,9 +15,9 @@ import torchvision
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gradcam.classifiers.checkpoints import Checkpoint, count_classes, load_weights, read_checkpoint
-from gradcam.classifiers.checkpoints.heads import find_head
 from gradcam.errors import ModelError
+from gradcam.models.checkpoints.fit import count_classes, find_head, load_weights
+from gradcam.models.checkpoints.read import Checkpoint, read_checkpoint
 
 Rename = Callable[[str], str]
 NAMES = torchvision.models.list_models(module=torchvision.models)

@@ -12,8 +12,8 @@ import torchvision
 from PIL import Image
 
 import gradcam
-from gradcam.classifiers.providers.torchvision import cached_file
 from gradcam.cli import cli
+from gradcam.models.providers.torchvision import cached_file
 
 WEIGHTS = torchvision.models.MobileNet_V2_Weights.DEFAULT
 # ImageNet's classes of what is on the photographs; CREDITS.md says the same in words.

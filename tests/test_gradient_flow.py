@@ -20,10 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
-from gradcam.inspection.flow import GradientFlow, gradients
+from gradcam.inspection.flow import GradientFlow, LayerGradients, Statistics, gradients, join, rms
 from gradcam.inspection.plot import draw_gradients
-from gradcam.inspection.statistics import Statistics
-from gradcam.inspection.verdicts import LayerGradients, join, rms
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradcam import gradients
-from gradcam.gradients import jacobian
+from gradcam.hooks import autograd as gradients
+from gradcam.hooks.autograd import jacobian
 
 
 class Cube(torch.autograd.Function):

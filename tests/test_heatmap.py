@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradcam.heatmap import resize, to_heatmaps
+from gradcam.cam.postprocess import resize, to_heatmaps
 from tests import oracles
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.attributions import input_gradients
-from gradcam.hooks import Hooks
-from gradcam.inspection.clipping import clip_gradients
-from gradcam.inspection.editing import edit_gradients
-from gradcam.inspection.runs import follow_layers
+from gradcam.hooks.hooks import Hooks
+from gradcam.inspection.edit import clip_gradients, edit_gradients
+from gradcam.inspection.selection import follow_layers
 
 IMAGES = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 

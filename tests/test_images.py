@@ -23,7 +23,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images import encode_image, encode_png, flip_colours, read_values
+from gradcam.images.read import encode_image, encode_png, flip_colours, read_values
 
 # No two pixels alike, and no colour that stays itself when red and blue change places.
 PIXELS = np.array(
@@ -975,13 +975,13 @@ class NoOpenCV:
 
 @pytest.fixture
 def _without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cv2", "gradcam.opencv"):
+    for name in ("cv2", "gradcam.images.opencv"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [NoOpenCV(), *sys.meta_path])
 
 
 @pytest.mark.usefixtures("_without_opencv")
-@pytest.mark.parametrize("use", [lambda: importlib.import_module("gradcam.opencv"), lambda: encode_png(PIXELS)])
+@pytest.mark.parametrize("use", [lambda: importlib.import_module("gradcam.images.opencv"), lambda: encode_png(PIXELS)])
 def test_opencv_that_wants_a_screen_is_explained(use: Callable[[], object]) -> None:
     with pytest.raises(GradcamError, match="pip install opencv-python-headless") as caught:
         use()

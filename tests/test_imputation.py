@@ -13,9 +13,10 @@ from torch import Tensor
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.evaluation import impute, multigrid
-from gradcam.evaluation.controls import make_centre, make_edges, make_random
-from gradcam.evaluation.ordering import rank_pixels
+from gradcam.evaluation import impute
+from gradcam.evaluation.explainers import make_centre, make_edges, make_random
+from gradcam.evaluation.metrics import imputation as multigrid
+from gradcam.evaluation.subject import rank_pixels
 from tests.imputation_oracle import impute_exactly
 
 GENERATOR = torch.Generator()

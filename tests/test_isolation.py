@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import gradcam
-from gradcam import isolation
-from gradcam.isolation import eager_mode, evaluation_mode, undisturbed
+from gradcam.hooks import preserve as isolation
+from gradcam.hooks.preserve import eager_mode, evaluation_mode, undisturbed
 
 
 def flags(model: nn.Module) -> list[bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gradcam
-from gradcam.classifiers.labels import find_class
 from gradcam.errors import TargetError
+from gradcam.models.labels import find_class
 
 LABELS = ["7", "tiger cat", "Egyptian cat", "crane", "Crane", "St_Bernard", "0", "café", "tiger", "-3"]
 

@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from gradcam.errors import LayerError, nearest
-from gradcam.layers import find_layer, layers_with_grid, unwrap
+from gradcam.layers.find import find_layer, layers_with_grid, unwrap
 
 
 def test_a_layer_by_name_and_as_a_module() -> None:

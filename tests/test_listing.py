@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 import gradcam
+from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import ImageError, LayerError, ModelError
-from gradcam.listing import LayerRow, list_layers
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 

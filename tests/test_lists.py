@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.inputs.lists import _read_lines, _read_table, decode_text
-from gradcam.batch.inputs.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
+from gradcam.sources.list import Listing, list_inputs
+from gradcam.sources.lists import _read_lines, _read_table, decode_text
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.batch.output.disk import BLOCK, LineFile, find_end
-from gradcam.batch.output.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
 from gradcam.errors import GradcamError, OutputError
-from gradcam.records import Explained, Prediction, Record
+from gradcam.storage.disk import BLOCK, LineFile, find_end
+from gradcam.storage.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
+from gradcam.storage.records import Explained, Prediction, Record
 
 
 def make_record(name: str = "a/cat.jpg", *, error: str | None = None) -> Record:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import gradcam
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS, find_method, find_methods
 from gradcam.errors import GradcamError, LayerError
-from gradcam.methods import METHODS, Method, find_method, find_methods
 from tests import method_oracles
 
 GRADIENTS = [name for name, method in METHODS.items() if method.needs == ("activations", "gradients")]

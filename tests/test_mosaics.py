@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, InputError
-from gradcam.evaluation.mosaics import Mosaic, arrange, find_tiles, make_mosaics
+from gradcam.evaluation.metrics.grid import Mosaic, arrange, find_tiles, make_mosaics
 from tests.colours import COLOURS, SIZE, ColourNet, classifier_of, picture
 from tests.helpers import assert_same, traces
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.naming import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, overlay_name
+from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, overlay_name
 
 LONGEST = 255  # bytes of a name, on nearly every file system
 

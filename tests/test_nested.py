@@ -5,7 +5,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gradcam.nested import first_floating, map_tensors, replace_tensor, tensors
+from gradcam.hooks.nested import first_floating, map_tensors, replace_tensor, tensors
 
 Pair = namedtuple("Pair", ["a", "b"])
 

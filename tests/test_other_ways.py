@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradcam
-from gradcam import TargetLayer, nested
+from gradcam import TargetLayer
 from gradcam.errors import LayerError, ModelError
+from gradcam.hooks import nested
 from tests import oracles
 from tests.helpers import HOOKS
 

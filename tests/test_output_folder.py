@@ -19,13 +19,13 @@ import filelock
 import pytest
 
 import gradcam
-from gradcam.batch.output.folder import OutputFolder
-from gradcam.batch.output.manifest import read_manifest
-from gradcam.batch.output.run_file import Run, describe_root, describe_versions
-from gradcam.batch.weights import describe_weights
+from gradcam.batch.formats.folder import OutputFolder
+from gradcam.batch.save import describe_weights
 from gradcam.errors import OutputError
-from gradcam.files import write_whole
-from gradcam.records import Explained, Record
+from gradcam.images.files import write_whole
+from gradcam.storage.manifest import read_manifest
+from gradcam.storage.records import Explained, Record
+from gradcam.storage.run_file import Run, describe_root, describe_versions
 
 RUN = Run(
     device="cpu",
@@ -324,7 +324,7 @@ def test_other_versions_are_noted_and_the_first_ones_kept(tmp_path: Path, monkey
     work(tmp_path, ORDER[:2])
     before = (tmp_path / "run.json").read_bytes()
     versions = {**describe_versions(), "torch": "99.0"}
-    monkeypatch.setattr("gradcam.batch.output.run_file.describe_versions", lambda: versions)
+    monkeypatch.setattr("gradcam.storage.run_file.describe_versions", lambda: versions)
     (note,) = work(tmp_path, ORDER, mode="resume").notes
     assert note.startswith("The earlier run had other versions (torch ")
     assert note.endswith(" → 99.0): results may differ in their last digits.")
@@ -462,7 +462,7 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
 
 def test_overwriting_that_was_stopped_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work(tmp_path, ORDER)
-    from gradcam.batch.output import earlier
+    from gradcam.storage import clear as earlier
 
     def stop(path: Path) -> None:
         if path.name == "c-gradcam.jpg":

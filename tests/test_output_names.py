@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.inputs.contents import Refused
-from gradcam.batch.items import Item
-from gradcam.batch.output.names import ENDING, plan_stems
-from gradcam.naming import LONGEST_NAME, overlay_name
+from gradcam.batch.names import ENDING, plan_stems
+from gradcam.images.files import LONGEST_NAME, overlay_name
+from gradcam.sources.contents import Item, Refused
 
 NOTHING = Refused("is not needed here")
 

@@ -15,16 +15,15 @@ import pytest
 import torch
 
 import gradcam
+from gradcam.batch import save as outputs
 from gradcam.batch.findings import Finding, Question, find
-from gradcam.batch.items import Item
-from gradcam.batch.output import outputs, places
-from gradcam.batch.output.collisions import check_outputs
-from gradcam.batch.output.outputs import Saver
-from gradcam.batch.output.places import Disk
-from gradcam.batch.output.result_names import name_result
-from gradcam.batch.output.saving import Saving
+from gradcam.batch.names import Saving, check_outputs, name_result
+from gradcam.batch.save import Saver
 from gradcam.errors import GradcamError, ImageError, OutputError
-from gradcam.stores import Store
+from gradcam.sources.contents import Item
+from gradcam.storage import output as places
+from gradcam.storage.output import Disk
+from gradcam.storage.store import Store
 from gradcam.targets import ClassTarget
 from tests.test_output_folder import mounted
 

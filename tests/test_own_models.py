@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.classifiers.labels import read_labels
-from gradcam.classifiers.preparation import find_input_dtype, is_spread
-from gradcam.classifiers.readers import Reading
 from gradcam.errors import LayerError, ModelError
+from gradcam.models.device import find_input_dtype, is_spread
+from gradcam.models.labels import read_labels
+from gradcam.models.readers import Reading
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.classifiers import comparison
-from gradcam.drawing import overlay
 from gradcam.errors import GradcamError, ImageError
-from gradcam.panels import GAP, LINE, MARGIN, PanelRow, draw_panel
+from gradcam.images.draw import GAP, overlay
+from gradcam.images.sheets import LINE, MARGIN, PanelRow, draw_panel
+from gradcam.models import results as comparison
 
 RED = np.full((20, 40, 3), (200, 0, 0), np.uint8)
 GREEN = np.full((40, 40, 3), (0, 150, 0), np.uint8)

@@ -16,13 +16,13 @@ import torchvision
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.arguments import to_batch
-from gradcam.effort import Effort
+from gradcam.cam.budget import Effort
+from gradcam.cam.forward import recorded_pass
+from gradcam.cam.grid import find_site
+from gradcam.cam.methods import perturbation as ablation
 from gradcam.errors import GradcamError, LayerError
-from gradcam.layers import find_layer
-from gradcam.perturbation import ablation
-from gradcam.recording import recorded_pass
-from gradcam.sites import find_site
+from gradcam.hooks.nested import to_batch
+from gradcam.layers.find import find_layer
 from tests import perturbation_oracles as slow
 from tests.helpers import TINY, tiny_model
 
@@ -266,7 +266,7 @@ def test_rise_finds_the_one_place_that_counts() -> None:
 
 
 def test_rise_masks_are_open_as_often_as_they_should_be() -> None:
-    from gradcam.perturbation.rise import _draw_mask
+    from gradcam.cam.methods.perturbation import _draw_mask
 
     mean = torch.stack([_draw_mask((9, 14), 3, 0.3, seed) for seed in range(2000)]).mean(0)
     assert mean.shape == (9, 14)

@@ -25,17 +25,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.batch import computing, pipeline
-from gradcam.batch.batches import choose_batch_size, cut
+from gradcam.batch import compute as computing
+from gradcam.batch import pipeline
 from gradcam.batch.engine import Work, explain_into
+from gradcam.batch.explain_files import FileResult, explain_files
 from gradcam.batch.findings import Finding, Question, find
-from gradcam.batch.items import Item
 from gradcam.batch.pipeline import explain_items
-from gradcam.batch.pool import LATER, URGENT, Pool
-from gradcam.batch.reading import Fetched
-from gradcam.batch.shortage import is_out_of_memory
-from gradcam.batch.streaming import FileResult, explain_files
+from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut
+from gradcam.batch.read import Fetched
 from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
+from gradcam.hooks.memory import is_out_of_memory
+from gradcam.sources.contents import Item
 from gradcam.targets import ClassTarget
 
 from .helpers import tiny_model

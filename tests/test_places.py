@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torchvision import models
 
 import gradcam
-from gradcam import places
+from gradcam.cam import places
+from gradcam.cam.listing import list_layers
 from gradcam.errors import GradcamWarning, LayerError
-from gradcam.evaluation.checks.checking import check
-from gradcam.listing import list_layers
+from gradcam.evaluation.checks.check import check
 from tests.helpers import assert_same, traces
 
 WRONG = "may lie in wrong places: of 6 changed in the picture, its cells answered at [0-3], expected 4 or more"

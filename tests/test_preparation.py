@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import gradcam
-from gradcam.classifiers.preparation import prepare
-from gradcam.classifiers.providers import DEFAULT, load_parts
+from gradcam.models.device import prepare
+from gradcam.models.providers import DEFAULT, load_parts
 from tests.conftest import ASSETS
 from tests.helpers import assert_same, traces
 

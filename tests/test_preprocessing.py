@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from gradcam.classifiers.preprocessing import Preprocessing
 from gradcam.errors import ImageError
+from gradcam.models.preprocess import Preprocessing
 
 HALVES = (0.5, 0.5, 0.5)
 CROP = Preprocessing(size=(224, 224), resize=256, mean=HALVES, std=HALVES)

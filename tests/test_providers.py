@@ -20,12 +20,13 @@ from torch import nn
 from torchvision import models
 
 import gradcam
-from gradcam.classifiers.preprocessing import Preprocessing
-from gradcam.classifiers.providers import load_parts, network
-from gradcam.classifiers.providers import timm as timm_provider
-from gradcam.classifiers.providers import torchvision as provider
-from gradcam.classifiers.providers.image_processors import find_steps, make_preprocess
 from gradcam.errors import ModelError
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.providers import base as network
+from gradcam.models.providers import load_parts
+from gradcam.models.providers import timm as timm_provider
+from gradcam.models.providers import torchvision as provider
+from gradcam.models.providers.huggingface import find_steps, make_preprocess
 
 Photo = Callable[[str], Path]
 PHOTOGRAPHS = ("cat_and_espresso.jpg", "koala.webp", "rocket.jpg")

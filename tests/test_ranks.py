@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import ImageError
-from gradcam.evaluation.ranks import rank_correlation
+from gradcam.evaluation.metrics.soundness import rank_correlation
 
 
 def slow_ranks(values: list[float]) -> list[float]:

@@ -15,10 +15,10 @@ from PIL import Image
 from torch import nn
 
 import gradcam
-from gradcam.classifiers import Classifier
-from gradcam.classifiers.preprocessing import Preprocessing
-from gradcam.classifiers.readers import Reading, read_picture, to_reader, to_reading
 from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.models.classifier import Classifier
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.readers import Reading, read_picture, to_reader, to_reading
 from tests.test_images import PIXELS
 
 RAMP = np.arange(6, dtype=np.uint16).reshape(2, 3)

@@ -13,10 +13,10 @@ import torchvision
 from PIL import Image
 
 import gradcam
-from gradcam.batch.weights import describe_weights
-from gradcam.classifiers.providers import torchvision as provider
-from gradcam.classifiers.providers.recognition import Recognised, recognise
+from gradcam.batch.save import describe_weights
 from gradcam.cli import cli
+from gradcam.models.providers import torchvision as provider
+from gradcam.models.providers.base import Recognised, recognise
 
 WEIGHTS = torchvision.models.MobileNet_V2_Weights
 V1, V2 = "mobilenet_v2-b0353104.pth", "mobilenet_v2-7ebf99e0.pth"

@@ -11,19 +11,24 @@ import torchvision
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, LayerError
-from gradcam.evaluation.grid import grid_pointing_game
 from gradcam.evaluation.intervals import mean_interval
-from gradcam.evaluation.mosaics import arrange, find_tiles
+from gradcam.evaluation.metrics.grid import arrange, find_tiles, grid_pointing_game
+from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.recommendation.candidates import check_layers, find_candidates
-from gradcam.evaluation.recommendation.contest import SHARES, Contest
-from gradcam.evaluation.recommendation.outcome import Combination, Recommendation
-from gradcam.evaluation.recommendation.ranking import find_best, find_most, find_twins, list_best, subtract, to_rows
-from gradcam.evaluation.recommendation.recommending import recommend
-from gradcam.evaluation.recommendation.trials import Trials, combine, list_single_pass
-from gradcam.evaluation.removal import road
+from gradcam.evaluation.recommendation.recommend import SHARES, Contest, Trials, combine, list_single_pass, recommend
+from gradcam.evaluation.recommendation.result import (
+    Combination,
+    Recommendation,
+    find_best,
+    find_most,
+    find_twins,
+    list_best,
+    subtract,
+    to_rows,
+)
 from gradcam.evaluation.subject import Subject
-from gradcam.methods import METHODS
 from gradcam.targets import ClassTarget
 from tests.colours import COLOURS, ColourNet, Turn, classifier_of, picture
 from tests.helpers import assert_same, traces
@@ -117,7 +122,7 @@ def test_unknown_methods_and_scores_are_said_before_anything_is_computed(
     methods: list[str], scores: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "gradcam.evaluation.recommendation.recommending.find_tiles", lambda *args, **options: pytest.fail("computed")
+        "gradcam.evaluation.recommendation.recommend.find_tiles", lambda *args, **options: pytest.fail("computed")
     )
     with pytest.raises(GradcamError, match=message):
         recommend(classifier_of(ColourNet()), PICTURES, methods=methods, scores=scores)

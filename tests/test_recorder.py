@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.errors import GradcamError, LayerError, ModelError
-from gradcam.inspection.editing import edit_gradients
+from gradcam.inspection.edit import edit_gradients
+from gradcam.inspection.flow import Statistics, measure, to_statistics
 from gradcam.inspection.recorder import Recorder, record
-from gradcam.inspection.statistics import Statistics, measure, to_statistics
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 LABELS = torch.tensor([0, 1, 4])

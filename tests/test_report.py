@@ -15,13 +15,15 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 import pytest
 
-from gradcam.batch.output.earlier import remove_report
 from gradcam.errors import GradcamError, OutputError
-from gradcam.images import Pixels, read_image, write_image
-from gradcam.naming import overlay_name
-from gradcam.records import Explained, Prediction, Record
-from gradcam.report import contents, pages, write_report
+from gradcam.images.files import overlay_name
+from gradcam.images.read import Pixels, read_image, write_image
+from gradcam.report import pages
+from gradcam.report import pages as contents
+from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem, name_views
+from gradcam.storage.clear import remove_report
+from gradcam.storage.records import Explained, Prediction, Record
 from tests.views import write_views
 
 RED, BLUE = (200, 30, 30), (20, 40, 210)

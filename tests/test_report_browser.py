@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcam.drawing import overlay
 from gradcam.errors import printable
-from gradcam.images import Pixels, read_image, write_image
-from gradcam.records import Explained, Prediction, Record
-from gradcam.report import write_report
+from gradcam.images.draw import overlay
+from gradcam.images.read import Pixels, read_image, write_image
+from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem
+from gradcam.storage.records import Explained, Prediction, Record
 from tests.test_report import HOSTILE, done, result, write_run
 from tests.views import write_views
 

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcam.classifiers.readers import read_picture
 from gradcam.errors import GradcamError, OutputError, StoreError
-from gradcam.images import encode_image, read_image
-from gradcam.records import Record
-from gradcam.report import contents, write_report
+from gradcam.images.read import encode_image, read_image
+from gradcam.models.readers import read_picture
+from gradcam.report import pages as contents
+from gradcam.report.pages import write_report
 from gradcam.report.views import draw_views, find_stem
-from gradcam.stores import Store, failures
+from gradcam.storage import retry as failures
+from gradcam.storage.records import Record
+from gradcam.storage.store import Store
 from tests.stores import ObjectStore, down, objects
 from tests.test_report import BLUE, RED, done, halves, write_overlays, write_run
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.cam.methods.rerun import Chunk, Variants, divide
 from gradcam.errors import GradcamError, LayerError
-from gradcam.memory import Meter
-from gradcam.perturbation.variants import Chunk, Variants, divide
+from gradcam.hooks.memory import Meter
 from gradcam.targets import ClassTarget
 from tests import perturbation_oracles as slow
 from tests.helpers import TINY, assert_same, tiny_model, traces
@@ -305,7 +305,7 @@ class TestMemory:
 
     def test_a_default_budget_never_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
-        monkeypatch.setattr("gradcam.effort.DEFAULT_BUDGET", 10)
+        monkeypatch.setattr("gradcam.cam.budget.DEFAULT_BUDGET", 10)
         small = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
         torch.testing.assert_close(small.maps, whole.maps)
 

@@ -19,8 +19,8 @@ from PIL import Image
 import gradcam
 from gradcam import attributions, evaluation
 from gradcam.cli import cli
-from gradcam.drawing import sheet
 from gradcam.errors import ImageError
+from gradcam.images.draw import sheet
 from gradcam.targets import ClassTarget
 from tests.helpers import tiny_model
 
@@ -266,7 +266,7 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
 
 
 def test_a_recommendation_names_the_best() -> None:
-    from gradcam.evaluation.recommendation.outcome import Combination, Row
+    from gradcam.evaluation.recommendation.result import Combination, Row
 
     interval = evaluation.mean_interval([0.1, 0.2])
     rows = tuple(

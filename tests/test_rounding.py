@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.methods import METHODS
-from gradcam.rounding import settle_method
+from gradcam.cam.methods.table import METHODS
+from gradcam.cam.rounding import settle_method
 from gradcam.targets import ClassTarget
 
 IMAGES = torch.rand(3, 3, 24, 32, generator=torch.Generator().manual_seed(0))
@@ -218,7 +218,7 @@ def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
 
 def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
-    monkeypatch.setattr("gradcam.rounding.MOST_BYTES", 1)
+    monkeypatch.setattr("gradcam.cam.rounding.MOST_BYTES", 1)
     found = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
     torch.testing.assert_close(found.maps, whole.maps, rtol=1e-5, atol=1e-9)
 

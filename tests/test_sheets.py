@@ -11,12 +11,23 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from gradcam import drawing
 from gradcam.errors import GradcamError, ImageError
-from gradcam.inspection.blocks import BAR, BAR_HEIGHT, CAPTION, HEADING, LABEL, PALE, TEXT, TITLE
-from gradcam.inspection.cells import draw_cell, find_largest
-from gradcam.inspection.sheets import draw_activations
-from gradcam.panels import GAP, INK, LINE, MARGIN
+from gradcam.images import draw as drawing
+from gradcam.images.draw import GAP
+from gradcam.images.sheets import INK, LINE, MARGIN
+from gradcam.inspection.sheets import (
+    BAR,
+    BAR_HEIGHT,
+    CAPTION,
+    HEADING,
+    LABEL,
+    PALE,
+    TEXT,
+    TITLE,
+    draw_activations,
+    draw_cell,
+    find_largest,
+)
 
 BLACK, MAGENTA = (0, 0, 0), (255, 0, 255)
 MOST, LEAST = (255, 245, 215), (235, 250, 255)  # the last colours of signed values

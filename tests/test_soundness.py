@@ -14,14 +14,10 @@ from captum.metrics import sensitivity_max
 from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, ModelError, TargetError
-from gradcam.evaluation.checks.covering import cover
-from gradcam.evaluation.classes import class_difference
+from gradcam.evaluation.checks.tests import cover
 from gradcam.evaluation.explainers import Explain, Explainer
-from gradcam.evaluation.noise import max_sensitivity
-from gradcam.evaluation.randomising import randomisation
-from gradcam.evaluation.ranks import rank_correlation
-from gradcam.evaluation.seeds import draw
-from gradcam.evaluation.subject import Subject
+from gradcam.evaluation.metrics.soundness import class_difference, max_sensitivity, randomisation, rank_correlation
+from gradcam.evaluation.subject import Subject, draw
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 GRADCAM = Explainer(("gradcam",), "3").only("gradcam")

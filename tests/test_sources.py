@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.batch.inputs.contents import FileContent
-from gradcam.batch.inputs.shards import Shard, parse_shard
-from gradcam.batch.inputs.sources import Listing, list_inputs
 from gradcam.errors import ImageError, InputError
-from gradcam.naming import READ_SUFFIXES
+from gradcam.images.files import READ_SUFFIXES
+from gradcam.sources.contents import FileContent
+from gradcam.sources.list import Listing, list_inputs
+from gradcam.sources.shards import Shard, parse_shard
 
 ANYBODY = 65534  # a user without rights
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradcam.inspection import statistics
-from gradcam.inspection.statistics import Statistics, measure, measure_at_once, to_statistics
+from gradcam.inspection import gradients as statistics
+from gradcam.inspection.flow import Statistics, measure, measure_at_once, to_statistics
 
 
 def expected(tensor: Tensor) -> Statistics:

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch.inputs import store_contents
-from gradcam.batch.inputs.sources import Listing, list_inputs
-from gradcam.batch.inputs.store_contents import RangeFile
-from gradcam.batch.items import Item
-from gradcam.batch.reading import read_item
+from gradcam.batch.read import read_item
 from gradcam.errors import ImageError, InputError, StoreError
-from gradcam.stores import Store, failures
+from gradcam.sources.contents import Item
+from gradcam.sources.list import Listing, list_inputs
+from gradcam.storage import fetch as store_contents
+from gradcam.storage import retry as failures
+from gradcam.storage.fetch import RangeFile
+from gradcam.storage.store import Store
 from tests.stores import ObjectStore, down, objects
 from tests.test_archives import make as make_archive
 from tests.test_cli import Command, folder, gradcam_command
@@ -540,7 +541,7 @@ def test_what_cannot_be_listed_is_one_line_and_status_2(fs: Any, run: Command, t
 
 
 def test_readers_of_the_users_get_a_file(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradcam.classifiers.readers import read_picture
+    from gradcam.models.readers import read_picture
 
     seen = []
 

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch.output import store_manifest, store_results
-from gradcam.batch.output.folder import OutputFolder
-from gradcam.batch.output.parts import Part, find_last, find_parts, list_manifests
-from gradcam.batch.output.store_place import Bucket
-from gradcam.batch.output.store_results import StoreResults, check_store
+from gradcam.batch.formats import store as store_results
+from gradcam.batch.formats.folder import OutputFolder
+from gradcam.batch.formats.store import StoreResults, check_store
 from gradcam.errors import ImageError, OutputError, StoreError
-from gradcam.records import Record
-from gradcam.stores import Store, failures
+from gradcam.storage import manifest as store_manifest
+from gradcam.storage import retry as failures
+from gradcam.storage.output import Bucket
+from gradcam.storage.records import Record
+from gradcam.storage.run_file import Part, find_last, find_parts, list_manifests
+from gradcam.storage.store import Store
 from tests.stores import ObjectStore, down, objects
 from tests.test_output_folder import ORDER, RUN, Shard, finish_files
 from tests.test_output_folder import work as work_on_disk
@@ -272,7 +274,7 @@ def test_a_picture_that_failed_and_is_no_longer_asked_for_has_no_record(fs: Any)
 def test_the_versions_of_the_first_run_are_kept(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     work(ORDER[:1])
     before = tree(fs)["run.json"]
-    monkeypatch.setattr("gradcam.batch.output.run_file.__version__", "9.9")
+    monkeypatch.setattr("gradcam.storage.run_file.__version__", "9.9")
     results = work(ORDER, mode="resume")
     assert tree(fs)["run.json"] == before
     assert "gradcam 0." in results.notes[0]

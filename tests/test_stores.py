@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from gradcam.errors import StoreError
-from gradcam.stores import Store, failures, is_url, to_path, waiting
+from gradcam.images.files import is_url, to_path
+from gradcam.storage import retry as failures
+from gradcam.storage import retry as waiting
+from gradcam.storage.store import Store
 from tests.stores import ObjectStore, down, objects
 
 

@@ -13,23 +13,19 @@ import torch
 from torch import nn
 
 import gradcam
-from gradcam.batch.inputs.sources import list_inputs
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
 from gradcam.evaluation import METRICS, ConfidenceChange, Localisation, Subject, Truth, evaluate
-from gradcam.evaluation.controls import CONTROLS
-from gradcam.evaluation.explainers import Explainer
+from gradcam.evaluation.explainers import CONTROLS, Explainer
 from gradcam.evaluation.metrics import DEFAULT
-from gradcam.evaluation.seeds import derive
-from gradcam.evaluation.study.conditions import describe_resizing
-from gradcam.evaluation.study.engine import Study
-from gradcam.evaluation.study.entries import Entry
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.measures import MEASURES, Case, measure
 from gradcam.evaluation.study.plan import CONTROL_NAMES, SINGLE_PASS, make_plan
-from gradcam.evaluation.study.preparation import Wish, prepare_study
-from gradcam.evaluation.study.results import Results
-from gradcam.evaluation.study.writing import to_csv, to_json
-from gradcam.methods import METHODS
+from gradcam.evaluation.study.prepare import Wish, prepare_study
+from gradcam.evaluation.study.results import Entry, Results, describe_resizing
+from gradcam.evaluation.study.run import MEASURES, Case, Study, measure
+from gradcam.evaluation.study.write import to_csv, to_json
+from gradcam.evaluation.subject import derive
+from gradcam.sources.list import list_inputs
 from tests.colour_model import LABELS, load, paint, paint_all
 
 QUICK = ("average-drop", "complexity", "grid-mass", "insertion")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
 from gradcam.evaluation import Subject
-from gradcam.evaluation.heatmaps import check_heatmaps, to_unit
+from gradcam.evaluation.subject import check_heatmaps, to_unit
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 

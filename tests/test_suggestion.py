@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradcam
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamWarning, TargetError
-from gradcam.methods import METHODS
 from gradcam.targets import ClassTarget
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -529,7 +529,7 @@ def test_signs_are_said_of_named_layers_alone_and_once() -> None:
 
 @pytest.mark.parametrize("function", [F.silu, F.gelu, F.hardswish, F.mish])
 def test_smooth_activations_count_as_positive(function: Callable[[Tensor], Tensor]) -> None:
-    from gradcam.signs import has_both_signs
+    from gradcam.cam.maps import has_both_signs
 
     values = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     assert has_both_signs(values)

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradcam.patches import Patch, find_patches
-from gradcam.tokens import Layout, find_layout
+from gradcam.layers.layout import Layout, Patch, find_layout, find_patches
 
 
 def edge(*sides: int) -> Patch:

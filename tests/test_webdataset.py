@@ -24,17 +24,16 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.batch.inputs import archives
-from gradcam.batch.inputs.sources import list_inputs
-from gradcam.batch.output import tar_results
-from gradcam.batch.output.parts import Part
-from gradcam.batch.output.results import Mode
-from gradcam.batch.output.tar_names import name_field, plan_keys
-from gradcam.batch.output.tar_places import DiskTars, StoreTars
-from gradcam.batch.output.tar_results import TarResults
+from gradcam.batch.formats import webdataset as tar_results
+from gradcam.batch.formats.base import Mode
+from gradcam.batch.formats.webdataset import TarResults, name_field, plan_keys
 from gradcam.errors import GradcamError, InputError, OutputError
-from gradcam.records import Explained, Record
-from gradcam.stores import Store
+from gradcam.sources import archives
+from gradcam.sources.list import list_inputs
+from gradcam.storage.output import DiskTars, StoreTars
+from gradcam.storage.records import Explained, Record
+from gradcam.storage.run_file import Part
+from gradcam.storage.store import Store
 from tests.stores import objects
 from tests.test_cli import Command, Photo, folder, gradcam_command
 
@@ -342,7 +341,7 @@ def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, mo
 def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradcam.batch.output.store_results import StoreResults
+    from gradcam.batch.formats.store import StoreResults
 
     monkeypatch.setattr(tar_results, "PICTURES", 2)
     ours = ("--output-format", "webdataset")

@@ -7,9 +7,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from gradcam.hooks import Hooks
+from gradcam.hooks.hooks import Hooks
 from gradcam.inspection import edit_gradients, record
-from gradcam.inspection.runs import follow_layers
+from gradcam.inspection.selection import follow_layers
 
 
 @pytest.mark.parametrize(

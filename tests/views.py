@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.output.disk import remove_empty
-from gradcam.batch.output.places import Disk
-from gradcam.report import draw_views
+from gradcam.report.views import draw_views
+from gradcam.storage.disk import remove_empty
+from gradcam.storage.output import Disk
 
 
 def write_views(folder: Path, stem: str, picture: Any, overlays: Any, *, temporary: Path | None = None) -> None:

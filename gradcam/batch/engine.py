@@ -7,16 +7,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gradcam.batch.computing import Tell
-from gradcam.batch.failures import FailureLimit, TooManyFailuresError
+from gradcam.batch.compute import Tell
 from gradcam.batch.findings import Question
-from gradcam.batch.items import Item
-from gradcam.batch.output.outputs import Outcome, Saver
-from gradcam.batch.output.results import Results
+from gradcam.batch.formats.base import Results
 from gradcam.batch.pipeline import explain_items
-from gradcam.classifiers import Classifier
+from gradcam.batch.save import Outcome, Saver
 from gradcam.errors import OutputError, StoreError
-from gradcam.records import Record
+from gradcam.models.classifier import Classifier
+from gradcam.sources.contents import Item
+from gradcam.sources.shards import FailureLimit, TooManyFailuresError
+from gradcam.storage.records import Record
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gradcam.attributions import ATTRIBUTIONS
-from gradcam.classifiers import Classifier, PictureAttribution, PictureExplanation, Prepared
-from gradcam.effort import Progress
+from gradcam.attributions.table import ATTRIBUTIONS
+from gradcam.cam.budget import Progress
 from gradcam.errors import GradcamError, show_fields
-from gradcam.images import Pixels, Region
-from gradcam.records import Explained, Prediction
+from gradcam.images.read import Pixels, Region
+from gradcam.models.classifier import Classifier, Prepared
+from gradcam.models.results import PictureAttribution, PictureExplanation
+from gradcam.storage.records import Explained, Prediction
 from gradcam.targets import ClassTarget
 
 if TYPE_CHECKING:

@@ -9,15 +9,13 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from gradcam.batch.batches import Cut, choose_batch_size, cut
-from gradcam.batch.computing import Explainer, Find, Found, Tell
+from gradcam.batch.compute import Explainer, Find, Found, Tell
 from gradcam.batch.findings import Finding, Question, find
-from gradcam.batch.items import Item
-from gradcam.batch.pool import LATER, URGENT, Pool, one_opencv_thread
-from gradcam.batch.reading import Fetched, Read, read_item
-from gradcam.batch.uploading import find_upload
-from gradcam.classifiers import Classifier
+from gradcam.batch.pool import LATER, URGENT, Cut, Pool, choose_batch_size, cut, one_opencv_thread
+from gradcam.batch.read import Fetched, Read, find_upload, read_item
 from gradcam.errors import GradcamError, shorten
+from gradcam.models.classifier import Classifier
+from gradcam.sources.contents import Item
 
 __all__ = ["Fetched", "Tell", "check_count", "choose_batch_size", "compute_items", "explain_items"]
 

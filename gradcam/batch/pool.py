@@ -4,16 +4,105 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+
+from gradcam.models.classifier import Classifier
+from gradcam.sources.contents import Item
+
+ON_CPU = 8  # pictures: larger batches are hardly faster there, and hold more decoded pictures in memory
+ON_DEVICE = 32  # fills a GPU with the usual networks; halved where it does not fit
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One batch: its items, and for each whether its result is wanted. `start`: the first one's place among all."""
+
+    start: int
+    items: list[Item]
+    needed: list[bool]
+
+
+def cut(items: Iterable[Item], size: int, is_needed: Callable[[Item], bool]) -> Iterator[Cut]:
+    """Batches of so many items, those without any needed one left out: what a batch holds does not depend on the others.
+
+    Numbers change a little with the batch. So a picture is always explained among the same others.
+    """
+    remaining = iter(items)
+    for start in itertools.count(0, size):
+        taken = list(itertools.islice(remaining, size))
+        if not taken:
+            return
+        needed = [bool(is_needed(item)) for item in taken]
+        if any(needed):
+            yield Cut(start, taken, needed)
+
+
+def choose_batch_size(classifier: Classifier, device: str | None = None) -> int:
+    """How many pictures to explain at once where nobody says. `device`: None for where the classifier is."""
+    return ON_CPU if (device or classifier.device.type) == "cpu" else ON_DEVICE
+
+
+def count_cores(root: Path = Path("/")) -> int:
+    """The cores that this process may use, by its CPU affinity and its control groups' quotas; at least 1.
+
+    A quota of part of a core counts as one. `root`: where `proc` and `sys` are.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min([cores, *map(math.ceil, _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """How many cores each control group that this process is in may use, where it has a limit."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:  # version 2, at times beside version 1
+            for folder in _groups([mounts, mounts / "unified"], path):
+                yield from _to_cores(_read(folder / "cpu.max").split())
+        elif "cpu" in controllers.split(","):
+            for folder in _groups([mounts / controllers, mounts / "cpu"], path):
+                yield from _to_cores(_read(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period"))
+
+
+def _groups(mounts: list[Path], path: str) -> Iterator[Path]:
+    """A group's folder and those of all that it is in: any of them may have a limit.
+
+    In a container the path may be the host's, of which only the mount itself is there.
+    """
+    inside = PurePosixPath(path.lstrip("/"))
+    names = [] if ".." in inside.parts else [inside, *inside.parents]
+    for mount in mounts:
+        yield from (mount / name for name in dict.fromkeys([*names, PurePosixPath()]))
+
+
+def _to_cores(limit: Iterator[str] | list[str]) -> Iterator[float]:
+    """The quota over its period, both in microseconds; nothing for "max", -1, and what is not there."""
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        quota, period = map(int, limit)
+        if quota > 0:
+            yield quota / period
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
 
 T = TypeVar("T")
 
@@ -98,7 +187,7 @@ _opencv = _OpenCV()
 @contextlib.contextmanager
 def one_opencv_thread() -> Iterator[None]:
     """OpenCV computes in the threads that call it alone; the last of overlapping contexts puts back what was."""
-    from gradcam.opencv import cv2
+    from gradcam.images.opencv import cv2
 
     with _opencv.lock:
         if _opencv.holders == 0:

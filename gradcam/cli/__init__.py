@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 import click
 
 from gradcam._version import __version__
-from gradcam.cli.commands import SETTINGS, Group, show_usage_error
-from gradcam.cli.interruption import Terminated, heed_nothing, heeding_signals
-from gradcam.cli.terminal import SafeStream
+from gradcam.cli._commands import SETTINGS, Group, show_usage_error
+from gradcam.cli._terminal import SafeStream, Terminated, heed_nothing, heeding_signals
 from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected, printable
 
 
@@ -25,11 +24,11 @@ from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected, pr
         "batch": "gradcam.cli.batch:batch_command",
         "report": "gradcam.cli.report:report_command",
         "compare": "gradcam.cli.compare:compare_command",
-        "check": "gradcam.cli.evaluation.check:check_command",
-        "evaluate": "gradcam.cli.evaluation.evaluate:evaluate_command",
-        "recommend": "gradcam.cli.evaluation.recommend:recommend_command",
+        "check": "gradcam.cli.check:check_command",
+        "evaluate": "gradcam.cli.evaluate:evaluate_command",
+        "recommend": "gradcam.cli.recommend:recommend_command",
         "layers": "gradcam.cli.layers:layers_command",
-        "inspect": "gradcam.cli.inspection:inspect_group",
+        "inspect": "gradcam.cli.inspect:inspect_group",
         "methods": "gradcam.cli.methods:methods_command",
         "models": "gradcam.cli.models:models_command",
     },

@@ -2,17 +2,385 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from gradcam.choices import FORMATS, OUTPUT_FORMATS
-from gradcam.cli import options
-from gradcam.cli.batch_job import BatchChoice, Typed, explain_all
-from gradcam.cli.commands import Command
-from gradcam.cli.parameters import Folder, Limit, Share
-from gradcam.cli.settings import Output, to_settings
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import ask, load_model, say
+from gradcam.cli._options import Folder, Limit, Share
+from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
+from gradcam.cli._terminal import Display, Terminated, how_to_go_on, telling_waits
+from gradcam.errors import ClusterError, OutputError, StoreError
+from gradcam.options import FORMATS, OUTPUT_FORMATS
+
+if TYPE_CHECKING:
+    from gradcam.batch.engine import Engine, Work
+    from gradcam.batch.formats.base import Mode, Results
+    from gradcam.batch.names import Saving
+    from gradcam.batch.save import Saver
+    from gradcam.models.classifier import Classifier
+    from gradcam.sources.list import Listing
+    from gradcam.sources.shards import FailureLimit, Shard
+    from gradcam.storage.output import TarPlace
+    from gradcam.storage.run_file import Part
+    from gradcam.storage.store import Store
+
+
+class Means:
+    """What a batch is done with; to be closed. Once it is started, `engine` does the work.
+
+    `device`: what models compute on, where that is not where this process's own is, which with Ray only answers questions.
+    """
+
+    def __init__(self, typed: Typed) -> None:
+        self._typed = typed
+        self._stack = contextlib.ExitStack()
+        self.device: str | None = None
+        self.engine: Engine
+
+    def start(self) -> None:
+        """Have the engine ready. Raises `ClusterError` and `click.UsageError`."""
+        choice = self._typed.choice
+        if choice.engine == "local":
+            from gradcam.batch.engine import explain_here
+
+            self.engine = explain_here
+            return
+        from gradcam.batch.ray.engine import RayEngine
+        from gradcam.batch.ray.session import find_layout, joined
+
+        model, layers = self._typed.settings.model, self._typed.settings.layers
+        if model.device not in DEVICES:
+            raise click.UsageError(
+                f"--device is {model.device}, and Ray gives each actor its own: choose one of {', '.join(DEVICES)}."
+            )
+        if choice.actors_per_gpu > 1 and model.device == "cpu":
+            raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
+        ray = self._stack.enter_context(joined(choice.address))
+        self._stack.enter_context(self._last_words(ray))
+        layout = find_layout(ray, model.device, choice.actors_per_gpu)
+        self.device = layout.device
+        load = partial(load_on, model, layers[0] if layers else None)
+        self.engine = RayEngine(ray, layout, load, choice.workers)
+
+    def _last_words(self, ray: Any) -> contextlib.AbstractContextManager[None]:
+        from gradcam.batch.ray.ending import last_words
+        from gradcam.batch.ray.session import find_address
+
+        text = f"Ray has ended, and this with it: its head is gone, or was told to end. {how_to_go_on()}"
+        is_own = find_address(self._typed.choice.address) == "local"
+        head = ray.get_runtime_context().gcs_address
+        return last_words(head, text, is_own=is_own)
+
+    def to_settings(self) -> Settings:
+        """What was typed; with Ray, this process's own model is on the CPU."""
+        settings = self._typed.settings
+        return settings if self.device is None else replace(settings, model=replace(settings.model, device="cpu"))
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._stack.close()
+
+
+DEVICES = ("auto", "cpu", "cuda")  # that Ray has
+
+
+def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
+    """The model of that choice, on that device. Raises `GradcamError`."""
+    return load_model(replace(choice, device=device), layer=layer)
+
+
+def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[str, Any]:
+    """The choices, by the names of the options, with what was found where nothing was said; all of it is JSON."""
+    classifier, question, target = work.classifier, work.question, work.question.target
+    chosen = settings.model
+    return {
+        "model": classifier.name,
+        "device": work.device or classifier.device.type,
+        "precision": chosen.precision,
+        "preprocessing": _describe_preprocess(classifier.preprocess),
+        "activation": classifier.activation,
+        "reader": chosen.reader,
+        "layers": question.list_layers(classifier),
+        "reshape": list(question.reshape) if isinstance(question.reshape, tuple) else question.reshape,
+        "methods": [*question.methods, *question.attributions],
+        "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
+        "top_k": target.top,
+        "score": target.score,
+        "against": [int(index) for index in target.against or ()],
+        "evidence": question.evidence,
+        "augmentation": question.augmentation,
+        "smoothing": question.smoothing,
+        **_describe_fit(classifier),
+        "batch_size": work.batch_size,
+        "audit": work.audit,
+        **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
+    }
+
+
+def _describe_fit(classifier: Classifier) -> dict[str, str]:
+    """Nothing where it is as it always was: an earlier version's run is gone on with."""
+    return {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
+
+
+def _describe_preprocess(preprocess: Any) -> Any:
+    """Its values, or, of code that is not ours, its name: a repr may have an address in it."""
+    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
+    return asdict(preprocess) if is_ours else type(preprocess).__qualname__
+
+
+def check_tars(folder: Path | Store, mode: Mode, shard: Shard | None) -> None:
+    """What can be told of a WebDataset before a model is loaded. Raises `GradcamError`."""
+    from gradcam.batch.formats.webdataset import refuse_tars
+    from gradcam.sources.archives import check_webdataset
+
+    check_webdataset()
+    if mode == "new":
+        part = _to_part(shard)
+        refuse_tars(_to_place(folder, part), part)
+
+
+def fill_tars(
+    inner: Results, folder: Path | Store, mode: Mode, shard: Shard | None, stems: Mapping[str, str]
+) -> Results:
+    """Results in tars, whose records go to the inner results; those are closed where that cannot begin."""
+    from gradcam.batch.formats.webdataset import TarResults
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(inner.close)
+        part = _to_part(shard)
+        results = TarResults(inner, _to_place(folder, part), part, stems, mode)
+        stack.pop_all()
+    return results
+
+
+def _to_part(shard: Shard | None) -> Part:
+    from gradcam.storage.run_file import Part
+
+    return Part() if shard is None else Part(shard.of, shard.index)
+
+
+def _to_place(folder: Path | Store, part: Part) -> TarPlace:
+    from gradcam.storage.output import DiskTars, StoreTars
+    from gradcam.storage.store import Store
+
+    return StoreTars(folder) if isinstance(folder, Store) else DiskTars(folder, folder / part.temporary)
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """What was chosen beside the questions that `gradcam run` has too, as typed."""
+
+    folder: Path | Store
+    saved: tuple[str, ...]
+    format: str
+    quality: int
+    output_format: str
+    batch_size: int | None
+    workers: int | None
+    resume: bool
+    overwrite: bool
+    report: bool
+    limit: FailureLimit | None
+    shard: Shard | None
+    audit: bool
+    engine: str
+    address: str | None
+    actors_per_gpu: int
+
+    @property
+    def mode(self) -> Literal["new", "resume", "overwrite"]:
+        """What is done about an earlier run."""
+        return "resume" if self.resume else "overwrite" if self.overwrite else "new"
+
+    @property
+    def in_tars(self) -> bool:
+        """Whether results are a WebDataset."""
+        return self.output_format == "webdataset"
+
+
+@dataclass(frozen=True)
+class Typed:
+    """All that was typed: of which pictures, what is asked, how they are worked on, and how it is told."""
+
+    inputs: Sequence[str]
+    settings: Settings
+    choice: BatchChoice
+    output: Output
+
+
+def explain_all(typed: Typed) -> int:
+    """Explain the pictures, say what became of them, and give the exit status.
+
+    Raises `GradcamError` and `click.UsageError`, both before the first picture.
+    """
+    with telling_waits(typed.output), contextlib.closing(Means(typed)) as means:
+        return _explain_all(typed, means)
+
+
+def _explain_all(typed: Typed, means: Means) -> int:
+    from gradcam.batch.formats import check_classes, check_output
+    from gradcam.batch.names import check_outputs, check_panel, plan_stems
+    from gradcam.sources.list import list_inputs
+
+    choice = typed.choice
+    # Before torch is imported, and a model loaded.
+    check_output(choice.folder, choice.mode, choice.shard, report=choice.report)
+    if choice.in_tars:
+        check_tars(choice.folder, choice.mode, choice.shard)
+    listing = list_inputs(typed.inputs, exclude=choice.folder)
+    work = _find_work(typed, listing, means)
+    if choice.resume:
+        check_classes(choice.folder, work.items, work.classifier)
+    saving, stems = _to_saving(typed), plan_stems(listing.items)
+    if choice.in_tars:  # where no name can be another's, or an input's
+        check_panel(saving, work.question)
+    else:
+        check_outputs(
+            choice.folder,
+            listing.items,
+            stems,
+            saving=saving,
+            question=work.question,
+            labels=work.classifier.labels,
+        )
+    with contextlib.closing(_open_results(typed, listing, work, saving, stems)) as results:
+        say(results.notes, typed.output)
+        saver = _to_saver(results, stems, saving, work)
+        return _Run(results, saver, work, typed, means.engine).explain(listing.left_out)
+
+
+def _find_work(typed: Typed, listing: Listing, means: Means) -> Work:
+    """The model, and the pictures of this share."""
+    from gradcam.batch.engine import Work
+    from gradcam.batch.pool import choose_batch_size, count_cores
+
+    choice = typed.choice
+    means.start()
+    classifier, question = ask(means.to_settings(), typed.output)
+    _check_listed_classes(classifier, listing, typed.settings)
+    return Work(
+        classifier=classifier,
+        question=question,
+        items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
+        batch_size=choice.batch_size or choose_batch_size(classifier, means.device),
+        workers=choice.workers or count_cores(),
+        device=means.device,
+        audit=choice.audit,
+    )
+
+
+def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Settings) -> None:
+    """Raises `click.UsageError` where options say which classes as well, and `GradcamError` for one that there is not."""
+    wanted = dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None)
+    if listing.has_classes and (settings.classes or settings.top_k > 1):
+        raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
+    for name in wanted:
+        classifier.find_class(name)
+
+
+def _to_saving(typed: Typed) -> Saving:
+    from gradcam.batch.names import Saving
+
+    settings, choice = typed.settings, typed.choice
+    kinds = tuple(dict.fromkeys(choice.saved))
+    return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
+
+
+def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
+    from gradcam.batch.formats import open_results
+    from gradcam.batch.save import describe_weights
+    from gradcam.storage.run_file import Run, describe_root
+
+    settings, choice = typed.settings, typed.choice
+    ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format}
+    run = Run(
+        device=str(work.device or work.classifier.device),
+        model=work.classifier.name,
+        weights=describe_weights(work.classifier, settings.model.weights),
+        settings=describe_settings(settings, work, saving) | ours,
+        inputs=list(typed.inputs),
+        root=describe_root(listing.root, choice.folder),
+        pictures=len(work.items),
+        left_out=listing.left_out,
+    )
+    results = open_results(choice.folder, run, listing, mode=choice.mode, shard=choice.shard, stems=stems)
+    return fill_tars(results, choice.folder, choice.mode, choice.shard, stems) if choice.in_tars else results
+
+
+def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
+    from gradcam.batch.save import Saver
+    from gradcam.report.views import draw_views
+
+    return Saver(
+        place=results.place,
+        stems=stems,
+        saving=saving,
+        classifier=work.classifier,
+        question=work.question,
+        draw_views=draw_views,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Pictures on their way to open results."""
+
+    results: Results
+    saver: Saver
+    work: Work
+    typed: Typed
+    engine: Engine
+
+    def explain(self, left_out: int) -> int:
+        """Explain the pictures, say what became of them, and give the exit status."""
+        from gradcam.sources.shards import TooManyFailuresError
+
+        names = [item.name for item in self.work.items]
+        display = Display(self.typed.output, len(names), sum(name in self.results.done for name in names))
+        try:
+            self._go_through(display)
+            self.results.close(names)
+            report = self._report()
+        except (OutputError, StoreError, ClusterError, TooManyFailuresError) as error:
+            display.tell_failures(self.results.manifest)
+            self._stop(display, str(error))
+            return 1
+        except (KeyboardInterrupt, Terminated):
+            self._stop(display, "Stopped.")
+            raise
+        display.tell_failures(self.results.manifest)
+        display.tell_end(str(self.typed.choice.folder), left_out=left_out, report=report)
+        return int(display.has_failures)
+
+    def _stop(self, display: Display, reason: str) -> None:
+        """What is finished is kept before it is counted; first of all the reason, as a store may need a while."""
+        display.tell_reason(reason)
+        with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
+            self.results.close()
+        display.tell_stop(self.results.recorded)
+
+    def _go_through(self, display: Display) -> None:
+        from gradcam.batch.engine import explain_into
+
+        limit = self.typed.choice.limit
+        records = explain_into(self.results, self.saver, self.work, limit, engine=self.engine)
+        # Closed here: the error that ends it would keep its threads at work after the folder is another's.
+        with contextlib.closing(records), display.shown():
+            for record in records:
+                display.add(record)
+
+    def _report(self) -> str | None:
+        from gradcam.report.pages import write_report
+
+        return str(write_report(self.typed.choice.folder)) if self.typed.choice.report else None
 
 
 @click.command("batch", cls=Command, short_help="Explain a folder of any size, and go on where it was stopped.")

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.attributions import ATTRIBUTIONS
-from gradcam.batch.output.result_names import panel_ending
-from gradcam.cli import options
-from gradcam.cli.commands import Command
-from gradcam.cli.job import Job, work
-from gradcam.cli.preparation import prepare
-from gradcam.cli.settings import Output, to_settings
-from gradcam.methods import METHODS as TABLE
-from gradcam.naming import join_name
+from gradcam.attributions.table import ATTRIBUTIONS
+from gradcam.batch.names import panel_ending
+from gradcam.cam.methods.table import METHODS as TABLE
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import Job, prepare, work
+from gradcam.cli._settings import Output, to_settings
+from gradcam.images.files import join_name
 
 if TYPE_CHECKING:
     from gradcam.batch.findings import Finding
@@ -51,8 +50,8 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chos
 
 
 def _write_panel(job: Job, image: Path, found: Finding) -> list[dict[str, Path]]:
-    from gradcam.classifiers.comparison import panel
-    from gradcam.images import write_image
+    from gradcam.images.read import write_image
+    from gradcam.models.results import panel
 
     name = join_name(image.stem, panel_ending(job.settings.evidence, suffix=job.settings.model.ending))
     path = job.destination.file or job.names.claim([name])[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from gradcam.attributions import ATTRIBUTIONS
-from gradcam.cli.commands import Command
-from gradcam.cli.completion import complete
-from gradcam.cli.options import find_any
-from gradcam.methods import METHODS
+from gradcam.attributions.table import ATTRIBUTIONS
+from gradcam.cam.methods.table import METHODS
+from gradcam.cli._commands import Command
+from gradcam.cli._completion import complete
+from gradcam.cli._options import find_any
 
 
 @click.command("methods", cls=Command, short_help="List the methods, their cost and their papers.")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from gradcam.cli.commands import Command
-from gradcam.cli.completion import complete, list_models
-from gradcam.cli.waiting import import_torch
+from gradcam.cli._commands import Command
+from gradcam.cli._completion import complete, list_models
+from gradcam.cli._terminal import import_torch
 from gradcam.errors import ModelError, join_names, nearest, shorten
 
 
@@ -50,8 +50,8 @@ def models_command(pattern: str | None, as_json: bool) -> int:
 def _list_named() -> list[Listed]:
     import_torch()
 
-    from gradcam.classifiers.providers import PROVIDERS
-    from gradcam.classifiers.providers.torchvision import cached_file, list_names, list_weights
+    from gradcam.models.providers import PROVIDERS
+    from gradcam.models.providers.torchvision import cached_file, list_names, list_weights
 
     found = [Listed(PROVIDERS[0].form, PROVIDERS[0].summary)]
     for name in list_names():
@@ -63,7 +63,7 @@ def _list_named() -> list[Listed]:
 
 
 def _list_forms() -> list[Listed]:
-    from gradcam.classifiers.providers import PROVIDERS
+    from gradcam.models.providers import PROVIDERS
 
     return [Listed(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from gradcam.cli import options
-from gradcam.cli.commands import Command
-from gradcam.cli.parameters import Folder
-from gradcam.cli.settings import Output
-from gradcam.cli.waiting import telling_waits
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._options import Folder
+from gradcam.cli._settings import Output
+from gradcam.cli._terminal import telling_waits
 from gradcam.errors import printable
-from gradcam.stores import Store
+from gradcam.storage.store import Store
 
 
 @click.command("report", cls=Command, short_help="Make the gallery of a batch again.")
@@ -21,7 +21,7 @@ from gradcam.stores import Store
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def report_command(folder: Path | Store, quiet: bool) -> int:
     """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR, or in a store by its URL."""
-    from gradcam.report import write_report
+    from gradcam.report.pages import write_report
 
     with telling_waits(Output(as_json=False, quiet=quiet)):
         page = write_report(folder)

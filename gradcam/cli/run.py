@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.batch.output.result_names import list_endings, panel_ending
-from gradcam.cli import options
-from gradcam.cli.commands import Command
-from gradcam.cli.job import Job, work
-from gradcam.cli.preparation import prepare
-from gradcam.cli.settings import Output, to_settings
+from gradcam.batch.names import list_endings, panel_ending
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import Job, prepare, work
+from gradcam.cli._settings import Output, to_settings
 from gradcam.errors import OutputError
-from gradcam.files import write_whole
-from gradcam.naming import join_name
+from gradcam.images.files import join_name, write_whole
 
 if TYPE_CHECKING:
     from gradcam.batch.findings import Finding
-    from gradcam.batch.output.saving import Saving
-    from gradcam.images import Pixels
+    from gradcam.batch.names import Saving
+    from gradcam.images.read import Pixels
 
 
 @click.command("run", cls=Command, short_help="Explain pictures: write an overlay for each.")
@@ -44,8 +42,7 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
 
 def _to_saving(job: Job) -> Saving:
     """What is written. Raises `GradcamError` for a panel of what makes no maps."""
-    from gradcam.batch.output.collisions import check_panel
-    from gradcam.batch.output.saving import Saving
+    from gradcam.batch.names import Saving, check_panel
 
     chosen = job.settings
     saving = Saving(chosen.saved, "png", alpha=chosen.alpha, colormap=chosen.colormap)
@@ -55,8 +52,8 @@ def _to_saving(job: Job) -> Saving:
 
 def _write(saving: Saving, job: Job, image: Path, found: Finding) -> list[dict[str, Path]]:
     """Write each kind of file that is asked for, and give their paths for each drawing."""
-    from gradcam.batch.output.outputs import draw_kinds, name_kinds
-    from gradcam.classifiers.comparison import panel
+    from gradcam.batch.save import draw_kinds, name_kinds
+    from gradcam.models.results import panel
 
     drawings, ending, alpha, colormap = found.drawings, job.settings.model.ending, saving.alpha, saving.colormap
     endings = list_endings(job.question, drawings, job.classifier.labels, suffix=ending)
@@ -76,7 +73,7 @@ def _write(saving: Saving, job: Job, image: Path, found: Finding) -> list[dict[s
 
 
 def _write_one(path: Path, content: Pixels | bytes) -> Path:
-    from gradcam.images import write_image
+    from gradcam.images.read import write_image
 
     if not isinstance(content, bytes):
         write_image(path, content)

@@ -3,21 +3,141 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from gradcam.batch.shortage import is_out_of_memory
-from gradcam.classifiers.explanation import to_probabilities
-from gradcam.errors import ImageError, ModelError, TargetError, shorten
-from gradcam.evaluation.baselines import make_baseline
-from gradcam.indices import check_classes
-from gradcam.isolation import undisturbed
-from gradcam.layers import unwrap
-from gradcam.perturbation.options import check_integer
+from gradcam.cam.explain import Explanation
+from gradcam.cam.methods.perturbation import check_integer
+from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, join_names, nearest, shorten
+from gradcam.hooks.memory import is_out_of_memory
+from gradcam.hooks.preserve import undisturbed
+from gradcam.layers.find import unwrap
+from gradcam.models.results import to_probabilities
+from gradcam.targets import check_classes
+
+BASELINES = ("blur", "mean", "zero")
+RADIUS = 5  # of the blur in a picture of `SIDE` pixels: 11 x 11, with a standard deviation of 5, as in RISE's code
+SIDE = 224
+CUT = 4  # standard deviations, as SciPy's filter has it
+
+
+def make_baseline(images: Tensor, kind: str) -> Tensor:
+    """What the pixels of images (N,C,H,W) are replaced with: the same shape, type and device.
+
+    "blur": the image, blurred by the very kernel of RISE's code (Petsiuk et al., BMVC 2018) where the shorter side is 224:
+    `scipy.ndimage.gaussian_filter` of one pixel in 11 x 11, with a standard deviation of 5; what of the Gaussian lies
+    outside is mirrored back into it, so that it is nearly a mean of these. For other sizes it is in proportion, 3 x 3 at
+    least. Around the image is zero, as there. "mean": each image's own mean per channel. "zero": zero, which after the
+    usual preprocessing is the training pictures' mean colour, or a grey.
+    Raises `GradcamError` for another kind.
+    """
+    if not isinstance(kind, str) or kind not in BASELINES:
+        offers = nearest(kind, BASELINES) if isinstance(kind, str) else []
+        raise GradcamError(f"There is no baseline {shorten(kind)}: choose one of {join_names(offers or BASELINES)}.")
+    if kind == "blur":
+        return _blur(images)
+    if kind == "mean":
+        mean = images.mean((2, 3), keepdim=True, dtype=torch.promote_types(images.dtype, torch.float32))
+        return torch.zeros_like(images) + mean.to(images.dtype)
+    return torch.zeros_like(images)
+
+
+def _blur(images: Tensor) -> Tensor:
+    """The kernel as one convolution down and one across, at least in float32."""
+    values = images.to(torch.promote_types(images.dtype, torch.float32))
+    radius = max(1, int(RADIUS * min(images.shape[2:]) / SIDE + 0.5))
+    weights = _make_weights(radius).to(values)
+    for shape in ((1, 1, -1, 1), (1, 1, 1, -1)):
+        kernel = weights.reshape(shape).expand(images.shape[1], -1, -1, -1)
+        values = F.conv2d(values, kernel, padding="same", groups=images.shape[1])
+    return values.to(images.dtype)
+
+
+def _make_weights(radius: int) -> Tensor:
+    """A row of the kernel, float64 (2 radius + 1,): a Gaussian whose standard deviation is the radius, mirrored."""
+    width = 2 * radius + 1
+    offsets = torch.arange(-CUT * radius, CUT * radius + 1, dtype=torch.int64, device="cpu")
+    gaussian = torch.exp(-offsets.double().square() / (2 * radius**2))
+    places = (offsets + radius) % (2 * width)
+    inside = torch.minimum(places, 2 * width - 1 - places)
+    return torch.zeros(width, dtype=torch.float64, device="cpu").index_add(0, inside, gaussian / gaussian.sum())
+
+
+def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
+    """Heatmaps as float32 (N,H,W) on `device`: tensors or arrays (N,H,W) or (N,1,H,W), or an `Explanation` of one class.
+
+    `size`: (N,H,W), that of the images, None where they do not matter. Values may be of any sign and scale: what each metric
+    does with them is said there. Raises `ImageError` for heatmaps of another form or size, and for NaN and infinite values.
+    """
+    values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
+    try:
+        found = to_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (N,H,W).") from None
+    if found.ndim == 4 and found.shape[1] == 1:
+        found = found[:, 0]
+    if found.ndim != 3 or found.is_complex():
+        raise ImageError(f"The heatmaps have the shape {tuple(found.shape)}, expected (N,H,W): one for each image.")
+    if size is not None and tuple(found.shape) != tuple(size):
+        raise ImageError(
+            f"The heatmaps have the shape {tuple(found.shape)}, and the images {tuple(size)}: there must be one for each "
+            'image, at its size. torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear") resizes maps.'
+        )
+    found = found.to(device if device is not None else found.device, torch.float32)
+    if not found.isfinite().all():
+        raise ImageError("The heatmaps hold NaN or infinite values: a metric of these would say nothing.")
+    return found
+
+
+def to_tensor(values: Any) -> Tensor:
+    """A tensor itself, detached; arrays and nested sequences on the processor, whatever PyTorch's default device is."""
+    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+
+
+def to_unit(heatmaps: Tensor) -> Tensor:
+    """Heatmaps (N,H,W) in [0,1]: negative values are zero, and each is divided by its maximum; a blank one stays zero."""
+    positive = heatmaps.clamp(min=0)
+    largest = positive.amax((1, 2), keepdim=True)
+    return positive / torch.where(largest > 0, largest, 1.0)
+
+
+def draw(seed: int, *names: object) -> torch.Generator:
+    """PyTorch's generator, on the CPU, for one seed and one purpose: the same numbers on every device."""
+    return torch.Generator("cpu").manual_seed(derive(seed, *names))
+
+
+def derive(seed: int, *names: object) -> int:
+    """A seed of its own for one purpose."""
+    text = "\n".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
+
+
+def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
+    """Each pixel's place in its map's order, int64 (N,H,W): 0 for the most relevant one, of heatmaps (N,H,W).
+
+    Pixels of one value are in an order by chance, the same for the same seed: a constant map has no order, and scanning
+    it by rows would give it one.
+    """
+    values = heatmaps.flatten(1)
+    shuffled = torch.randperm(values.shape[1], generator=draw(seed, "ties"), dtype=torch.int64, device="cpu").to(
+        values.device
+    )
+    order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
+    places = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places).reshape(heatmaps.shape)
+
+
+def count_pixels(share: float, pixels: int) -> int:
+    """How many pixels a share of them is, to the nearest; halves are rounded up."""
+    return int(share * pixels + 0.5)
+
 
 # In one pass of the model. On a processor larger batches take longer, since what lies between two layers leaves its caches.
 PIXELS = 32 * 224 * 224

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradcam.arguments import to_batch
+from gradcam.cam.grid import place
 from gradcam.errors import ImageError, LayerError, shorten
+from gradcam.hooks.nested import to_batch
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
-from gradcam.layers import unwrap
-from gradcam.reshaping import to_reshape
-from gradcam.sites import place
+from gradcam.layers.find import unwrap
+from gradcam.layers.reshape import to_reshape
 
 
 def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any = None) -> dict[str, Tensor]:

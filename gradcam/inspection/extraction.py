@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.arguments import caller_keeps, to_inputs
 from gradcam.errors import LayerError, join_names
-from gradcam.grad_mode import recording_off
-from gradcam.hooks import Hooks
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
+from gradcam.hooks.preserve import recording_off, undisturbed
+from gradcam.hooks.target_layer import refuse_vmap
 from gradcam.inspection.selection import Layers, select_layers
-from gradcam.isolation import undisturbed
-from gradcam.layers import unwrap
-from gradcam.nested import first_floating, map_tensors
-from gradcam.target_layer import refuse_vmap
+from gradcam.layers.find import unwrap
 
 
 def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:

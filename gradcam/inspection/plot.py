@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradcam.errors import GradcamError, shorten
-from gradcam.images import Pixels
-from gradcam.inspection.flow import GradientFlow
-from gradcam.inspection.verdicts import EXPLODING, LEAST, MOST, NO_GRADIENT, VANISHING, LayerGradients
+from gradcam.images.read import Pixels
+from gradcam.inspection.flow import EXPLODING, LEAST, MOST, NO_GRADIENT, VANISHING, GradientFlow, LayerGradients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,24 +3,196 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Generic, Literal, overload
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, LayerError, join_names, shorten
-from gradcam.hooks import Hooks, is_backward_running
-from gradcam.inspection.attendance import Attendance
-from gradcam.inspection.runs import follow_layers
-from gradcam.inspection.selection import Layers, refuse_compiled, select_layers
-from gradcam.inspection.statistics import Statistics
-from gradcam.inspection.steps import Readings, Step, Value
-from gradcam.inspection.storage import Layout, Numbers, Store, Tensors, fetch
-from gradcam.isolation import is_undisturbed
-from gradcam.layers import unwrap
-from gradcam.passages import GradientHook
+from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorten
+from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running
+from gradcam.hooks.preserve import is_undisturbed
+from gradcam.inspection.flow import Statistics, measure, to_statistics
+from gradcam.inspection.selection import Attendance, Layers, follow_layers, refuse_compiled, select_layers
+from gradcam.layers.find import unwrap
+
+ACTIVATION, GRADIENT = "activation", "gradient"
+
+
+class Key(NamedTuple):
+    """Whose value it is. `run`: of the layer in this step, from 0. `kind`: activation or gradient."""
+
+    layer: str
+    run: int
+    kind: str
+
+
+Layout = tuple[tuple[Key, int], ...]  # of the rows of a block: each with the count of values
+
+
+class Tensors:
+    """Snapshots by key, which later changes in place do not reach. `device`: where they go, None to leave them there."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self._values: dict[Key, Tensor] = {}
+
+    def add(self, key: Key, tensor: Tensor) -> None:
+        self._values[key] = tensor.clone() if self._device is None else tensor.to(self._device, copy=True)
+
+    def pack(self) -> None:
+        """There is nothing to be saved."""
+
+    def read(self) -> dict[Key, Tensor]:
+        return dict(self._values)
+
+
+class Numbers:
+    """Statistics, which stay on the tensors' device until they are read: a row for each tensor, one block when packed.
+
+    `layouts`: keys and counts as other steps have them too, so that a whole epoch holds them once.
+    """
+
+    def __init__(self, layouts: dict[Layout, Layout]) -> None:
+        self._layouts = layouts
+        self._fresh: dict[Key, tuple[int, Tensor]] = {}
+        self._layout: Layout = ()
+        self._block: Tensor | None = None
+
+    def add(self, key: Key, tensor: Tensor) -> None:
+        self._fresh[key] = (tensor.numel(), measure(tensor))
+
+    def pack(self) -> None:
+        """One tensor of all rows, on a GPU if one of them is there, so that nothing waits for it."""
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, {}
+        rows = self._rows() | fresh
+        tensors = [numbers for _, numbers in rows.values()]
+        device = next((it.device for it in tensors if it.device.type != "cpu"), tensors[0].device)
+        self._block = torch.stack([it.to(device, non_blocking=True) for it in tensors])
+        layout = tuple((key, count) for key, (count, _) in rows.items())
+        self._layout = self._layouts.setdefault(layout, layout)
+
+    def read(self) -> dict[Key, Statistics]:
+        fetch([self])
+        return {key: to_statistics(count, numbers) for key, (count, numbers) in self._rows().items()}
+
+    def _rows(self) -> dict[Key, tuple[int, Tensor]]:
+        blocks = [] if self._block is None else self._block.unbind()
+        return {key: (count, numbers) for (key, count), numbers in zip(self._layout, blocks)}
+
+
+def fetch(stores: Iterable[Numbers]) -> None:
+    """Bring what is still on a device to the processor: one copy from each device, however many steps there are."""
+    by_device: dict[torch.device, list[Numbers]] = {}
+    for store in stores:
+        store.pack()
+        if store._block is not None and store._block.device.type != "cpu":
+            by_device.setdefault(store._block.device, []).append(store)
+    for remote in by_device.values():
+        blocks = [store._block for store in remote if store._block is not None]
+        fetched = torch.cat(blocks).cpu()
+        for store, block in zip(remote, fetched.split([len(block) for block in blocks])):
+            store._block = block
+
+
+Store = Tensors | Numbers  # a later value of the same key takes the place of an earlier one
+
+
+Value = TypeVar("Value", bound="Tensor | Statistics")
+
+
+class Readings(Mapping["str | tuple[str, int]", Value]):
+    """Values of a step by layer: `readings["layer4"]`, and `readings["layer4", 1]` where it ran a second time.
+
+    Raises `LayerError` for a layer that has no value here, and says why.
+    """
+
+    def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
+        self._values: dict[Key, Value] = {key: value for key, value in values.items() if key.kind == kind}
+        self._ran = {key.layer: 1 + key.run for key in values if key.kind == ACTIVATION}
+        self._kind, self._step = kind, step
+
+    def __getitem__(self, layer: str | tuple[str, int]) -> Value:
+        key = self._key(layer)
+        if key not in self._values:
+            raise LayerError(self._explain(key))
+        return self._values[key]
+
+    def __contains__(self, layer: object) -> bool:
+        return isinstance(layer, (str, tuple)) and self._key(layer) in self._values
+
+    def __iter__(self) -> Iterator[str | tuple[str, int]]:
+        return iter([(key.layer, key.run) if key.run else key.layer for key in self._values])
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"{self._kind}s of step {self._step.number}: {', '.join(map(str, self)) or 'none'}"
+
+    def _key(self, layer: Any) -> Key:
+        name, run = (layer, 0) if isinstance(layer, str) else layer
+        return Key(name, run, self._kind)
+
+    def _explain(self, key: Key) -> str:
+        """Why there is no such value."""
+        number = self._step.number
+        if key.layer not in self._step.layers:
+            offers = nearest(str(key.layer), self._step.layers) or self._step.layers[:3]
+            return f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
+        runs = self._ran.get(key.layer, 0)
+        if key.run >= runs:
+            return f"Layer '{key.layer}' ran {runs} times in step {number}: there is no run {key.run}, counted from 0."
+        if not self._step.is_differentiable:
+            return f"Step {number} was a pass without gradients (torch.no_grad() or alike): it has activations alone."
+        return (
+            f"No gradient has come to layer '{key.layer}' in step {number}: call backward() inside the context. None comes "
+            "to a layer that the loss does not depend on, nor where neither it nor anything before it is trained."
+        )
+
+
+class Step(Generic[Value]):
+    """One recorded run of the model.
+
+    `number`: counted from 0, with the runs that were not recorded. `layers`: the names of all that are recorded.
+    `is_differentiable`: whether the model ran with gradients.
+    """
+
+    def __init__(self, number: int, layers: Sequence[str], store: Store, *, is_differentiable: bool) -> None:
+        self.number = number
+        self.layers = layers
+        self.is_differentiable = is_differentiable
+        self.store = store
+        self._runs: dict[str, int] = {}
+
+    @property
+    def activations(self) -> Readings[Value]:
+        """What the layers gave, by name."""
+        return Readings(self.store.read(), ACTIVATION, self)
+
+    @property
+    def gradients(self) -> Readings[Value]:
+        """The gradients with respect to what the layers gave, by name."""
+        return Readings(self.store.read(), GRADIENT, self)
+
+    def add_run(self, layer: str, activations: Tensor) -> Callable[[Tensor], None]:
+        """Keep a run's activations; gives what keeps its gradient."""
+        run = self._runs.get(layer, 0)
+        self._runs[layer] = run + 1
+        self.store.add(Key(layer, run, ACTIVATION), activations)
+        return lambda gradient: self.store.add(Key(layer, run, GRADIENT), gradient)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A flat dict of each value's statistics, the activations in order of execution first."""
+        values: dict[Key, Any] = dict(self.store.read())
+        for key, value in sorted(values.items(), key=lambda item: item[0].kind == GRADIENT):
+            found = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
+            yield {"step": self.number, **key._asdict(), **asdict(found)}
+
 
 KEEPS = ("statistics", "device", "cpu")
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
-from gradcam.layers import find_layer, unwrap
+from gradcam.hooks.hooks import ForwardHook, GradientHook, Hooks
+from gradcam.hooks.nested import first_floating, replace_tensor
+from gradcam.hooks.target_layer import refuse_vmap
+from gradcam.layers.find import find_layer, unwrap
 
 Layers = str | nn.Module | Sequence[str | nn.Module]
 Value = TypeVar("Value")
@@ -101,3 +110,135 @@ def refuse_compiled(model: nn.Module) -> None:
             f"{which} compiled, and compiled code ignores hooks: run the model that was compiled (model._orig_mod, or one "
             "without model.compile()) while you look inside it."
         )
+
+
+class Attendance:
+    """Which layers ran, and which could ever get a gradient, by what was asked for: of a pattern's layers one is enough."""
+
+    def __init__(self, model: nn.Module, layers: Layers) -> None:
+        wanted = [layers] if isinstance(layers, (str, nn.Module)) else layers
+        self._wanted = [(layer, set(select_layers(model, layer))) for layer in wanted]
+        self._has_model_run = False
+        self._ran: set[str] = set()
+        self._recorded: set[str] = set()  # ran while PyTorch recorded
+        self._differentiable: set[str] = set()
+
+    def note_run(self, name: str) -> None:
+        """A layer ran."""
+        self._ran.add(name)
+        if torch.is_grad_enabled():
+            self._recorded.add(name)
+
+    def note_gradient(self, name: str) -> None:
+        """A layer gave something that requires a gradient."""
+        self._differentiable.add(name)
+
+    def note_model(self) -> None:
+        """The whole model ran."""
+        self._has_model_run = True
+
+    def require_runs(self) -> None:
+        """Raises `LayerError` for what never ran although the model did."""
+        for layer, names in self._wanted:
+            if self._has_model_run and not names & self._ran:
+                which, never = _describe(layer, names), "never ran" if len(names) == 1 else "ever ran"
+                raise LayerError(
+                    f"{which} {never}, although the model did: choose one that its forward calls as a module, layer(x), "
+                    "not one whose parts or parameters it uses by itself, or that runs in other threads."
+                )
+
+    def require_gradients(self) -> None:
+        """Raises `GradientError` for what ran, and no gradient can reach."""
+        for layer, names in self._wanted:
+            if names & self._recorded and not names & self._differentiable:
+                which, gave = _describe(layer, names), "gave nothing" if len(names) == 1 else "gave anything"
+                raise GradientError(
+                    f"{which} {gave} that requires a gradient, so that none came to be edited: call requires_grad_() on the "
+                    "input, or on parameters up to there."
+                )
+
+
+def _describe(layer: str | nn.Module, names: set[str]) -> str:
+    return f"Layer {join_names(names)}" if len(names) == 1 else f"None of the {len(names)} layers of '{layer}'"
+
+
+Look = Callable[[str, Tensor], GradientHook | None]
+Pass = Callable[[Tensor, GradientHook], Tensor]
+
+
+def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, pass_on: Pass | None = None) -> None:
+    """Call `look(name, activations)` at each run of these layers, and what that returns with the run's gradient.
+
+    `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as soon as
+    `look` has returned. The gradient is that of this tensor: see `Hooks.pass_gradient`. Nothing else changes for
+    the model. A run that a checkpoint repeats in the backward pass is not looked at again.
+    `pass_on`: what sends the output on, if it is not `hooks.pass_gradient`.
+
+    The hooks raise `LayerError` where a layer gives no floating tensor.
+    """
+    unrecorded = _Unrecorded()
+
+    def follow(name: str) -> tuple[ForwardHook, ForwardHook]:
+        def hand_on(output: Any, tensor: Tensor, function: GradientHook | None) -> Any:
+            if not tensor.requires_grad:
+                unrecorded.add(name, function)
+            elif function is not None:
+                passed_on = (pass_on or hooks.pass_gradient)(tensor, function)
+                return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
+            return None
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            tensor = first_floating(output)
+            if tensor is None:
+                raise LayerError(
+                    f"Layer '{name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
+                )
+            refuse_vmap(tensor)
+            return hand_on(output, tensor, look(name, tensor.detach()))
+
+        def after_repetition(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            function, tensor = unrecorded.find(name), first_floating(output)
+            return None if function is None or tensor is None else hand_on(output, tensor, function)
+
+        return after, after_repetition
+
+    for name, module in layers.items():
+        after, after_repetition = follow(name)
+        hooks.after_forward(module, after, repeated=after_repetition)
+
+
+class _Unrecorded:
+    """What is to be called with the gradients of runs inside reentrant checkpoints.
+
+    Those run without recording at first, and again, with recording, in the backward pass: as the node that they are then.
+    Under such a node the runs of a layer come in the same order again, in each backward pass that there is.
+    """
+
+    def __init__(self) -> None:
+        self._functions: weakref.WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]]
+        self._functions = weakref.WeakKeyDictionary()  # by node, so that what has no backward pass goes with its graph
+
+    def add(self, name: str, function: GradientHook | None) -> None:
+        node = _find_checkpoint()
+        if node is not None:
+            self._functions.setdefault(node, {}).setdefault(name, deque()).append(function)
+
+    def find(self, name: str) -> GradientHook | None:
+        node = torch._C._current_autograd_node()
+        is_checkpoint = isinstance(node, BackwardCFunction)  # PyTorch's other nodes cannot even be looked up
+        functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
+        if not functions:
+            return None
+        functions.rotate(-1)
+        return functions[-1]
+
+
+def _find_checkpoint() -> Any:
+    """The node of the outermost reentrant checkpoint that runs its function here for the first time, None outside such."""
+    node = None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            node = frame.f_locals["ctx"]
+        frame = frame.f_back
+    return node

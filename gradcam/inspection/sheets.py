@@ -2,18 +2,227 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
-from gradcam import drawing
-from gradcam.errors import ImageError
-from gradcam.images import PictureLike, Pixels, read_image
-from gradcam.inspection.blocks import PALE, TEXT, TITLE, Look, draw_block, find_font, measure_text
-from gradcam.inspection.channels import take_maps
-from gradcam.panels import INK, LINE, MARGIN, WHITE
+from gradcam.errors import GradcamError, ImageError, join_names, shorten
+from gradcam.images import draw as drawing
+from gradcam.images.draw import GAP, colours_of, find_colormap, stack
+from gradcam.images.opencv import cv2
+from gradcam.images.read import PictureLike, Pixels, read_image
+from gradcam.images.sheets import INK, LINE, MARGIN, WHITE
+from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
+from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
+
+# Looked at on photographs. Zero is black in both kinds, so that a dead channel looks alike everywhere. Of those for signed
+# values, white at zero makes sparse maps pale, and grey without hues hides the sign.
+ABOVE = ((0, 0, 0), (110, 40, 25), (200, 90, 40), (245, 170, 80), (255, 245, 215))
+BELOW = ((0, 0, 0), (25, 60, 110), (50, 130, 190), (140, 210, 240), (235, 250, 255))
+MARKER = (255, 0, 255)  # magenta, which neither these nor the usual colour maps have: NaN and infinity
+PERCENTILE = 99
+
+
+def find_largest(values: NDArray[Any]) -> float:
+    """The value that gets the last colour: the 99th percentile of the absolute values that are neither zero nor infinite.
+
+    So a few peaks do not leave the rest in the dark. It is one of the values: the largest of up to a hundred. 0 of none.
+    """
+    magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
+    return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0
+
+
+def find_sides(grid: Sequence[int], size: int) -> tuple[int, int]:
+    """The height and width in pixels of the cell of a map (h,w), whose longer side is `size` pixels."""
+    height, width = (max(1, round(side * size / max(grid))) for side in grid)
+    return height, width
+
+
+def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
+    """A map (h,w) in colour, its longer side of `size` pixels: RGB, uint8.
+
+    Zero has the first colour, `largest` and what is above it the last one, see `find_colours`; NaN and infinity are
+    magenta. Of a smaller map each value is a sharp rectangle; a larger one is shrunk by the mean, before it is coloured.
+    """
+    longest = max(values.shape)
+    rows, columns = find_sides(values.shape, size)
+    shares = (values / (largest or 1.0)).astype(np.float32)
+    colours = find_colours(colormap, signed=signed)
+    if longest > size:
+        return _paint(
+            np.asarray(cv2.resize(shares, (columns, rows), interpolation=cv2.INTER_AREA), np.float32), colours
+        )
+    whole = math.ceil(size / longest)  # enlarged by whole pixels, and shrunk a little from there: no edge is jagged
+    enlarged = _paint(shares, colours).repeat(whole, 0).repeat(whole, 1)
+    return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def draw_bar(width: int, height: int, *, signed: bool, colormap: str) -> Pixels:
+    """The colours from zero, or from the most negative, to the largest value: RGB, uint8 (height,width,3)."""
+    shares = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
+    return _paint(np.tile(shares, (height, 1)), find_colours(colormap, signed=signed))
+
+
+@functools.cache
+def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
+    """The colours of shares from 0 to 1, RGB (256,3); signed from -1 to 1, (511,3), with zero in the middle.
+
+    Signed: black at zero, through orange to white above, and through blue to white below, whatever the colour map.
+    Raises `GradcamError` for an unknown one.
+    """
+    if not signed:
+        return colours_of(find_colormap(colormap)).astype(np.uint8)
+    return np.concatenate([_blend(BELOW)[:0:-1], _blend(ABOVE)])
+
+
+def _blend(stops: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
+    """256 colours through these, at equal distances."""
+    places = np.linspace(0, len(stops) - 1, 256)
+    channels = [np.interp(places, range(len(stops)), channel) for channel in zip(*stops)]
+    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
+
+
+def _paint(shares: NDArray[np.float32], colours: NDArray[np.uint8]) -> Pixels:
+    """Shares of the largest value in the colours that are theirs, (h,w,3)."""
+    is_finite = np.isfinite(shares)
+    levels = np.rint(np.clip(np.where(is_finite, shares, 0), -1, 1) * 255).astype(np.int64)
+    zero = len(colours) - 256
+    painted = colours[np.maximum(levels + zero, 0)]
+    painted[~is_finite] = MARKER
+    return painted
+
+
+TITLE, TEXT, LABEL = 18, 14, 12  # the letters' sizes
+HEADING = 34  # the height of the line above cells
+CAPTION = 18  # the height of what is below a cell
+BAR, BAR_HEIGHT = 80, 12
+PALE = (105, 105, 105)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How layers are drawn, with the names that `draw_activations` has for it. Raises as that does."""
+
+    channels: int
+    columns: int
+    order: str
+    scale: str
+    size: int
+    colormap: str
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "columns", "size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ImageError(f"{name} is {shorten(value)}, expected a whole number, 1 or more.")
+        for name, known in (("order", CHANNEL_ORDERS), ("scale", CHANNEL_SCALES)):
+            if getattr(self, name) not in known:
+                raise GradcamError(f"{name} is {shorten(getattr(self, name))}, expected one of {join_names(known)}.")
+        find_colormap(self.colormap)
+
+
+def draw_block(name: str, maps: NDArray[np.float64], look: Look) -> Pixels:
+    """A layer's maps (C,h,w): RGB, uint8 (H,W,3), as wide as its cells, or as its heading."""
+    strengths = measure_strengths(maps)
+    shown = order_channels(strengths, look.order)[: look.channels]
+    signed, largest = bool((maps < 0).any()), find_largest(maps)
+    cells = [
+        draw_cell(
+            maps[channel],
+            look.size,
+            largest=largest if look.scale == "layer" else find_largest(maps[channel]),
+            signed=signed,
+            colormap=look.colormap,
+        )
+        for channel in shown
+    ]
+    labels = [(str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead") for channel in shown]
+    grid = _lay_out(cells, labels, look.columns)
+    bar = draw_bar(BAR, BAR_HEIGHT, signed=signed, colormap=look.colormap)
+    heading = _draw_heading(name, _describe(maps, shown, look), bar, _ends(signed, largest, look), grid.shape[1])
+    return stack([heading, grid])
+
+
+def _lay_out(cells: Sequence[Pixels], labels: Sequence[tuple[str, str]], columns: int) -> Pixels:
+    """Cells of one size in rows of so many, below each its number, and on the right, if there is room, its strength."""
+    height, width = cells[0].shape[:2]
+    pitch = max(width, *(measure_text(number, LABEL) for number, _ in labels)) + GAP
+    across = min(columns, len(cells))
+    rows = -(-len(cells) // across)
+    canvas = Image.new("RGB", (across * pitch - GAP, rows * (height + CAPTION + GAP) - GAP), WHITE)
+    draw = ImageDraw.Draw(canvas)
+    for place, (cell, (number, strength)) in enumerate(zip(cells, labels)):
+        left, top = place % across * pitch, place // across * (height + CAPTION + GAP)
+        canvas.paste(Image.fromarray(cell), (left, top))
+        draw.text((left, top + height + 3), number, INK, find_font(LABEL))
+        start = width - measure_text(strength, LABEL)
+        if start >= measure_text(number, LABEL) + GAP:
+            draw.text((left + start, top + height + 3), strength, PALE, find_font(LABEL))
+    return np.array(canvas)
+
+
+def _draw_heading(name: str, description: str, bar: Pixels, ends: tuple[str, str], width: int) -> Pixels:
+    """One line: what it is on the left, and its colours on the right, with what the bar's ends are."""
+    before, after = ends
+    start = measure_text(name, TITLE) + GAP if name else 0
+    middle = start + measure_text(description, TEXT) + 3 * GAP
+    legend = measure_text(before, TEXT) + measure_text(after, TEXT) + bar.shape[1] + 2 * GAP
+    canvas = Image.new("RGB", (max(width, middle + legend), HEADING), WHITE)
+    draw = ImageDraw.Draw(canvas)
+    base = HEADING - 4  # the line that letters stand on
+    draw.text((0, base), name, INK, find_font(TITLE), anchor="ls")
+    draw.text((start, base), description, PALE, find_font(TEXT), anchor="ls")
+    left = canvas.width - legend
+    draw.text((left, base), before, PALE, find_font(TEXT), anchor="ls")
+    left += measure_text(before, TEXT) + GAP
+    canvas.paste(Image.fromarray(bar), (left, base - bar.shape[0] + 1))
+    draw.text((canvas.width, base), after, PALE, find_font(TEXT), anchor="rs")
+    return np.array(canvas)
+
+
+def _describe(maps: NDArray[np.float64], shown: Sequence[int], look: Look) -> str:
+    count, height, width = maps.shape
+    parts = [f"{count} channel{'' if count == 1 else 's'} of {height} x {width}"]
+    if len(shown) < count:
+        parts.append(f"the {'strongest' if look.order == 'strongest' else 'first'} {len(shown)}")
+    odd = maps.size - int(np.isfinite(maps).sum())
+    if odd:
+        parts.append(f"{odd} value{'' if odd == 1 else 's'} NaN or infinite (magenta)")
+    return ", ".join(parts)
+
+
+def _ends(signed: bool, largest: float, look: Look) -> tuple[str, str]:
+    """What the first and the last colour stand for."""
+    if look.scale == "layer":
+        return _to_text(-largest) if signed else "0", _to_text(largest)
+    return ("negative", "positive, each channel by itself") if signed else ("0", "largest, each channel by itself")
+
+
+def _to_text(value: float) -> str:
+    """A number in three digits, or in as many as it has before the point."""
+    if math.isnan(value):
+        return "NaN"
+    if value == 0 or 1000 <= abs(value) < 1e6:
+        return f"{value or 0:.0f}"
+    return f"{value:#.3g}".removesuffix(".")
+
+
+def measure_text(text: str, size: int) -> int:
+    """The length of a text in letters of this size, in pixels."""
+    return round(find_font(size).getlength(text))
+
+
+@functools.cache
+def find_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The one that Pillow carries."""
+    return ImageFont.load_default(size)
+
 
 MOST_PIXELS = 2**28  # of all cells; of the usual size there is room for 21 thousand
 LEGEND = "Each cell is a channel: below it its number, and how strong it is, its mean absolute activation."

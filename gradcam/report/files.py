@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from gradcam.batch.output.earlier import PAGE, REPORT, check_page
-from gradcam.batch.output.locks import take_lock
-from gradcam.batch.output.parts import find_parts
-from gradcam.batch.output.shelves import to_shelf
-from gradcam.batch.output.store_clearing import check_page as check_page_in_store
-from gradcam.batch.output.store_place import blaming_store
 from gradcam.errors import GradcamError, OutputError
-from gradcam.files import replacing, write_whole
-from gradcam.images import Pixels
-from gradcam.stores import Store
+from gradcam.images.files import is_url, replacing, write_whole
+from gradcam.images.read import Pixels
+from gradcam.storage.clear import PAGE, REPORT, check_page
+from gradcam.storage.clear import check_stored_page as check_page_in_store
+from gradcam.storage.disk import take_lock
+from gradcam.storage.output import Shelf, blaming_store, to_shelf
+from gradcam.storage.records import Record
+from gradcam.storage.run_file import Part, find_parts, list_manifests
+from gradcam.storage.store import Store
 
 LOCK = ".gradcam-report.lock"  # of the output folder; it stays there, as those of its parts do
 DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
@@ -165,10 +167,62 @@ def opening(place: Path | Store) -> Iterator[Files]:
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
     """A picture in a folder; None where it is gone, or never was a file of its own: the page does without."""
-    from gradcam.classifiers.readers import read_picture
+    from gradcam.models.readers import read_picture
 
     with contextlib.suppress(GradcamError, OSError):
         if isinstance(place, Path):
             return read_picture(place / name).picture
         return read_picture(name, place.read(name)).picture
     return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records in the order of the input, and the contents of run.json: empty where there is none."""
+
+    files: Files
+    records: Sequence[Record]
+    facts: dict[str, Any]
+
+    @property
+    def root(self) -> Path | Store | None:
+        """Where the names of the pictures start from, if that is known."""
+        root, place = self.facts.get("root"), self.files.place
+        if not isinstance(root, str):
+            return None
+        if is_url(root):
+            return Store(root)
+        return place / root if isinstance(place, Path) else Path(root)
+
+
+def read_run(files: Files) -> Run:
+    """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
+
+    Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or none that
+    can be read, and for results in tars.
+    """
+    from gradcam.storage.manifest import read_manifest
+
+    records = {record.image: record for record in read_manifest(files.place)}
+    shelf = to_shelf(files.place)
+    tar = next((record.tar for record in records.values() if record.tar is not None), None)
+    if tar is not None:
+        raise OutputError(
+            f"{shelf.show()}: its results lie in tars such as {tar}, which a report cannot show; explain the pictures into "
+            "another folder without --output-format webdataset"
+        )
+    names = shelf.list_names()
+    is_whole = bool(list_manifests(names, Part()))
+    found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
+    return Run(files, found, _read_facts(shelf, names))
+
+
+def _read_facts(shelf: Shelf, names: Collection[str]) -> dict[str, Any]:
+    for part in find_parts(names):
+        try:
+            facts = json.loads(shelf.read(part.run))
+        except (OSError, ValueError, RecursionError, OutputError):  # the page can do without
+            continue
+        if isinstance(facts, dict):
+            return facts
+    return {}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gradcam.batch.output.earlier import REPORT
 from gradcam.errors import GradcamError
-from gradcam.images import Pixels, encode_image
-from gradcam.naming import LONGEST_NAME
-from gradcam.records import Record
+from gradcam.images.files import LONGEST_NAME
+from gradcam.images.read import Pixels, encode_image
 from gradcam.report.files import Files, read_pixels
-from gradcam.stores import Store
+from gradcam.storage.clear import REPORT
+from gradcam.storage.records import Record
+from gradcam.storage.store import Store
 
 FOLDER = f"{REPORT}/views"
 SMALL, LARGE = 256, 900  # pixels of the longest side
@@ -109,7 +109,7 @@ def provide_views(files: Files, record: Record, root: Path | Store | None) -> No
 
 def _fit(picture: Pixels, longest: int) -> Pixels:
     """The picture with sides of at most so many pixels."""
-    from gradcam.opencv import cv2
+    from gradcam.images.opencv import cv2
 
     height, width = picture.shape[:2]
     scale = longest / max(height, width)

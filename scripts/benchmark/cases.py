@@ -49,7 +49,7 @@ class Case:
 
 
 def build_lite0() -> nn.Module:
-    from gradcam.classifiers.embedded.network import EfficientNetLite0
+    from gradcam.models.providers.embedded import EfficientNetLite0
 
     return EfficientNetLite0()
 

@@ -139,13 +139,13 @@ class Watch:
 
 def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch: int) -> tuple[float, float]:
     """When the first picture could be worked on, and when the last was done."""
-    from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
     from gradcam.batch.findings import Question
-    from gradcam.batch.inputs.sources import list_inputs
-    from gradcam.batch.output.outputs import Saver
-    from gradcam.batch.output.places import Disk
-    from gradcam.batch.output.saving import Saving
+    from gradcam.batch.names import Saving
+    from gradcam.batch.pool import count_cores
+    from gradcam.batch.save import Saver
+    from gradcam.sources.list import list_inputs
+    from gradcam.storage.output import Disk
 
     classifier = load("cpu")
     question = Question([classifier.layer])
@@ -182,8 +182,8 @@ def use_local(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
 
 @contextlib.contextmanager
 def use_ray(watch: Watch, address: str | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
-    from gradcam.batch.cluster.engine import RayEngine
-    from gradcam.batch.cluster.session import find_layout, joined
+    from gradcam.batch.ray.engine import RayEngine
+    from gradcam.batch.ray.session import find_layout, joined
 
     with joined(address) as watch.ray:
         yield RayEngine(watch.ray, find_layout(watch.ray, "cpu"), load)
@@ -191,7 +191,7 @@ def use_ray(watch: Watch, address: str | None = None) -> Iterator[Callable[..., 
 
 @contextlib.contextmanager
 def use_cluster(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
-    from gradcam.batch.cluster.session import import_ray
+    from gradcam.batch.ray.session import import_ray
 
     import_ray()
     from ray.cluster_utils import Cluster

@@ -59,7 +59,7 @@ def draw(finding: Any) -> Any:
 
 
 def write(output: Path, source: Path, overlay: Any) -> None:
-    from gradcam.files import write_whole
-    from gradcam.images import encode_image
+    from gradcam.images.files import write_whole
+    from gradcam.images.read import encode_image
 
     write_whole(output / source.name, encode_image(overlay, source.suffix, QUALITY))

@@ -70,13 +70,13 @@ def attach_ours(precision: str, batch: int) -> Iterator[Run]:
 
 def run_pipeline(classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None) -> None:
     """What `gradcam batch` does, without its progress: overlays, and a manifest."""
-    from gradcam.batch.cores import count_cores
-    from gradcam.batch.inputs.sources import list_inputs
-    from gradcam.batch.output.manifest import ManifestWriter
-    from gradcam.batch.output.names import plan_stems
-    from gradcam.batch.output.outputs import Saver, Saving
-    from gradcam.batch.output.places import Disk
+    from gradcam.batch.names import Saving, plan_stems
     from gradcam.batch.pipeline import explain_items
+    from gradcam.batch.pool import count_cores
+    from gradcam.batch.save import Saver
+    from gradcam.sources.list import list_inputs
+    from gradcam.storage.manifest import ManifestWriter
+    from gradcam.storage.output import Disk
 
     items = list_inputs([source], exclude=output).items
     question, saving = ask(classifier), Saving(format="jpg", quality=QUALITY)

@@ -53,9 +53,8 @@ def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings
 
 
 def prepare_models(network: str, device: str) -> dict[str, nn.Module]:
-    from gradcam.classifiers.preparation import prepare
-    from gradcam.classifiers.providers.embedded import load
-    from gradcam.devices import find_precision
+    from gradcam.models.device import find_precision, prepare
+    from gradcam.models.providers.embedded import load
 
     is_embedded = network == "EfficientNet-Lite0"
     built = load(network, None).model.eval().to(device) if is_embedded else build_model(network, device)

@@ -10,7 +10,7 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.study.standings import Standing
+    from gradcam.evaluation.study.results import Standing
 
 PICTURES = ROOT / "assets" / "evaluation.txt"
 # Those of one pass, and of those that run the model again the cheap ones: others take hundreds of passes for a map.
@@ -27,7 +27,7 @@ def compare_quality(settings: Settings) -> Iterator[Table]:
     import gradcam
     from gradcam.evaluation import METRICS as KNOWN
     from gradcam.evaluation import evaluate
-    from gradcam.evaluation.study.standings import compare_methods
+    from gradcam.evaluation.study.results import compare_methods
 
     classifier = gradcam.load_classifier(device=settings.devices[0])
     report_progress("quality", settings.devices[0], f"{len(METHODS)} kinds of methods, several minutes")

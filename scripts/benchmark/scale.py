@@ -72,9 +72,9 @@ def measure_listing(rounds: int, count: int = MANY) -> Table:
 
 def time_steps(source: Path, manifest: Path) -> dict[str, float]:
     """Seconds of each step over all files."""
-    from gradcam.batch.inputs.sources import list_inputs
-    from gradcam.batch.output.manifest import ManifestWriter
-    from gradcam.batch.output.names import plan_stems
+    from gradcam.batch.names import plan_stems
+    from gradcam.sources.list import list_inputs
+    from gradcam.storage.manifest import ManifestWriter
 
     times = [time.perf_counter()]
     items = list_inputs([source]).items
@@ -91,7 +91,7 @@ def time_steps(source: Path, manifest: Path) -> dict[str, float]:
 
 def make_record(image: str, stem: str) -> object:
     """As one of a picture of which one class was explained."""
-    from gradcam.records import Explained, Prediction, Record
+    from gradcam.storage.records import Explained, Prediction, Record
 
     predictions = [Prediction(index, f"class {index}", 0.2) for index in range(5)]
     overlay = f"{stem}-gradcam.jpg"

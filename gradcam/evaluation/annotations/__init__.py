@@ -1,1 +1,136 @@
 """Where objects are: boxes, label masks and COCO files, in the network's own pixels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradcam.errors import InputError, shorten, show_fields
+from gradcam.evaluation.annotations.coco import read_coco
+from gradcam.evaluation.annotations.match import Marking, Pictures, View
+from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
+from gradcam.images.read import Region
+
+Find = Callable[[str], Sequence[Marking]]
+MOST_NAMED = 5  # categories in a note
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Where the objects of one class are in one picture, in pixels of the network's input, as the metrics take it.
+
+    `masks`: bool (1,H,W), the pixels of any of them. `boxes`: of the one picture, float64 (B,4), a row for each object:
+    left, top, right, bottom, measured at the pixels' edges.
+    """
+
+    masks: Tensor
+    boxes: Sequence[Tensor]
+
+    __repr__ = show_fields
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """What somebody marked in pictures; `read_annotations` makes it.
+
+    `names`: of the pictures that have annotations, in the order in which pictures were given. `notes`: what was left out,
+    a sentence each. `find`: the objects of a picture by its name, in the picture's own pixels.
+    """
+
+    path: str
+    names: Sequence[str]
+    notes: Sequence[str] = ()
+    find: Find = field(default=lambda name: (), repr=False)
+
+    __repr__ = show_fields
+
+    def truth(
+        self,
+        name: str | os.PathLike[str],
+        region: Region,
+        size: Sequence[int],
+        index: int | None = None,
+        *,
+        picture: Sequence[int] | None = None,
+    ) -> Truth | None:
+        """Where the objects of a class are in what the network sees of a picture; None where it sees none of them.
+
+        `region`: the pixels that it sees, as `Classifier.region` gives them: top, left, height, width. `size`: height and
+        width of its input. `index`: the class; objects without one count for each, and None takes those of all classes.
+        `picture`: height and width of the upright picture, so that annotations of another size are told.
+        An object that lies outside of the region is left out, and one across its border is cut there.
+
+        Raises `InputError`, naming the file and the line, or annotation: for a box that is not in the picture (a pixel
+        apart from rounding), and for a mask, or annotations, of another size.
+        """
+        view = View(region, (size[-2], size[-1]), None if picture is None else (picture[0], picture[1]))
+        wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
+        seen = [found for found in (marking.project(view) for marking in wanted) if found is not None]
+        if not seen:
+            return None
+        mask = np.logical_or.reduce([mask for mask, _ in seen])
+        boxes = torch.tensor([box for _, box in seen], dtype=torch.float64, device="cpu")
+        return Truth(torch.from_numpy(mask)[None], [boxes])
+
+    def classes(self, name: str | os.PathLike[str]) -> list[int]:
+        """The classes of a picture's objects, each once, sorted. Raises as `truth` does for a mask that cannot be read."""
+        return sorted({it.index for it in self.find(os.fspath(name)) if it.index is not None})
+
+
+def read_annotations(
+    path: str | os.PathLike[str], *, names: Iterable[str | os.PathLike[str]], find_class: Callable[[str], int]
+) -> Annotations:
+    """Where objects are in pictures: from a CSV file of boxes, a folder of label masks, or a COCO file of instances.
+
+    `path`: `.csv` or `.tsv` as `read_box_list` says, a folder as `read_label_masks` says, `.json` as `read_coco` says.
+    `names`: all pictures that are evaluated; the annotations may call them by longer or shorter paths. `find_class`: from
+    a label, or an index in digits, to a class, such as `Classifier.find_class`.
+    All pixels are those of the upright picture, as `gradcam.read_image` gives it: with the orientation in its EXIF data
+    applied. Boxes and outlines are measured at pixels' edges: the whole picture is from 0, 0 to its width and height.
+
+    Raises `InputError` as those functions do, and for a path that is none of these.
+    """
+    path = os.fspath(path)
+    suffix = os.path.splitext(path)[1].lower()
+    if os.path.isdir(path):
+        pictures = Pictures(names, keep_suffix=False)
+        masks = read_label_masks(path, pictures, find_class)
+        notes = _count_left_out(masks.left_out, "masks", "are of pictures that are not evaluated")
+        return Annotations(path, _in_order(pictures, masks.paths), notes, masks.find)
+    if not os.path.exists(path):
+        raise InputError(f"{path}: does not exist; expected annotations.")
+    pictures = Pictures(names)
+    if suffix in (".csv", ".tsv"):
+        boxes = read_box_list(path, pictures, find_class)
+        return Annotations(path, _in_order(pictures, boxes), (), lambda name: boxes.get(name, ()))
+    if suffix == ".json":
+        coco = read_coco(path, pictures, find_class)
+        notes = _count_left_out(coco.left_out, "pictures in the file", "are not evaluated")
+        notes += _name_unknown(coco.unknown)
+        return Annotations(path, _in_order(pictures, coco.markings), notes, lambda name: coco.markings.get(name, ()))
+    raise InputError(
+        f"{path}: annotations are a .csv or .tsv file of boxes, a .json file as COCO has it, or a folder of label masks, "
+        f"and {shorten(suffix)} is none of these."
+    )
+
+
+def _in_order(pictures: Pictures, found: Iterable[str]) -> list[str]:
+    present = set(found)
+    return [name for name in pictures.names if name in present]
+
+
+def _count_left_out(count: int, what: str, why: str) -> list[str]:
+    return [f"{count} {what} {why}, and left out."] if count else []
+
+
+def _name_unknown(categories: Sequence[str]) -> list[str]:
+    if not categories:
+        return []
+    more = ", ..." if len(categories) > MOST_NAMED else ""
+    named = ", ".join(f"'{name}'" for name in categories[:MOST_NAMED])
+    return [f"{len(categories)} categories are no class of the model, and left out: {named}{more}."]

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.arguments import to_batch
+from gradcam.cam.forward import find_layers_with_grid
+from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import LayerError
-from gradcam.hooks import Hooks
-from gradcam.isolation import undisturbed
-from gradcam.layers import find_layer, unwrap
-from gradcam.listing import LayerRow, list_layers
-from gradcam.nested import first_floating
-from gradcam.recording import find_layers_with_grid
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import first_floating, to_batch
+from gradcam.hooks.preserve import undisturbed
+from gradcam.layers.find import find_layer, unwrap
 
 LAST = 4  # layers of the coarsest grid, counted from the end
 BLOCKS = 3  # of a model with one grid all along, such as a transformer, the last ones

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 from filelock import Timeout
 
-from gradcam.batch.output.disk import LineFile, blaming_disk
-from gradcam.batch.output.locks import take_lock
-from gradcam.batch.output.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 from gradcam.errors import GradcamError, OutputError
-from gradcam.evaluation.study.entries import Entry
-from gradcam.files import open_file, write_whole
+from gradcam.evaluation.study.results import Entry
+from gradcam.images.files import open_file, write_whole
+from gradcam.storage.disk import LineFile, blaming_disk, take_lock
+from gradcam.storage.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 
 FIELDS = ("gradcam", "versions", "device", "model", "settings", "pictures")  # of those of a run
 Mode = Literal["new", "resume", "overwrite"]

@@ -3,14 +3,205 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from gradcam.errors import shorten
-from gradcam.evaluation.study.conditions import Conditions
-from gradcam.evaluation.study.entries import Entry, Kind
-from gradcam.evaluation.study.measurements import Measurement
+from gradcam._version import __version__
+from gradcam.batch.save import describe_weights
+from gradcam.errors import GradcamError, shorten, show_fields
+from gradcam.evaluation.intervals import Interval, count_needed, mean_interval, paired_difference
+from gradcam.evaluation.metrics import METRICS
 from gradcam.evaluation.study.plan import Plan
+from gradcam.images.files import hash_file
+from gradcam.models.classifier import Classifier
+from gradcam.models.device import find_input_dtype
+from gradcam.models.preprocess import Preprocessing
+from gradcam.storage.run_file import SCHEMA, describe_versions
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Of one study.
+
+    `weights`: the SHA-256 of the model's tensors. `target`: which class of each picture is explained, in words.
+    `resizing`: from a picture to what the network takes, in words. `annotations`: the SHA-256 of what says where objects
+    are, None without. `versions`: of whatever has a part in the numbers. `settings`: the rest of what they depend on.
+    """
+
+    model: str
+    weights: str
+    device: str
+    precision: str
+    layer: str
+    score: str
+    target: str
+    resizing: str
+    seed: int
+    annotations: str | None
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any] = field(repr=False)
+
+    __repr__ = show_fields
+
+    def to_fields(self) -> dict[str, Any]:
+        """As they are written to files."""
+        return {name: value for name, value in asdict(self).items() if name != "settings"}
+
+    def to_run(self, pictures: int) -> dict[str, Any]:
+        """What a journal begins with, of the form of a batch's run.json: where all of it is alike, the numbers are."""
+        counted = ("layer", "score", "target", "seed", "annotations", "precision")
+        fields = {
+            "schema": SCHEMA,
+            "gradcam": self.versions["gradcam"],
+            "versions": {name: version for name, version in self.versions.items() if name != "gradcam"},
+            "device": self.device,
+            "model": {"name": self.model, "weights": {"sha256": self.weights}},
+            "settings": {name: getattr(self, name) for name in counted} | dict(self.settings),
+            "pictures": pictures,
+        }
+        found: dict[str, Any] = json.loads(json.dumps(fields))
+        return found
+
+
+def describe_conditions(
+    classifier: Classifier,
+    plan: Plan,
+    *,
+    layer: str,
+    score: str,
+    target: str,
+    reshape: Any,
+    seed: int,
+    annotations: Path | None,
+) -> Conditions:
+    """The conditions of a study. Raises `OSError` where the annotations cannot be read."""
+    return Conditions(
+        model=classifier.name,
+        weights=describe_weights(classifier)["sha256"],
+        device=str(classifier.device),
+        precision=str(find_input_dtype(classifier.model)).removeprefix("torch."),
+        layer=layer,
+        score=score,
+        target=target,
+        resizing=describe_resizing(classifier.preprocess),
+        seed=seed,
+        annotations=None if annotations is None else hash_all(annotations),
+        versions={"gradcam": __version__, **describe_versions()},
+        settings={
+            "activation": classifier.activation,
+            "preprocessing": _describe_preprocess(classifier.preprocess),
+            "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
+            "methods": list(plan.names),
+            "metrics": list(plan.metrics),
+        },
+    )
+
+
+def describe_resizing(preprocess: Any) -> str:
+    """What is done to a picture before the network sees it, for a sentence."""
+    if not isinstance(preprocess, Preprocessing):
+        return f"as {type(preprocess).__name__} does"
+    size = " x ".join(map(str, preprocess.size))
+    if isinstance(preprocess.resize, int):
+        return f"shorter side to {preprocess.resize}, the central {size} of it, {preprocess.interpolation}"
+    if preprocess.resize == preprocess.size:
+        return f"the whole picture to {size}, {preprocess.interpolation}"
+    resized = " x ".join(map(str, preprocess.resize))
+    return f"the whole picture to {resized}, the central {size} of it, {preprocess.interpolation}"
+
+
+def _describe_preprocess(preprocess: Any) -> Any:
+    """Its values, or, of code that is not ours, its name: a repr may have an address in it."""
+    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
+    return asdict(preprocess) if is_ours else type(preprocess).__qualname__
+
+
+def hash_all(path: Path) -> str:
+    """The SHA-256 of a file, or of all files in a folder with their names. Raises `OSError`."""
+    if not path.is_dir():
+        return hash_file(path)
+    digest = hashlib.sha256()
+    for each in sorted(each for each in path.rglob("*") if each.is_file()):
+        digest.update(f"{each.relative_to(path).as_posix()} {hash_file(each)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number of the map of one image by one method.
+
+    `image`: the picture's name; a mosaic has those of its four pictures, with " + " between them. `method`: a key of
+    `METHODS` or of `CONTROLS`. `metric`: a key of `METRICS`. `index`, `label`: the class that was explained; a mosaic has
+    four of them, so that its index is None. The label is None where nobody knows it.
+    """
+
+    image: str
+    method: str
+    metric: str
+    value: float
+    index: int | None
+    label: str | None
+
+
+Kind = Literal["picture", "mosaic"]
+Values = Mapping[str, Mapping[str, float]]  # by method and metric
+Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, probabilities at equal distances
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured of one image by all methods; one that failed has an error, and nothing measured.
+
+    `sha256`: of the file, None where it could not be read; of a mosaic, of its pictures'. `index`, `label`,
+    `probability`: of the class that was explained; a mosaic has four, and only their labels are here.
+    """
+
+    image: str
+    kind: Kind = "picture"
+
+    __repr__ = show_fields
+    sha256: str | None = None
+    error: str | None = None
+    index: int | None = None
+    label: str | None = None
+    probability: float | None = None
+    values: Values = field(default_factory=dict)
+    curves: Curves = field(default_factory=dict)
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """The numbers one by one."""
+        return [
+            Measurement(self.image, method, metric, value, self.index, self.label)
+            for method, numbers in self.values.items()
+            for metric, value in numbers.items()
+        ]
+
+    def to_json(self) -> str:
+        """One line; its numbers are read back to the last digit."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str | bytes) -> Entry:
+        """The entry in one line, as `to_json` gives it; keys that are not known here are left out.
+
+        Raises `GradcamError` for what is no entry.
+        """
+        try:
+            found = json.loads(line)
+            entry = Entry(**{each.name: found[each.name] for each in fields(Entry)})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise GradcamError(f"it is no whole entry of a study ({type(error).__name__}: {error})") from error
+        if not isinstance(entry.image, str) or not _is_table(entry.values) or not _is_table(entry.curves):
+            raise GradcamError(f"it is {shorten(found)}, expected an entry of a study")
+        return entry
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(row, dict) for row in value.values())
 
 
 @dataclass(frozen=True)
@@ -57,3 +248,84 @@ class Results:
         """The probabilities along a metric's curve, one for each picture that has some."""
         found = (entry.curves.get(method, {}).get(metric) for entry in self.entries)
         return [curve for curve in found if curve]
+
+
+ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method by one metric.
+
+    `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by picture; None
+    for the best itself. `is_best`: of the methods, the first where several have the same mean. `is_level`: a method whose
+    difference from the best may be chance: its interval holds zero. `is_control`: a map that knows nothing; it is never the
+    best, and `beats_all` where it is at least as good as the best method, so that the metric says little.
+    Of too few pictures (`count_needed`) none is the best, and nothing is compared.
+    """
+
+    method: str
+    metric: str
+    interval: Interval
+    difference: Interval | None
+    is_best: bool = False
+    is_level: bool = False
+    is_control: bool = False
+    beats_all: bool = False
+
+
+def describe_shortage(standings: Mapping[tuple[str, str], Standing]) -> str | None:
+    """Why some metrics, or all, have neither intervals nor a best method: of too few pictures; None where all have."""
+    needed = count_needed()
+    if all(it.interval.n >= needed for it in standings.values()):
+        return None
+    return (
+        f"Too few: of fewer than {needed} pictures or mosaics (n) no interval is given, and no method is called the best. "
+        f"With {needed - 1} a paired test has a p-value of 2 / 2^{needed - 1} = {2 / 2 ** (needed - 1):.2f} at least."
+    )
+
+
+def compare_methods(results: Results) -> Mapping[tuple[str, str], Standing]:
+    """The standing of each method and control by each metric: by (method, metric), of metrics that have numbers."""
+    found = {}
+    for metric in results.plan.metrics:
+        values = {name: results.values(name, metric) for name in results.plan.names}
+        if any(value is not None for row in values.values() for value in row):
+            for standing in _compare(results, metric, values):
+                found[standing.method, metric] = standing
+    return found
+
+
+def _compare(results: Results, metric: str, values: Mapping[str, list[float | None]]) -> list[Standing]:
+    seed = results.conditions.seed
+    means = {name: mean_interval(row, seed=seed) for name, row in values.items()}
+    sign = 1 if METRICS[metric].better == "higher" else -1
+    best = _find_best({name: sign * means[name].mean for name in results.plan.methods if means[name].is_known})
+    standings = []
+    for name, row in values.items():
+        is_control = name in results.plan.controls
+        is_other = best is not None and name != best
+        difference = paired_difference(row, values[best], seed=seed) if best is not None and is_other else None
+        standings.append(
+            Standing(
+                method=name,
+                metric=metric,
+                interval=means[name],
+                difference=difference,
+                is_best=name == best,
+                is_level=difference is not None and not is_control and _is_level(difference),
+                is_control=is_control,
+                beats_all=difference is not None and is_control and sign * difference.mean >= -ROUNDING,
+            )
+        )
+    return standings
+
+
+def _find_best(means: Mapping[str, float]) -> str | None:
+    """The first of those with the highest mean, None where there is no method."""
+    most = max(means.values(), default=0.0)
+    return next((name for name, mean in means.items() if mean >= most - ROUNDING), None)
+
+
+def _is_level(difference: Interval) -> bool:
+    return not difference.excludes(0) or abs(difference.mean) <= ROUNDING

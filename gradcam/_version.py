@@ -1,0 +1,3 @@
+"""The version, on its own, so that whoever writes it down imports nothing else."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,10 @@
+from .base import Attribution as Attribution
+from .draw import draw_attribution as draw_attribution
+from .gradients import input_gradients as input_gradients
+from .gradients import integrated_gradients as integrated_gradients
+from .gradients import smoothgrad as smoothgrad
+from .guided import guided_backpropagation as guided_backpropagation
+from .guided import guided_gradcam as guided_gradcam
+from .table import ATTRIBUTIONS as ATTRIBUTIONS
+from .table import AttributionMethod as AttributionMethod
+from .table import find_attribution as find_attribution

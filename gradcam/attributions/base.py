@@ -1,0 +1,256 @@
+"""Forward passes that are recorded from the pictures on, and the gradients of scores at the pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.budget import Progress
+from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
+from gradcam.cam.grid import at_least_float32, check_range
+from gradcam.errors import GradcamError, ImageError, ModelError, shorten
+from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
+from gradcam.hooks.nested import Batch, caller_keeps, map_tensors, tensors, to_batch
+from gradcam.hooks.preserve import undisturbed
+from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
+from gradcam.layers.find import unwrap
+from gradcam.targets import ClassTarget, compute_scores
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """How much each value of N pictures matters to K scores of each.
+
+    `values`: float32 (N,K,C,H,W), or (N,K,C,D,H,W) for volumes; signed, in units of the score (per unit of the picture,
+    where the method gives gradients), neither cut off nor normalised.
+    `classes`: int64 (N,K), None where the target was a function. `scores`: float32 (N,K), what was explained.
+    `output`: the model's own for the pictures, detached. `method`: its name. `layer`: where Grad-CAM was taken, None
+    without. `gaps`: float32 (N,K), of integrated gradients alone. Tensors are on the images' device.
+    """
+
+    values: Tensor
+    classes: Tensor | None
+    scores: Tensor
+    output: Any = field(repr=False)
+    method: str
+    layer: str | None
+    gaps: Tensor | None
+
+    def __repr__(self) -> str:
+        images, classes, channels = self.values.shape[:3]
+        place = "" if self.layer is None else f" at {self.layer}"
+        gap = "" if self.gaps is None else f"gap at most {self.gaps.abs().max().item():.2g}, "
+        size = " x ".join(map(str, self.values.shape[3:]))
+        return (
+            f"{type(self).__name__}({images} image(s), {classes} score(s) each, {self.method}{place}, "
+            f"{channels} channel(s) of {size}, {gap}{self.values.device})"
+        )
+
+    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
+        """Write it for NumPy: all of it to an `.npz` file, or the values (C,H,W) of one score to an `.npy` file.
+
+        As `Explanation.save` does, with `values`, `classes`, `scores`, `gaps`, `method` and `layer`, as far as there are.
+        Raises `ImageError` as that does.
+        """
+        if check_suffix(path) not in SUFFIXES:
+            raise ImageError(
+                f"{path}: this attribution has no picture to be placed on: gradcam.write_image({os.fspath(path)!r}, "
+                "gradcam.attributions.draw_attribution(attribution.values[0, 0])); or save it as .npz"
+            )
+        tensors = {name: getattr(self, name) for name in ("values", "classes", "scores", "gaps")}
+        write_arrays(path, tensors, {"method": self.method, "layer": self.layer}, i, k)
+
+
+# Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
+MOST_BYTES = 2**23
+
+INPUT_FAILURES = IN_A_MODEL | {
+    "the derivative for": (
+        "There is an operation without a derivative in the model, so that the picture has no gradient: "
+        "gradcam.explain() at a layer behind that operation needs none."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded forward pass: `leaf` (N,C,...), what came of it, and scores (N,K) to be differentiated.
+
+    `entrance`: the first tensor behind the leaf, which the model was given.
+    """
+
+    leaf: Tensor
+    entrance: Tensor
+    output: Any
+    scores: Tensor
+    classes: Tensor | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is held as it is, and the pictures (N,C,...) at which gradients are taken."""
+
+    model: nn.Module
+    modules: list[nn.Module]
+    batch: Batch
+    pictures: Tensor
+
+    def run(self, pictures: Tensor, target: Any) -> Run:
+        """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind another.
+
+        The target is applied to each set's output by itself.
+        """
+        images = self.batch.images
+        leaf = pictures.detach().requires_grad_(torch.is_grad_enabled())
+        entrance = leaf.clone()  # the model may change its input in place, which a leaf does not allow
+        args, kwargs = self._arguments(entrance)
+        output = self.model(*args, **kwargs)
+        found = [compute_scores(target, part, images) for part in _split(output, len(pictures), images)]
+        scores = torch.cat([each.values for each in found])
+        return Run(leaf, entrance, output, scores, found[0].classes)
+
+    def gradients(self, run: Run) -> Tensor:
+        """The gradients (N,K,C,...) of a pass's scores at its pictures, at least float32. Raises `ModelError` for none."""
+        if not run.scores.requires_grad:
+            raise _no_dependence()
+        device = run.scores.device.type
+        is_scaled = caller_autocast(device) == torch.float16 or has_float16((run.leaf, run.output), self.modules)
+        with torch.autocast(device, enabled=False):
+            parts = [part for (part,) in jacobian(run.scores, [run.leaf], scaled=is_scaled, most_bytes=MOST_BYTES)]
+        found = [part for part in parts if part is not None]
+        if not found:
+            raise _no_dependence()
+        return at_least_float32(torch.cat(found).transpose(0, 1))
+
+    def attribution(
+        self, run: Run, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
+    ) -> Attribution:
+        """The result for the caller's pictures, of whose forward pass `run` is. Raises `ModelError` for NaN and infinity."""
+        check_range(run.scores.detach(), "The scores are")
+        check_range(values, "The attributions are")
+        device = self.batch.device
+        return Attribution(
+            values=values.detach().float().contiguous().to(device),
+            classes=None if run.classes is None else run.classes.to(device),
+            scores=run.scores.detach().float().to(device),
+            output=map_tensors(run.output, torch.Tensor.detach),
+            method=method,
+            layer=layer,
+            gaps=None if gaps is None else gaps.detach().float().to(device),
+        )
+
+    def _arguments(self, entrance: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The caller's arguments, copied, since one of several passes may change them; the pictures replaced."""
+        copies = len(entrance) // self.batch.images
+
+        def give(tensor: Tensor) -> Tensor:
+            if tensor is self.batch.pictures:
+                return entrance
+            tensor = caller_keeps(tensor).clone()
+            has_rows = copies > 1 and tensor.ndim > 0 and len(tensor) == self.batch.images
+            return torch.cat([tensor] * copies) if has_rows else tensor
+
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors((self.batch.args, self.batch.kwargs), give)
+        return arguments
+
+
+@contextlib.contextmanager
+def differentiable(model: nn.Module, images: Any) -> Iterator[Subject]:
+    """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained.
+
+    Raises `ModelError` and `ImageError` as `gradcam.explain` does.
+    """
+    model, batch = unwrap(model), to_batch(images)
+    with undisturbed(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
+        warn_of_shared_statistics(modules, batch.images)
+        yield Subject(model, modules, batch, caller_keeps(batch.pictures))
+
+
+def with_classes(target: Any, classes: Tensor | None) -> Any:
+    """The target, with the classes that were chosen for the pictures themselves; a function of the output stays."""
+    if classes is None:
+        return target
+    return replace(target, classes=classes) if isinstance(target, ClassTarget) else ClassTarget(classes)
+
+
+def refuse_zero(gradients: Tensor) -> None:
+    """Raises `ModelError` where no gradient is anything but zero, of all images and classes, or where one is NaN."""
+    if check_range(gradients, "The gradients at the images are") == (0, 0):
+        raise ModelError(
+            "The gradient at the images is exactly zero: nothing there can change the score (an operation such as "
+            "rounding, units that are all switched off, a probability that is exactly 0 or 1). Choose another score, or "
+            "gradcam.explain() at a layer behind what stops the gradient."
+        )
+
+
+def _split(output: Any, rows: int, images: int) -> list[Any]:
+    """The output of each set of images, from that of several sets one behind another."""
+    if rows == images:
+        return [output]
+    if not any(tensor.ndim and len(tensor) == rows for tensor in tensors(output)):
+        raise ModelError(
+            f"The model's output does not have a row for each of {rows} images that it was given at once: pass chunk=1."
+        )
+
+    def part(start: int) -> Any:
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[start : start + images] if tensor.ndim and len(tensor) == rows else tensor
+
+        return map_tensors(output, cut)
+
+    return [part(start) for start in range(0, rows, images)]
+
+
+def _no_dependence() -> ModelError:
+    return ModelError(
+        "The score does not depend on the images: no recorded operation leads from them to it. The model switches "
+        "recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation without a "
+        "derivative (argmax, rounding, 8-bit layers): take that away, or use gradcam.explain() at a layer behind it."
+    )
+
+
+Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
+
+
+def sum_gradients(
+    subject: Subject, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
+) -> Tensor:
+    """The weighted sum (N,K,C,...) of the gradients at so many points, `chunk` points to a forward pass.
+
+    `progress`: called with the points done and all of them. Raises `ModelError` where it is zero, or not finite.
+    """
+    total: Tensor | None = None
+    done = 0
+    for group in _groups(points, chunk):
+        # The pass is given no name: it would be kept, with all that it recorded, until the next one has been recorded too.
+        gradients = subject.gradients(subject.run(torch.cat([pictures for _, pictures in group]), target))
+        gradients = gradients.unflatten(0, (len(group), subject.batch.images))
+        for (weight, _), gradient in zip(group, gradients):
+            total = gradient * weight if total is None else total.add_(gradient, alpha=weight)
+        done += len(group)
+        if progress is not None:
+            progress(done, count)
+    if total is None:
+        raise GradcamError("There are no points to take gradients at.")
+    refuse_zero(total)
+    return total
+
+
+def check_count(value: Any, name: str) -> int:
+    """A whole number, 1 or more. Raises `GradcamError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise GradcamError(f"{name} is {shorten(value)}, expected a whole number, 1 or more.")
+    return value
+
+
+def _groups(points: Iterable[Point], size: int) -> Iterator[list[Point]]:
+    points = iter(points)
+    while group := list(itertools.islice(points, size)):
+        yield group

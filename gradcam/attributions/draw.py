@@ -1,0 +1,64 @@
+"""Attributions as pictures, the way guided backpropagation is usually shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcam.errors import ImageError, shorten
+from gradcam.images.opencv import cv2
+from gradcam.images.read import Pixels, Region
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# Looked at on photographs: at 97 % fur and feathers burn out, at 99.5 % whatever is not an eye fades into the grey.
+PERCENTILE = 99
+GREY = 128
+
+
+def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
+    """One attribution (C,H,W) as a picture: RGB, uint8 (H,W,3). Neutral grey, 128, is zero; brighter is positive.
+
+    Three channels are taken for red, green and blue, of any other number the sum is shown in grey. Full brightness, and
+    black, is the 99th percentile of the absolute values that are not zero, so that a single pixel does not fade the
+    rest, nor does a wide blank make it loud. All zero is all grey.
+    Raises `ImageError` for values of another form, and for NaN and infinity.
+    """
+    array = _to_array(values)
+    if len(array) != 3:
+        array = array.sum(axis=0, keepdims=True).repeat(3, axis=0)
+    magnitudes = np.abs(array[array != 0])
+    largest = np.percentile(magnitudes, PERCENTILE) if magnitudes.size else 1.0
+    levels = GREY + np.clip(array / largest, -1, 1) * (GREY - 1)
+    return np.ascontiguousarray(np.rint(levels).astype(np.uint8).transpose(1, 2, 0))
+
+
+def place(picture: Pixels, region: Region, height: int, width: int) -> Pixels:
+    """A picture stretched over a region (top, left, height, width) of a larger one, (H,W,3), that is grey elsewhere."""
+    top, left, rows, columns = region
+    shrinks = rows <= picture.shape[0] and columns <= picture.shape[1]
+    resized = cv2.resize(picture, (columns, rows), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC)
+    result = np.full((height, width, 3), GREY, np.uint8)
+    result[top : top + rows, left : left + columns] = resized
+    return result
+
+
+def _to_array(values: Any) -> NDArray[np.float64]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
+    if not hasattr(values, "__array__"):
+        raise ImageError(f"The attribution is {shorten(values)}, expected an array or a tensor (C,H,W).")
+    array = np.asarray(values)
+    if array.ndim != 3 or array.size == 0 or array.dtype.kind != "f":
+        raise ImageError(
+            f"The attribution is {array.dtype} {array.shape}, expected floats (C,H,W): those of one image and one score, "
+            "such as attribution.values[0, 0]."
+        )
+    if not np.isfinite(array).all():
+        raise ImageError("The attribution is NaN or infinite in places.")
+    return array.astype(np.float64)

@@ -1,0 +1,158 @@
+"""Results in a store: objects that are written once, and what was finished there is never lost or done twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from gradcam.batch.formats.base import Mode
+from gradcam.errors import GradcamError, OutputError, warn
+from gradcam.storage.clear import check_earlier, check_parts, check_stored_page, remove_runs
+from gradcam.storage.manifest import PieceWriter, find_done, sort_pieces
+from gradcam.storage.output import Bucket, StoreShelf, blaming_store
+from gradcam.storage.records import Record
+from gradcam.storage.run_file import (
+    Part,
+    Run,
+    decode_run,
+    encode_run,
+    find_last,
+    find_parts,
+    keep_beginning,
+    list_manifests,
+)
+from gradcam.storage.store import Store
+
+if TYPE_CHECKING:
+    from gradcam.sources.shards import Shard
+
+
+SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is written to the manifest
+
+
+class StoreResults:
+    """A folder in a store, open for one run, or for one shard of it: `Results`.
+
+    There are `run.json`, and numbered pieces of the manifest and of the log in folders of theirs. A piece is written once,
+    whole, and neither changed nor renamed. Nothing keeps a second process out: one at a time may work there, or one for
+    each shard. A process that is killed loses the records of the last `SECONDS` at most; their pictures are done again.
+    """
+
+    def __init__(self, store: Store, part: Part, notes: Sequence[str]) -> None:
+        self.notes = notes
+        self.done: frozenset[str] = frozenset()
+        self.failed: frozenset[str] = frozenset()
+        self.recorded = 0
+        self.manifest = f"{store.below(part.records)}"
+        self._store, self._part = store, part
+        self._again: dict[str, bool] = {}  # pictures that are recorded, and to be done once more
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        run: Run,
+        *,
+        mode: Mode = "new",
+        shard: Shard | None = None,
+        inputs: Iterable[str] = (),
+        stems: Mapping[str, str] | None = None,
+    ) -> StoreResults:
+        """Begin a run; all that may be in the way is found out here, so that what is written first is `run.json`.
+
+        `mode`, `shard` and `stems`: as of `OutputFolder.open`. `inputs`: the URLs of pictures, of which none is removed.
+        Raises `OutputError` and `StoreError`.
+        """
+        part, shelf, fields = _to_part(shard), StoreShelf(store), run.to_fields()
+        with blaming_store(store):
+            notes = check_earlier(shelf, part, fields, mode)
+            if mode == "overwrite":
+                parts = [part] if part.of else find_parts(shelf.list_names())
+                remove_runs(store, parts, inputs, report=not part.of)
+            results = cls(store, part, notes)
+            results._start(fields, shelf, stems or {})
+        return results
+
+    def _start(self, fields: dict[str, Any], shelf: StoreShelf, stems: Mapping[str, str]) -> None:
+        names, part = shelf.list_names(), self._part
+        earlier = decode_run(shelf.read(part.run), shelf.show(part.run)) if part.run in names else None
+        # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest. And always: where
+        # nothing may be written, that is found out here.
+        self._contents = encode_run(fields if earlier is None else keep_beginning(fields, earlier))
+        self._store.write(part.run, self._contents)
+        self._pieces = list_manifests(names, part)
+        if self._pieces:
+            self.done, self._again = find_done(shelf, self._pieces, self._store.find(), fields["model"]["name"], stems)
+            self.failed = frozenset(name for name, is_failed in self._again.items() if is_failed)
+        self._manifest = PieceWriter(self._store, part.records, find_last(names, part.records))
+        self._log = PieceWriter(self._store, part.events, find_last(names, part.events))
+        self._written = time.monotonic()
+
+    @property
+    def place(self) -> Bucket:
+        """Where the files of a picture go."""
+        return Bucket(self._store)
+
+    def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
+        """Add the record of a picture whose files are written; it is kept for good with the next piece of the manifest.
+
+        Raises `OutputError` and `StoreError` where that cannot be written; its records wait for the next try.
+        """
+        self._manifest.add(record.to_json().encode() + b"\n")
+        self._again.pop(record.image, None)
+        if len(self._manifest) >= RECORDS or time.monotonic() - self._written >= SECONDS:
+            with blaming_store(self._store):
+                self._write()
+        return record
+
+    def log(self, event: str, **details: Any) -> None:
+        """Note what happened, with the time; several threads may."""
+        fields = {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event, **details}
+        self._log.add(json.dumps(fields, default=str).encode() + b"\n")
+
+    def close(self, order: Sequence[str] = ()) -> None:
+        """Write what is left; more than once does no harm.
+
+        `order`: the names of all pictures; where a resumed run has done some again, the manifest is brought into it.
+        Raises `OutputError` and `StoreError`.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with blaming_store(self._store):
+            self._write()
+            if self._pieces and order:
+                sort_pieces(self._store, self._part, order, self._again)
+
+    def _write(self) -> None:
+        """The manifest first: a log that cannot be written stops no run."""
+        waiting = len(self._manifest)
+        self._manifest.write()
+        self.recorded += waiting
+        if not self._store.is_file(self._part.run):  # without it nobody could go on with what is recorded
+            self._store.write(self._part.run, self._contents)
+            warn(f"{self._store.below(self._part.run).url}: was removed by somebody else, and is written again.")
+        self._written = time.monotonic()
+        with contextlib.suppress(OSError, GradcamError):
+            self._log.write()
+
+
+def check_store(store: Store, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
+    """What can be told of a folder in a store before it is opened. Raises `OutputError` and `StoreError`."""
+    if store.url.endswith("://") and not store.url.startswith("memory"):
+        raise OutputError(f"{store}: names no bucket, expected such as {store}bucket/explained")
+    with blaming_store(store):
+        if store.is_file():
+            raise OutputError(f"{store.url}: is an object, expected a folder for the results; choose another --output")
+        check_parts(StoreShelf(store), _to_part(shard), mode)
+        if report:
+            check_stored_page(store, store.list_names())
+
+
+def _to_part(shard: Shard | None) -> Part:
+    return Part() if shard is None else Part(shard.of, shard.index)

@@ -1,0 +1,235 @@
+"""Results as a WebDataset: a sample for each picture, in tars that are there whole before their records are."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from gradcam.batch.formats.base import Mode, Results
+from gradcam.errors import GradcamError, OutputError
+from gradcam.storage.disk import blaming_disk, uninterrupted
+from gradcam.storage.output import TarPlace
+from gradcam.storage.records import Record
+from gradcam.storage.run_file import Part
+
+RECORD = "json"  # the field of a sample's record
+
+
+def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
+    """For each picture's name the key of its sample: its stem, with "_" for dots, which end a key in a WebDataset.
+
+    `stems`: as `plan_stems` gives them. Where two would be alike, case aside, one that had dots gets a number, from 2.
+    """
+    plain = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
+    keys = dict(plain)
+    taken = {stem.casefold() for stem in plain.values()}
+    for name in sorted(stems.keys() - plain.keys()):
+        folders, slash, last = stems[name].rpartition("/")
+        wish = key = folders + slash + last.replace(".", "_")
+        numbers = count(2)
+        while key.casefold() in taken:
+            key = f"{wish}-{next(numbers)}"
+        taken.add(key.casefold())
+        keys[name] = key
+    return keys
+
+
+def name_field(stem: str, file: str) -> str:
+    """The field of a sample that a file is: what stands behind the stem in its name, such as `gradcam.jpg`.
+
+    In lower case, as the library reads all fields. A picture's files have names that differ in more than case.
+    """
+    if file.startswith(f"{stem}-"):
+        return file[len(stem) + 1 :].lower()
+    return file.rpartition("/")[2].lower()  # its name was cut, and has a hash of all of it
+
+
+PICTURES, BYTES = 1000, 256 * 2**20  # in a tar, which is finished when it has as many of either
+
+
+class TarResults:
+    """Results whose files are samples in tars, `Results` around others that keep the records.
+
+    A sample's key is the picture's stem; its fields are the files by what they are of, such as `gradcam.jpg`, and `json`,
+    which is the record. A record is kept once its tar is there, so that a run that is killed does those of the tar that
+    was open again. Records name the files `TAR/MEMBER`. A picture that failed has a record alone.
+
+    `inner`: what keeps records; `place`: what keeps tars; `stems`: as `plan_stems` gives them.
+    Raises `OutputError` for tars that no record tells of, unless a run is resumed: then what they hold is recorded.
+    """
+
+    def __init__(self, inner: Results, place: TarPlace, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
+        self._inner, self._tars, self._part, self._stems = inner, place, part, stems
+        self._keys = plan_keys(stems)
+        self._waiting: deque[Record] = deque()  # for the tar that is open
+        self._tar: _OpenTar | None = None
+        self._is_closed = False
+        self.done = inner.done
+        self.failed = inner.failed
+        self.manifest = inner.manifest
+        self.notes = inner.notes
+        numbers = part.find_tars(place.list_names())
+        self._number = numbers[-1] if numbers else 0  # of the last one that is there
+        if numbers and mode == "resume":
+            self._recover(numbers)
+        elif numbers:
+            refuse_tars(place, part)
+
+    @property
+    def place(self) -> None:
+        return None
+
+    @property
+    def recorded(self) -> int:
+        """How many records are kept for good since it was opened."""
+        return self._inner.recorded
+
+    def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
+        """Put the files into the tar that is open; gives the record with their names there, which is kept later.
+
+        Raises `OutputError` and `StoreError`, also of records that waited.
+        """
+        if not files:
+            if self._waiting:
+                self._waiting.append(record)
+                return record
+            return self._inner.append(record, {})
+        tar = self._part.tar(self._number + 1)
+        key, stem = self._keys[record.image], self._stems[record.image]
+        fields = {name: name_field(stem, name) for name in files}
+        kept = _move(record, tar, {name: f"{tar}/{key}.{field}" for name, field in fields.items()})
+        if self._tar is None:
+            self._tar = _OpenTar(self._tars.begin())
+        sample = {"__key__": key, RECORD: kept.to_json().encode(), **{fields[name]: files[name] for name in files}}
+        with uninterrupted():
+            self._tar.add(sample)
+            self._waiting.append(kept)
+        if len(self._waiting) >= PICTURES or self._tar.size >= BYTES:
+            self._finish()
+        return kept
+
+    def log(self, event: str, **details: Any) -> None:
+        """Note what happened, with the time; several threads may."""
+        self._inner.log(event, **details)
+
+    def close(self, order: Sequence[str] = ()) -> None:
+        """Finish the tar that is open, and let go; more than once does no harm. Raises `OutputError` and `StoreError`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._finish()
+        except BaseException:
+            self._inner.close()
+            raise
+        self._inner.close(order)
+
+    def _finish(self) -> None:
+        """Give the open tar its name, and then record what is in it."""
+        tar, self._tar = self._tar, None
+        if tar is not None:
+            self._keep(tar)
+        while self._waiting:  # of a tar that is there, also where an interruption came between its records
+            self._inner.append(self._waiting.popleft(), {})
+
+    def _keep(self, tar: _OpenTar) -> None:
+        is_kept = False
+        try:
+            if tar.close():
+                self._tars.keep(tar.path, self._part.tar(self._number + 1))
+                self._number += 1
+                is_kept = True
+        finally:
+            tar.path.unlink(missing_ok=True)
+            if not is_kept:
+                self._waiting.clear()  # no sample of it is recorded: they will be done again
+
+    def _recover(self, numbers: Sequence[int]) -> None:
+        """Record what is in the last tars, as far as a run that was killed did not come to that."""
+        lost: list[Record] = []
+        for name in map(self._part.tar, reversed(numbers)):
+            records = [record for record in _read_records(self._tars, name) if record.tar == name]
+            missing = [record for record in records if record.image not in self.done]
+            if not missing:
+                break  # what was before it was recorded before it
+            lost = missing + lost
+        for record in lost:
+            self._inner.append(record, {})
+        self.done = self.done | {record.image for record in lost}
+
+
+def refuse_tars(place: TarPlace, part: Part) -> None:
+    """Raises `OutputError` where tars are there already that a new run would be taken for a part of."""
+    numbers = part.find_tars(place.list_names())
+    if numbers:
+        raise OutputError(
+            f"{place}: holds {part.tar(numbers[0])}, which is of no run that is recorded there; move it away, or choose "
+            "another --output"
+        )
+
+
+def _move(record: Record, tar: str, names: Mapping[str, str]) -> Record:
+    """The record with other names of its files."""
+
+    def rename(name: str | None) -> str | None:
+        return None if name is None else names[name]
+
+    explained = tuple(
+        replace(
+            entry,
+            overlay=rename(entry.overlay),
+            heatmap=rename(entry.heatmap),
+            map=rename(entry.map),
+            panel=rename(entry.panel),
+        )
+        for entry in record.explained
+    )
+    return replace(record, explained=explained, tar=tar)
+
+
+def _read_records(place: TarPlace, name: str) -> Iterator[Record]:
+    try:
+        with place.open(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.name.endswith(f".{RECORD}") else None
+                if content is not None:
+                    yield Record.from_json(content.read())
+    except (tarfile.TarError, GradcamError) as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"{name}: is no tar of this run's results ({error}); move it away to go on") from error
+
+
+class _OpenTar:
+    """A tar that is being written. What is in it does not depend on the time."""
+
+    def __init__(self, path: Path) -> None:
+        from webdataset import TarWriter
+
+        self.path, self.size = path, 0
+        self._is_whole = True
+        with blaming_disk(path.parent):
+            self._file = open(path, "xb")  # noqa: SIM115  (it stays open: `close` is for the owner)
+            self._writer = TarWriter(self._file, encoder=False, mtime=0)
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample. Raises `OutputError`; the tar is of no use any more then."""
+        self._is_whole = False  # an interruption would leave a part of it
+        with blaming_disk(self.path.parent):
+            self.size += self._writer.write(dict(sample))
+        self._is_whole = True
+
+    def close(self) -> bool:
+        """Bring it to its end; whether it is whole. Raises `OutputError`."""
+        with blaming_disk(self.path.parent), self._file:
+            try:
+                self._writer.close()
+            except OSError:
+                if self._is_whole:
+                    raise
+        return self._is_whole

@@ -1,0 +1,341 @@
+"""Whether results can be written as they are asked for, none over another or over an input: found out before work begins."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradcam.attributions.table import ATTRIBUTIONS
+from gradcam.batch.findings import Question
+from gradcam.cam.methods.table import METHODS
+from gradcam.errors import GradcamError, OutputError, join_names, shorten
+from gradcam.images.draw import find_colormap
+from gradcam.images.files import LONGEST_NAME, cut, overlay_name, to_plain
+from gradcam.options import FORMATS, SAVED
+from gradcam.sources.contents import Item, find_url
+from gradcam.storage.output import to_shelf
+from gradcam.storage.store import Store
+
+if TYPE_CHECKING:
+    from gradcam.batch.findings import Drawing
+
+
+COMPARISON = "compare"  # in place of a method, in the name of a panel
+
+
+def has_layer(method: str) -> bool:
+    """Whether a method of either kind looks at a layer."""
+    return ATTRIBUTIONS[method].has_layer if method in ATTRIBUTIONS else METHODS[method].place == "layer"
+
+
+def list_endings(
+    question: Question, drawings: Sequence[Drawing], labels: Sequence[str] | None, *, suffix: str = ".png"
+) -> list[str]:
+    """What follows the stem in the name of each result of one picture: class and layer are in it where there are several."""
+    several_classes = len({drawing.index for drawing in drawings}) > 1
+    several_layers = len(question.layers) > 1
+    return [
+        overlay_name(
+            "",
+            drawing.method,
+            index=drawing.index if several_classes else None,
+            label=labels[drawing.index] if several_classes and labels is not None else None,
+            layer=drawing.layer if several_layers and has_layer(drawing.method) else None,
+            evidence=name_evidence(drawing.evidence) if drawing.method in question.methods else None,
+            suffix=suffix,
+        )
+        for drawing in drawings
+    ]
+
+
+def panel_ending(evidence: str, *, suffix: str = ".png") -> str:
+    """What follows the stem in the name of a panel."""
+    return overlay_name("", COMPARISON, evidence=name_evidence(evidence), suffix=suffix)
+
+
+def name_evidence(evidence: str) -> str | None:
+    """The kind of evidence, for a name that says it where it is not the usual one."""
+    return None if evidence == "positive" else evidence
+
+
+def name_result(stem: str, ending: str) -> str:
+    """A result's name, relative to the output folder; `stem` may have folders.
+
+    A stem that is too long is cut, and gets a hash of all of it, so that no other picture's results are called alike.
+    """
+    folders, slash, name = stem.rpartition("/")
+    room = LONGEST_NAME - len(os.fsencode(ending))
+    if len(os.fsencode(name)) > room:
+        mark = "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
+        name = cut(name, room - len(mark)) + mark
+    return folders + slash + name + ending
+
+
+HEATMAP = "heatmap"  # behind the name of an overlay
+MAP_SUFFIX = ".npy"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What is written of each result, and how.
+
+    `kinds`: keys of `choices.SAVED`. "overlay": the heatmap on the picture, or an attribution's own. "heatmap": its colours
+    alone, as large as the picture, on black. "map": the raw values as NumPy's float32, (h,w) on the region that the
+    network saw, or an attribution's signed (C,H,W). "panel": one picture with all maps side by side.
+    `format`: one of `choices.FORMATS`; `quality`, 1 to 100, is of jpg and webp. `alpha`, `colormap`: as in
+    `gradcam.overlay`.
+    `views`: whether a report's views are written as well.
+
+    Raises `GradcamError` for anything else.
+    """
+
+    kinds: tuple[str, ...] = ("overlay",)
+    format: str = "jpg"
+    quality: int = 90
+    alpha: float = 0.5
+    colormap: str = "turbo"
+    views: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(SAVED):
+            raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
+        if self.format not in FORMATS:
+            raise GradcamError(f"The format is {shorten(self.format)}, expected one of {join_names(FORMATS)}.")
+        if isinstance(self.quality, bool) or not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
+            raise GradcamError(f"quality is {shorten(self.quality)}, expected a whole number from 1 to 100.")
+        if not isinstance(self.alpha, (int, float)) or not 0 <= self.alpha <= 1:
+            raise GradcamError(f"alpha is {shorten(self.alpha)}, expected an opacity from 0 to 1.")
+        find_colormap(self.colormap)
+
+    @property
+    def suffix(self) -> str:
+        """What pictures end in."""
+        return f".{self.format}"
+
+
+INDEX, LABEL = "<index>", "<label>"  # in place of a class's, which nobody knows yet; no name has these characters
+
+Words = tuple[str, ...]  # of a name, which dashes divide
+
+
+@dataclass(frozen=True)
+class Endings:
+    """All endings that names of results can have: words, and the suffix. `labels`: what the word of a label can be."""
+
+    forms: Sequence[tuple[Words, str]]
+    labels: frozenset[str]
+
+    def can_end(self, words: Words, suffix: str) -> bool:
+        """Whether a name can end so."""
+        return any(suffix == other and self._alike(words, form) for form, other in self.forms)
+
+    def can_meet(self, rest: Words) -> bool:
+        """Whether a stem, and the same stem with these words behind it, can both get one name."""
+        longer = [(form, suffix) for form, suffix in self.forms if self._alike(rest, form[: len(rest)])]
+        return any(self.can_end(form[len(rest) :], suffix) for form, suffix in longer)
+
+    def _alike(self, one: Words, other: Words) -> bool:
+        return len(one) == len(other) and all(map(self._same, one, other))
+
+    def _same(self, one: str, other: str) -> bool:
+        if INDEX in (one, other):
+            word = other if one == INDEX else one
+            return word in (INDEX, LABEL) or word.isdecimal()
+        if LABEL in (one, other):
+            word = other if one == LABEL else one
+            return word == LABEL or word in self.labels
+        return one == other
+
+
+def check_outputs(
+    folder: Path | Store,
+    items: Sequence[Item],
+    stems: Mapping[str, str],
+    *,
+    saving: Saving,
+    question: Question,
+    labels: Sequence[str] | None,
+) -> None:
+    """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input.
+
+    `stems`: what the names of each picture's results begin with, by the picture's name, as `plan_stems` gives them.
+    Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
+    """
+    check_panel(saving, question)
+    endings = list_forms(saving, question, labels)
+    names = {stems[item.name].casefold(): item.name for item in items}
+    for stem, name in names.items():
+        for other, rest in _divide(stem):
+            if other in names and endings.can_meet(rest):
+                raise OutputError(
+                    f"{names[other]} and {name}: both would have results of one name; rename one of them, or explain them "
+                    "into two folders"
+                )
+    places: dict[str, list[str]] = {}  # where results go, whatever links lead there
+    for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
+        places.setdefault(_locate(folder, parent).casefold(), []).append(parent.casefold())
+    inputs = _list_places(item.content.path for item in items) if isinstance(folder, Path) else _list_objects(items)
+    for path, above, file in inputs:
+        for parent in places.get(above, ()):
+            stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
+            if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
+                raise OutputError(
+                    f"{path}: a result in {to_shelf(folder).show()} would replace this picture; choose another --output"
+                )
+
+
+def check_panel(saving: Saving, question: Question) -> None:
+    """Raises `GradcamError` where a panel is asked for, and there are no maps to put on it."""
+    unfit = [name for name in question.methods if not has_layer(name)]
+    if not question.methods:
+        unfit = list(question.attributions)
+    if "panel" in saving.kinds and unfit:
+        raise GradcamError(
+            f"A panel is made of maps at layers, and {unfit[0]} makes none there: leave one of them out."
+        )
+
+
+def _locate(folder: Path | Store, parent: str) -> str:
+    return folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
+
+
+def _list_objects(items: Iterable[Item]) -> Iterator[tuple[Path | str, str, str]]:
+    """Each object in a store with the folder that it is in, and its name."""
+    for url in filter(None, map(find_url, items)):
+        above, _, name = url.rpartition("/")
+        yield url, above.casefold(), name.casefold()
+
+
+def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path | str, str, str]]:
+    """Each file with the folder and the name that it really has; a link's own as well as its target's."""
+    folders: dict[Path, str] = {}
+    for path in filter(None, paths):
+        if path.parent not in folders:
+            folders[path.parent] = os.path.realpath(path.parent)
+        yield path, folders[path.parent].casefold(), path.name.casefold()
+        if path.is_symlink():
+            above, name = os.path.split(os.path.realpath(path))
+            yield path, above.casefold(), name.casefold()
+
+
+def list_forms(saving: Saving, question: Question, labels: Sequence[str] | None) -> Endings:
+    """The endings of this question's results."""
+    several_classes = question.target.top > 1 or len((question.target.classes or [[]])[0]) > 1
+    classes: list[Words] = [(), (INDEX,) if labels is None else (INDEX, LABEL)] if several_classes else [()]
+    words: list[Words] = []
+    for method in (*question.methods, *question.attributions):
+        several_layers = len(question.layers) > 1 and has_layer(method)
+        layers: list[Words] = [(to_plain(layer),) for layer in question.layers] if several_layers else [()]
+        evidence = name_evidence(question.evidence) if method in question.methods else None
+        words += [
+            (*method.split("-"), *one, *layer, *([evidence] if evidence else []))
+            for one, layer in product(classes, layers)
+        ]
+    evidence = name_evidence(question.evidence)
+    suffix = saving.suffix
+    forms = {
+        "overlay": [(each, suffix) for each in words],
+        "heatmap": [((*each, HEATMAP), suffix) for each in words],
+        "map": [(each, MAP_SUFFIX) for each in words],
+        "panel": [((COMPARISON, *([evidence] if evidence else [])), suffix)],
+    }
+    found = [(tuple(map(str.casefold, each)), suffix) for kind in saving.kinds for each, suffix in forms[kind]]
+    return Endings(found, frozenset(to_plain(label).casefold() for label in labels or ()))
+
+
+def _divide(stem: str) -> Iterator[tuple[str, Words]]:
+    """Each part of a stem that ends at a dash, and the words behind it."""
+    words = stem.split("-")
+    for many in range(1, len(words)):
+        yield "-".join(words[:many]), tuple(words[many:])
+
+
+ENDING = 150  # bytes of what is put behind a stem: method, class, layer, kind and suffix
+NUMBER = 8  # bytes of "-" and a number
+LONGEST_FOLDERS = 700  # bytes; paths end at 1024 on some systems
+# What Windows, and disks that come from there, do not take, characters that steer terminals, and bytes that are not UTF-8.
+UNSAFE = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
+
+
+def plan_stems(items: Iterable[Item], *, ending: int = ENDING) -> dict[str, str]:
+    """For each item's name the path below the output folder that its results' names begin with: `<folders>/<stem>`.
+
+    It is the name without its suffix. Where two pictures would have the same, case and Unicode's forms aside, each gets
+    its suffix, `<stem>-<suffix>`, and where that is taken as well a number, from 2. Other pictures make no difference,
+    nor does any order. Stems and folders that are too long are cut, and end in a hash of the whole.
+    `ending`: how many bytes may follow a stem, so that the name fits and need not be cut again.
+    """
+    names = [item.name for item in items]
+    room = LONGEST_NAME - ending - NUMBER
+    stems = {name: _to_stem(name, room, with_suffix=False) for name in names}
+    shared = _find_shared(stems)
+    if not shared:
+        return stems
+    taken = {_fold(stem) for name, stem in stems.items() if name not in shared}
+    for name in shared:
+        stems[name] = _to_stem(name, room, with_suffix=True)
+    still_shared = _find_shared({name: stems[name] for name in shared})
+    still_shared |= {name for name in shared if _fold(stems[name]) in taken}
+    taken |= {_fold(stems[name]) for name in shared - still_shared}
+    numbers = {_fold(stems[name]): count(2) for name in still_shared}
+    for name in sorted(still_shared):
+        stem = stems[name]
+        while _fold(stem) in taken:
+            stem = f"{stems[name]}-{next(numbers[_fold(stems[name])])}"
+        taken.add(_fold(stem))
+        stems[name] = stem
+    return stems
+
+
+def _find_shared(stems: dict[str, str]) -> set[str]:
+    """The names whose stems are not theirs alone."""
+    counts = Counter(map(_fold, stems.values()))
+    if len(counts) == len(stems):
+        return set()
+    return {name for name, stem in stems.items() if counts[_fold(stem)] > 1}
+
+
+def _fold(text: str) -> str:
+    """What is the same for names that some file system takes for the same (Unicode 3.13, D145: canonical caseless)."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
+
+
+def _to_stem(name: str, room: int, *, with_suffix: bool) -> str:
+    """A relative path that leads nowhere else, with "/" between folders."""
+    *folders, file = [part for part in name.split("/") if part] or [""]
+    stem, suffix = posixpath.splitext(file)
+    if with_suffix and suffix:
+        stem = f"{stem}-{suffix[1:]}"
+    path = "/".join(_shorten(_make_safe(folder).rstrip(". ") or "_", LONGEST_NAME) for folder in folders)
+    if len(path.encode()) > LONGEST_FOLDERS:
+        path = _hash(path)
+    return posixpath.join(path, _shorten(_make_safe(stem), room))
+
+
+def _make_safe(part: str) -> str:
+    plain = UNSAFE.sub("_", part)
+    return "_" if plain in ("", ".", "..") else plain
+
+
+def _shorten(text: str, most: int) -> str:
+    """At most so many bytes of it, the last of which are of a hash of all of it; a character is not cut in two."""
+    encoded = text.encode()
+    if len(encoded) <= most:
+        return text
+    mark = f"-{_hash(text)}"
+    return encoded[: most - len(mark)].decode(errors="ignore") + mark
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()

@@ -1,0 +1,233 @@
+"""What goes between the driver, which keeps records, and the actors, which explain: all of it can be sent."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import socket
+import time
+import traceback
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradcam._version import __version__
+from gradcam.batch.engine import Work
+from gradcam.batch.findings import Question
+from gradcam.batch.names import Saving
+from gradcam.batch.pipeline import explain_items
+from gradcam.batch.pool import Cut, cut
+from gradcam.batch.ray.ending import sign_in
+from gradcam.batch.save import Outcome, Saver, describe_weights
+from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, describe_unexpected
+from gradcam.models.classifier import Classifier
+from gradcam.sources.contents import Item
+from gradcam.storage.output import Disk, Place
+
+Load = Callable[[str], Classifier]  # the model on the device of that name; it can be sent to another process
+
+LONGEST = 32  # batches in a block: Ray takes a millisecond for each, and repeats one whose actor died
+SHARES = 12  # blocks that each actor has about, so that none waits long for the others at the end
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for all blocks, with what tells an actor that it sees the same as the driver.
+
+    `load`: the model on a device, whose weights have the SHA-256 `weights`. `workers`: threads beside each model, None for
+    one on each of the actor's cores. `folder`: where the driver works, which relative names start from; `seen`: folders that
+    it sees, and the actor must see as well. `run`: a name that no other run has.
+    """
+
+    load: Load
+    weights: str
+    question: Question
+    batch_size: int
+    workers: int | None
+    audit: bool
+    place: Place | None
+    saving: Saving
+    draw_views: Any
+    device: str
+    folder: Path
+    seen: Sequence[Path]
+    version: str = __version__
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some batches, one after another, with what the names of their pictures' results begin with."""
+
+    batches: list[Cut]
+    stems: dict[str, str]
+
+
+def pack(block: Block) -> bytes:
+    """To be sent. All of them are there before the first is done: names have much in common, and are compressed."""
+    return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def unpack(packed: bytes) -> Block:
+    """What `pack` packed."""
+    block: Block = pickle.loads(zlib.decompress(packed))
+    return block
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error that cannot be sent as it is: the name of its kind, its text, and where it arose."""
+
+    kind: str
+    text: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a batch, or the error that stops all; `events`: names and details, for the log."""
+
+    outcomes: Sequence[Outcome] = ()
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    error: Failure | None = None
+
+
+def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> Job:
+    """The job of these pictures."""
+    return Job(
+        load=load,
+        weights=describe_weights(work.classifier)["sha256"],
+        question=work.question,
+        batch_size=work.batch_size,
+        workers=workers,
+        audit=work.audit,
+        place=saver.place,
+        saving=saver.saving,
+        draw_views=saver.draw_views,
+        device=device,
+        folder=Path.cwd(),
+        seen=[folder.absolute() for folder in _find_folders(work, saver) if folder.is_dir()],
+    )
+
+
+def _find_folders(work: Work, saver: Saver) -> Iterator[Path]:
+    """Of results, the one for files that are not whole yet: on another disk there may be a folder of the other's name."""
+    if isinstance(saver.place, Disk):
+        yield saver.place.temporary
+    paths = (item.content.path for item in work.items)
+    yield from (path.parent for path in itertools.islice(filter(None, paths), 1))
+
+
+def to_blocks(work: Work, stems: Mapping[str, str], is_needed: Callable[[Item], bool], actors: int) -> Iterator[Block]:
+    """What is needed, cut into batches at the places where every engine cuts, several of them in a block."""
+    batches = list(cut(work.items, work.batch_size, is_needed))
+    size = max(1, min(LONGEST, len(batches) // (SHARES * actors)))
+    for start in range(0, len(batches), size):
+        block = batches[start : start + size]
+        yield Block(block, {item.name: stems[item.name] for batch in block for item in batch.items})
+
+
+class Actor:
+    """Loads the model once, and explains block after block.
+
+    What goes wrong is an answer: Ray would do the same again, and end with a traceback.
+    """
+
+    def __init__(self, job: bytes, cores: int) -> None:
+        self._cores = cores
+        self._where = {"node": socket.gethostname(), "actor": os.getpid()}
+        self._failure: Failure | None = None
+        self._news: list[tuple[str, Mapping[str, Any]]] = []
+        start = time.perf_counter()
+        try:
+            self._job: Job = pickle.loads(job)
+            self._signed_in = sign_in(self._job.run)
+            self._go_to_folder()
+            self._classifier = self._load()
+            self._tell("actor", seconds=time.perf_counter() - start, ready=time.time())
+        except (Exception, SystemExit) as error:
+            self._failure = self._describe(error)
+
+    def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
+        """An answer for each batch of the block that is in the row, as soon as all its pictures are done."""
+        for packed in rows["block"]:
+            for answer in self._answer(packed):
+                yield {"answer": [pickle.dumps(answer)]}
+
+    def _answer(self, packed: bytes) -> Iterator[Answer]:
+        if self._failure is not None:
+            yield Answer(error=self._failure)
+            return
+        try:
+            yield from self._explain(unpack(packed))
+        except Exception as error:
+            yield Answer(error=self._describe(error))
+
+    def _explain(self, block: Block) -> Iterator[Answer]:
+        job = self._job
+
+        def tell(event: str, **details: Any) -> None:
+            if "start" in details:  # among all pictures, not among these
+                details["start"] = block.batches[details["start"] // job.batch_size].start
+            self._tell(event, **details)
+
+        needed = {item.name for batch in block.batches for item, it in zip(batch.items, batch.needed) if it}
+        outcomes = explain_items(
+            self._classifier,
+            job.question,
+            [item for batch in block.batches for item in batch.items],
+            finish=Saver(job.place, block.stems, job.saving, self._classifier, job.question, job.draw_views).save,
+            is_needed=lambda item: item.name in needed,
+            batch_size=job.batch_size,
+            workers=job.workers or self._cores,
+            tell=tell,
+            audit=job.audit,
+        )
+        with contextlib.closing(outcomes):
+            for batch in block.batches:
+                done = list(itertools.islice(outcomes, sum(batch.needed)))
+                yield Answer(done, tuple(self._news))
+                self._news.clear()
+
+    def _tell(self, event: str, **details: Any) -> None:
+        """For the log, with the next answer."""
+        self._news.append((event, details | self._where))
+
+    def _go_to_folder(self) -> None:
+        """Go where the driver is. Raises `ClusterError` where this machine does not see what the driver sees."""
+        job, node = self._job, self._where["node"]
+        if job.version != __version__:
+            raise ClusterError(
+                f"gradcam is {__version__} on {node}, and {job.version} where the run was started: install the same there."
+            )
+        for folder in (job.folder, *job.seen) if job.seen else ():
+            if not folder.is_dir():
+                raise ClusterError(f"{folder} is not on {node}: give a folder that all machines share, or a store.")
+        with contextlib.suppress(OSError):
+            os.chdir(job.folder)
+
+    def _load(self) -> Classifier:
+        """Raises `ClusterError` where the weights are not the driver's."""
+        import torch
+
+        torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may say less
+        classifier = self._job.load(self._job.device)
+        if describe_weights(classifier)["sha256"] != self._job.weights:
+            raise ClusterError(
+                f"The model's weights on {self._where['node']} are not those where the run was started: give a file of them "
+                "with --weights, or have the model's code make the same each time."
+            )
+        return classifier
+
+    def _describe(self, error: BaseException) -> Failure:
+        """As the driver is to raise it. A line on this machine says more than the kind of an error elsewhere."""
+        place = "".join(traceback.format_exception(error))
+        if isinstance(error, (ClusterError, OutputError, StoreError)):
+            return Failure(type(error).__name__, str(error), place)
+        reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+        return Failure("ClusterError", f"The actor on {self._where['node']} cannot work: {reason}", place)

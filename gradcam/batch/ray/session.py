@@ -1,0 +1,284 @@
+"""Ray, started for one run on this machine, or joined where it runs already; and what there is to work with."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from gradcam.batch.pool import count_cores
+from gradcam.errors import ClusterError, shorten
+from gradcam.options import MAX_PIXELS
+
+SECONDS = 10  # to wait for an answer
+SETTINGS = 4  # the kind of the first frame that each side of HTTP/2, which is below gRPC, sends
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
+
+
+def check_address(address: str) -> None:
+    """Raises `ClusterError` for an address that is none, or that nobody answers at."""
+    if address == "auto":
+        return
+    if address.startswith("ray://"):
+        raise ClusterError(
+            f"{address}: is of Ray's client, which cannot do this. Give HOST:PORT of the head, such as 10.0.0.1:6379, on a "
+            "machine of the cluster; or send the whole command there with `ray job submit`."
+        )
+    found = re.fullmatch(r"\[?([^\s/]+?)\]?:(\d{1,5})", address)
+    if found is None:
+        raise ClusterError(
+            f"The address of Ray is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto."
+        )
+    try:
+        speaks = _speaks_grpc(found[1], int(found[2]))
+    except (OSError, OverflowError) as error:
+        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+        raise ClusterError(
+            f"{address}: nothing answers there ({reason}): is the head up, started with `ray start --head`?"
+        ) from error
+    if not speaks:
+        raise ClusterError(
+            f"{address}: what answers there is not Ray: give the port of the head, which usually is 6379."
+        )
+
+
+def _speaks_grpc(host: str, port: int) -> bool:
+    """Whether what is there speaks as the head does. Raises `OSError` where nobody does."""
+    with socket.create_connection((host, port), timeout=SECONDS) as connection:
+        connection.sendall(GREETING)
+        try:
+            return len(answer := connection.recv(9)) == 9 and answer[3] == SETTINGS
+        except ConnectionError:  # it did not like that
+            return False
+
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it warns of what it will do otherwise
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what other processes of Ray's have to say
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # of what is not Python, which writes to standard error itself
+}
+SILENT = logging.CRITICAL + 1
+
+
+def is_loud() -> bool:
+    """Whether somebody looks for what went wrong inside."""
+    return bool(os.environ.get("GRADCAM_TRACEBACK"))
+
+
+def set_environment() -> None:
+    """To be called before Ray is imported. What the user has set stays."""
+    for name, value in () if is_loud() else ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Ray's loggers write to files of its own alone, and nothing it warns of is shown."""
+    if is_loud():
+        yield
+        return
+    handlers = [
+        handler
+        for name in ("ray", "ray.data")
+        for handler in logging.getLogger(name).handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
+    before = [handler.level for handler in handlers]
+    for handler in handlers:
+        handler.setLevel(SILENT)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"ray\b")
+            warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
+            yield
+    finally:
+        for handler, level in zip(handlers, before):
+            handler.setLevel(level)
+
+
+@contextlib.contextmanager
+def no_standard_error() -> Iterator[None]:
+    """What writes to the descriptor of standard error is not heard; for moments in which nobody else has anything to say."""
+    if is_loud():
+        yield
+        return
+    before = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nothing)
+
+
+CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
+# Bytes for what is on its way between the processes of one machine: results that go into shards are the most of it.
+OBJECTS = 2**29
+GRAINS = 10_000  # parts of a GPU that Ray can tell apart
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many actors there are, and what each of them has; `device`: "cpu" or "cuda".
+
+    `cores`: less than 1 where there are fewer of them than actors on a machine's GPUs. `per_gpu`: actors that share one.
+    """
+
+    actors: int
+    cores: float
+    device: str
+    per_gpu: int = 1
+
+    @property
+    def gpus(self) -> float:
+        """Of each actor. Rounded down to what Ray can tell apart: seven of a little more than a seventh would not fit."""
+        return (GRAINS // self.per_gpu) / GRAINS if self.device == "cuda" else 0
+
+    @property
+    def threads(self) -> int:
+        """Of each actor's model."""
+        return max(1, math.floor(self.cores))
+
+
+def import_ray() -> ModuleType:
+    """Ray, told to be quiet. Raises `ClusterError` with the line that installs it."""
+    set_environment()
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "ray"
+        what = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
+        raise ClusterError(f"Ray {what}: pip install 'gradcam-torch[ray]'") from error
+    return ray
+
+
+def find_address(address: str | None) -> str:
+    """What was typed, or else RAY_ADDRESS; "local" for Ray that is started here."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+@contextlib.contextmanager
+def joined(address: str | None) -> Iterator[ModuleType]:
+    """Ray at that address, or at RAY_ADDRESS, or started here; let go of afterwards, and what was started here ends.
+
+    Where the caller has joined it already, that is used, and left as it is.
+    Raises `ClusterError` where there is no Ray, or nothing that answers at the address.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    address = find_address(address)
+    if address != "local":
+        check_address(address)
+    with contextlib.ExitStack() as stack:
+        _init(ray, address, stack)
+        yield ray
+
+
+def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
+    """Start or join it; `stack` undoes that."""
+    options: dict[str, Any] = {"address": address}
+    if MAX_PIXELS in os.environ:  # it is for the actors, on whichever machine
+        options["runtime_env"] = {"env_vars": {MAX_PIXELS: os.environ[MAX_PIXELS]}}
+    if address == "local":
+        folder = tempfile.mkdtemp(prefix="gradcam-ray-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(_own_token())
+        options |= {
+            "num_cpus": count_cores(),
+            "object_store_memory": OBJECTS,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }
+    stack.callback(ray.shutdown)
+    level = logging.INFO if is_loud() else logging.CRITICAL
+    try:
+        # Ray takes SIGTERM for itself, and says that it was told how much to say.
+        with warnings.catch_warnings(), _own_handler(signal.SIGTERM), no_standard_error():
+            warnings.simplefilter("ignore")
+            ray.init(log_to_driver=is_loud(), logging_level=level, **options)
+    except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
+        reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+        what = "Ray cannot be started here" if address == "local" else f"{address}: Ray cannot be joined there"
+        raise ClusterError(f"{what} ({reason}).{_advise(address)}") from error
+    stack.enter_context(quiet())
+
+
+def _advise(address: str) -> str:
+    """Ray says nothing of tokens where it should have sent one, and sends none to an address unless it is told to."""
+    if address == "local" or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    return " Where the cluster wants a token, as `ray start` says then, set RAY_AUTH_MODE=token."
+
+
+@contextlib.contextmanager
+def _own_token() -> Iterator[None]:
+    """A token of its own for what is started here: Ray would leave one in the user's home, and from then on `ray start`
+    would want it of whoever joins."""
+    ours = not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if ours:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    try:
+        yield
+    finally:
+        if ours:
+            del os.environ["RAY_AUTH_TOKEN"]
+
+
+@contextlib.contextmanager
+def _own_handler(number: int) -> Iterator[None]:
+    """Whoever heeds a signal still does so afterwards."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)
+
+
+def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
+    """One actor for each GPU, or as many as are to share one, or one for each few cores. `device`: "auto", "cpu" or "cuda".
+
+    Raises `ClusterError` where there is no GPU to be had, or no core.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    if device == "cuda" and not gpus:
+        raise ClusterError("There is no GPU in this Ray cluster: leave --device out, or say cpu.")
+    if per_gpu > 1 and not gpus:
+        raise ClusterError("There is no GPU in this Ray cluster: leave --actors-per-gpu out.")
+    if gpus and device != "cpu":
+        with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
+        cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in with_gpu)
+        return Layout(gpus * per_gpu, _round(cores), "cuda", per_gpu)
+    sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    if not sizes:
+        raise ClusterError(
+            "There is no core to be had in this Ray cluster: start machines with `ray start --num-cpus N`."
+        )
+    cores = min(CORES, *sizes)
+    return Layout(sum(size // cores for size in sizes), cores, "cpu")
+
+
+def _round(cores: float) -> float:
+    """Whole ones, where there is one; otherwise a part that all can have."""
+    return math.floor(cores) if cores >= 1 else math.floor(cores * GRAINS) / GRAINS

@@ -1,0 +1,1 @@
+"""The computation, top to bottom: a model and images in, heatmaps out."""

@@ -1,0 +1,462 @@
+"""The whole computation, top to bottom: a model and images in, heatmaps out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.budget import Effort, Progress, check_effort
+from gradcam.cam.forward import Recorded, recorded_pass
+from gradcam.cam.grid import JOINS, BlindPatchesError, add_levels, find_grid, warn_of_places
+from gradcam.cam.maps import Maps, compute_maps
+from gradcam.cam.methods.attention_capture import Census
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import find_methods, smooth
+from gradcam.cam.postprocess import Views, check_augmentation, check_evidence, choose_evidence, make_views, to_heatmaps
+from gradcam.cam.rounding import warn_of_rounding
+from gradcam.cam.suggest import find_suggestion
+from gradcam.errors import BlindLayerError, GradcamError, ImageError, LayerError, join_names, shorten, warn
+from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.nested import map_tensors, to_batch
+from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
+from gradcam.layers.find import Outlet, find_layer, unwrap
+from gradcam.layers.reshape import Reshape, to_reshape
+from gradcam.targets import refuse_features
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Where a model looked: K maps for each of N images.
+
+    `maps`: float32 (N,K,h,w), what the method gave, at the layer's resolution: the positive values, or the negative
+    ones without their sign, or both, as `evidence` says.
+    `heatmaps`: float32 (N,K,H,W) in [0,1], at the input's size, each divided by its own maximum; a blank map stays
+    zero. Signed ones are in [-1,1].
+    `classes`: int64 (N,K), None where the target was a function. `scores`: float32 (N,K), what was explained.
+    `output`: the model's own, detached. `layer`: its dotted name, or "input", or "attention". `method`: its name.
+    Volumes have (d,h,w) and (D,H,W) in place of (h,w) and (H,W). Tensors are on the images' device.
+    """
+
+    maps: Tensor
+    heatmaps: Tensor
+    classes: Tensor | None
+    scores: Tensor
+    output: Any = field(repr=False)
+    layer: str
+    method: str
+    evidence: str
+
+    def __repr__(self) -> str:
+        images, classes = self.maps.shape[:2]
+        grid, size = (" x ".join(map(str, tensor.shape[2:])) for tensor in (self.maps, self.heatmaps))
+        kind = "" if self.evidence == "positive" else f"{self.evidence} evidence by "
+        return (
+            f"{type(self).__name__}({images} image(s), {classes} map(s) each, {kind}{self.method} at {self.layer}, "
+            f"{grid} to {size}, {self.maps.device})"
+        )
+
+    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
+        """Write it for NumPy: all of it to an `.npz` file, or a single map (h,w) to an `.npy` file.
+
+        `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
+        `method` and `evidence`; a map alone is as `gradcam batch --save map` writes it. `i`, `k`: image i, or its k-th map,
+        alone. The file is whole, or not there, and its folder has to be.
+        Raises `ImageError` for another suffix, where there is no such map, and where the file cannot be written.
+        """
+        if check_suffix(path) not in SUFFIXES:
+            raise ImageError(
+                f"{path}: this explanation has no picture to draw on: gradcam.write_image({os.fspath(path)!r}, "
+                "gradcam.overlay(picture, explanation.heatmaps[0, 0])); or save it as .npz"
+            )
+        tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
+        write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)
+
+
+def explain(
+    model: nn.Module,
+    images: Any,
+    layer: str | nn.Module | None = None,
+    *,
+    method: str | Method = "gradcam",
+    target: Any = None,
+    layers: Sequence[str | nn.Module] | None = None,
+    join: str | None = None,
+    evidence: str = "positive",
+    augmentation: str = "none",
+    smoothing: str = "none",
+    reshape: Any = None,
+    memory_budget: int | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Show where `model` looked in `images`, in one forward pass and a backward pass through the tail of the network.
+
+    `images`: what the model takes, usually a floating tensor (N,C,H,W) or (N,C,D,H,W), preprocessed. A tuple is passed as
+    positional arguments, a dict as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor.
+    `layer`: dotted name, or module. None takes the last layer that has a grid and through which all of the picture reaches
+    the score; behind an activation such as ReLU for methods that assume activations that are not negative; for scores of
+    places in a dense output, as in segmentation, the last of the coarsest grid. That costs one more forward pass (of one
+    image, where the input is one tensor), and another where there is no gradient: name the layer in loops. A name may say
+    which of several tensors is meant, by its key or index ("backbone:out", "backbone.fpn:2"), and which run of a layer that
+    runs several times, counted from 0 ("encoder.layer4#1"). Where the output holds several tensors and none is named, it is
+    the first with a grid that the score depends on, and of a pyramid, whose levels all have different grids, their sum.
+    `layers`, `join`: in place of `layer`, with "sum", the raw maps of several layers, added at the finest of their grids;
+    one that nothing reaches contributes nothing.
+    `method`: a key of `gradcam.METHODS`, or one of its values. Those that follow attention (rollout, gradient-rollout,
+    legrad) are for transformers whose tokens all attend to one another; they and RISE look at no layer.
+    `target`: None for each image's top class, an int for all, N ints, an (N,K) nested sequence or tensor for K maps per
+    image, a `targets.ClassTarget`, or a function from the model's output to scores (N,) or (N,K).
+    `evidence`: "positive", what speaks for the class; "negative", what speaks against it; "signed", both, in [-1,1].
+    The last two have a meaning for methods with `is_signed`. A regression, or a single logit, needs them.
+    `augmentation`: "flip" adds the mirrored images to the batch, "flip-scale" also both of them times 0.9 and times 1.1;
+    maps are the mean over all of these views, which are explained for the classes of the images themselves.
+    `smoothing`: "eigen" takes the first principal component of the weighted channels in place of their sum.
+    `reshape`: how the layer's output lies on the picture, where that is not certain: the grid (h, w) or (d, h, w) that the
+    last of its tokens form; "channels first", "channels last", "tokens" (N,T,D) or "tokens first" (T,N,D); or a function
+    from the layer's tensor to (N,C,h,w), or (N,C,d,h,w), which may pick values and move them, and compute nothing.
+    `memory_budget`: bytes that a method which runs the model again may take for that, in tensors alive at once, beside what
+    is there after the plain pass; None for 256 MB, or one variant of the images if that is more. `progress`: for the same
+    methods, called in this thread with the passes done and the number of all, of one layer and method after another; what
+    it raises ends the explanation. The other methods need neither.
+
+    The model is left as it was: hooks, training flags, buffers, `requires_grad`, `.grad`, grad mode, PyTorch's random state.
+    It is explained in evaluation mode. Several threads may explain with one model at once; since a module's training flag
+    is one for all threads, a training step that overlaps with an explanation runs in evaluation mode, and a counter that it
+    advances may be put back: take turns there. Running statistics are left to whoever trains.
+
+    Warns (`GradcamWarning`) where it is a guess how a named layer lies on the picture, as of tokens, and its cells do not
+    answer to places that are changed in the picture. That is tried out once for a layer and a size, by running the model up
+    to it seven times, or fewer with several images.
+
+    Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
+    Errors of the model itself come through as they are.
+    """
+    wish = _Wish(
+        methods=smooth(find_methods([method]), smoothing),
+        target=target,
+        evidence=evidence,
+        augmentation=augmentation,
+        reshape=to_reshape(reshape),
+        memory_budget=memory_budget,
+        progress=progress,
+        join=join,
+    )
+    chosen = one_map(layer, layers, join)
+    if chosen is None and wish.needs_layers:
+        found = _compare_last_layer(model, images, wish)
+    else:
+        found = _compare(model, images, chosen or [], wish, are_named=True)
+    return next(iter(found.values()))
+
+
+def one_map(
+    layer: str | nn.Module | None, layers: Sequence[str | nn.Module] | None, join: str | None
+) -> Sequence[str | nn.Module] | None:
+    """The layers of one map, given as one or as several to be joined; None if none is named. Raises `LayerError`."""
+    if layers is None:
+        return None if layer is None else [layer]
+    if layer is not None or join is None:
+        raise LayerError("explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare().")
+    return _check_list(layers)
+
+
+def compare(
+    model: nn.Module,
+    images: Any,
+    *,
+    layers: Sequence[str | nn.Module],
+    methods: Iterable[str | Method],
+    target: Any = None,
+    join: str | None = None,
+    evidence: str = "positive",
+    augmentation: str = "none",
+    smoothing: str = "none",
+    reshape: Any = None,
+    memory_budget: int | None = None,
+    progress: Progress | None = None,
+) -> dict[tuple[str, str], Explanation]:
+    """Explain at several layers with several methods, all from one forward and one backward pass.
+
+    Shapley-CAM takes two more backward passes for each class and layer, and methods that run the model again do so for
+    each layer. Gives a dict from (layer name, method name). A layer that nothing reaches has blank maps, and a warning
+    says so. With `join="sum"` the layers' raw maps are added at the finest of their grids, as one layer, "layer3 + layer4".
+    Methods whose maps are of no layer are in it once, RISE as
+    ("input", "rise"), those that follow attention as ("attention", method name), and alone need no layers. Arguments and
+    errors are as in `explain`.
+    """
+    wish = _Wish(
+        methods=smooth(find_methods(methods), smoothing),
+        target=target,
+        evidence=evidence,
+        augmentation=augmentation,
+        reshape=to_reshape(reshape),
+        memory_budget=memory_budget,
+        progress=progress,
+        join=join,
+    )
+    return _compare(model, images, layers, wish, are_named=True)
+
+
+_BLIND = (
+    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
+    "the head, a probability that is exactly 0 or 1). Choose another score or class."
+)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What is to be explained of the images, and how; as in `explain`. What can be checked without a model is."""
+
+    methods: Sequence[Method]
+    target: Any
+    evidence: str
+    augmentation: str
+    reshape: Reshape
+    memory_budget: int | None
+    progress: Progress | None
+    join: str | None
+
+    def __post_init__(self) -> None:
+        if self.join is not None and self.join not in JOINS:
+            raise LayerError(f"join is {shorten(self.join)}, expected {join_names(JOINS)}, or None.")
+        check_evidence(self.evidence, self.methods)
+        check_augmentation(self.augmentation)
+        check_effort(self.memory_budget, self.progress)
+
+    @property
+    def needs_layers(self) -> bool:
+        return any(method.place == "layer" for method in self.methods)
+
+    @property
+    def differentiable(self) -> int:
+        """How often what lies behind the layers has to be."""
+        if any("curvatures" in method.needs for method in self.methods):
+            return 2
+        return 1 if any(method.needs for method in self.methods) else 0
+
+    @property
+    def runs_again(self) -> bool:
+        return not all(method.needs for method in self.methods)
+
+    @property
+    def follows_attention(self) -> bool:
+        return any(method.place == "attention" for method in self.methods)
+
+
+def _compare(
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool = False
+) -> dict[tuple[str, str], Explanation]:
+    try:
+        return _explain_at(model, images, layers, wish, are_named=are_named)
+    except BlindPatchesError as error:
+        if are_named:
+            layer = _find_other_layer(model, images, wish)
+            raise type(error)(_BLIND if layer is None else f"{error} Choose '{layer}', whose patches do.") from None
+        raise
+
+
+def _find_other_layer(model: nn.Module, images: Any, wish: _Wish) -> str | None:
+    """A layer to choose in place of one whose patches do not reach the score; None where there is none."""
+    with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
+        wish = replace(wish, reshape=None)  # which is of the other layer
+        found = find_suggestion(unwrap(model), to_batch(images), wish.target)
+        return _find_last_with_gradient(model, images, found.layers, wish)
+    return None
+
+
+def _explain_at(
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool
+) -> dict[tuple[str, str], Explanation]:
+    model, batch = unwrap(model), to_batch(images)
+    chosen = _find_layers(model, layers) if wish.needs_layers or layers else []
+    refuse_features(model, wish.target)
+    views = make_views(batch, wish.augmentation)
+    effort, census = Effort(views.batch, wish.memory_budget, wish.progress), Census()
+    with recorded_pass(
+        model,
+        views.batch.copy() if wish.runs_again else views.batch,
+        chosen,
+        views.target(wish.target),
+        differentiable=wish.differentiable,
+        around=_watched(model, chosen, wish, effort, census),
+    ) as recorded:
+        maps = compute_maps(recorded, wish.methods, effort, census, reshape=wish.reshape, join=wish.join)
+        if are_named:
+            warn_of_places(recorded, wish.reshape)
+        output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
+        classes = recorded.scored.classes
+        return {
+            (layer, method): _to_explanation(
+                each,
+                views,
+                wish.evidence,
+                classes=None if classes is None else views.first(classes).to(batch.device),
+                output=output,
+                layer=layer,
+                method=method,
+            )
+            for (layer, method), each in maps.items()
+        }
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, chosen: Sequence[Outlet], wish: _Wish, effort: Effort, census: Census) -> Iterator[None]:
+    """Around the plain pass: what methods that run the model again have to know of it."""
+    with contextlib.ExitStack() as stack:
+        if wish.runs_again:
+            stack.enter_context(effort.measured({outlet.module for outlet in chosen}))
+        if wish.follows_attention:
+            stack.enter_context(census.taken(model))
+        yield
+
+
+def _to_explanation(
+    maps: Maps, views: Views, evidence: str, *, classes: Tensor | None, output: Any, layer: str, method: str
+) -> Explanation:
+    signed = evidence == "signed"
+    values = add_levels([choose_evidence(views.average(level), evidence) for level in maps.levels], signed=signed)
+    if maps.was_rounding is not None:
+        warn_of_rounding(values, maps.was_rounding, evidence, f"{method} at layer '{layer}'")
+    device = views.batch.device
+    return Explanation(
+        maps=values.to(device),
+        heatmaps=to_heatmaps(values, views.batch.size, signed=signed).to(device),
+        classes=classes,
+        scores=views.first(maps.scores).to(device),
+        output=output,
+        layer=layer,
+        method=method,
+        evidence=evidence,
+    )
+
+
+def _compare_last_layer(model: nn.Module, images: Any, wish: _Wish) -> dict[tuple[str, str], Explanation]:
+    """Explain at the best layer that has a grid and, on it, a gradient."""
+    if callable(wish.reshape):
+        raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
+    found = find_suggestion(unwrap(model), to_batch(_copy(images)), wish.target, wish.reshape)
+    is_positive = all(method.assumes_positive for method in wish.methods)
+    last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
+    try:
+        explained = _compare(model, _copy(images), [last], wish)
+    except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
+        layer = _find_last_with_gradient(model, _copy(images), others, wish) if others else None
+        if layer is None:
+            raise LayerError(_BLIND) from None
+        return _compare(model, images, [layer], wish)
+    if found.note is not None and last == found.layers[0]:
+        warn(found.note)
+    return explained
+
+
+def _copy(images: Any) -> Any:
+    """For one of several passes: a model may change its input in place."""
+    return map_tensors(images, torch.Tensor.clone)
+
+
+def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], wish: _Wish) -> str | None:
+    model, batch = unwrap(model), to_batch(images)
+    with recorded_pass(model, batch, _find_layers(model, names), wish.target) as recorded:
+        with torch.enable_grad():
+            total = recorded.scored.values.sum(1, keepdim=True)
+        (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
+        found = dict(zip(recorded.activations, gradients))
+        for name in names:
+            for part in recorded.parts[name]:
+                gradient = found[part]
+                if gradient is not None and _has_values(part, gradient[0], recorded, wish.reshape):
+                    return name
+    return None
+
+
+def _has_values(part: str, gradient: torch.Tensor, recorded: Recorded, reshape: Reshape) -> bool:
+    """Whether a gradient has any on the grid; of several tensors of a layer not all have one."""
+    try:
+        layout = find_grid(part, gradient, recorded, reshape)
+    except LayerError:
+        return False
+    return bool(layout.to_grid(gradient).any())
+
+
+def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> list[Outlet]:
+    return list(
+        {outlet.name: outlet for outlet in (find_layer(model, layer) for layer in _check_list(chosen))}.values()
+    )
+
+
+def _check_list(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]:
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
+        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one layer, by name or as modules.")
+    return layers
+
+
+AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
+HOW = ("mean", "max")
+
+
+def fuse(
+    explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], how: str = "mean"
+) -> AnyExplanation:
+    """One explanation from several of the same images and classes, such as those of `compare`: layers or methods joined.
+
+    Each heatmap has its own maximum first, so that all count alike; then they are averaged ("mean"), or the strongest
+    value at each pixel is taken ("max", whatever its sign). `maps` is float32 (N,K,H,W): that, at the input's size;
+    `heatmaps` is it divided by its maximum.
+    `layer` and `method` name all that went in, with "+" between; `scores`, `output` and pictures are the first one's.
+
+    Raises `GradcamError` for none, for an unknown `how`, and where sizes, classes or evidence differ. That the images
+    are the same, and the functions where targets were such, is the caller's to see to.
+    """
+    found = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
+    if not isinstance(found, Sequence) or not found or not all(isinstance(each, Explanation) for each in found):
+        raise GradcamError(
+            f"The explanations are {shorten(explanations)}, expected a list of at least one, or what compare() gives."
+        )
+    if not isinstance(how, str) or how not in HOW:
+        raise GradcamError(f"how is {shorten(how)}, expected one of {join_names(HOW)}.")
+    first = found[0]
+    for other in found[1:]:
+        check_alike(first, other)
+    heatmaps = torch.stack([each.heatmaps.to(first.heatmaps.device) for each in found])
+    joined = heatmaps.mean(0) if how == "mean" else _strongest(heatmaps)
+    signed = first.evidence == "signed"
+    return replace(
+        first,
+        maps=joined,
+        heatmaps=to_heatmaps(joined, joined.shape[2:], signed=signed),
+        layer=_join([each.layer for each in found]),
+        method=_join([each.method for each in found]),
+    )
+
+
+def _strongest(heatmaps: Tensor) -> Tensor:
+    """Of heatmaps (E,N,K,...), the value furthest from zero at each place."""
+    return heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
+
+
+def _join(names: Sequence[str]) -> str:
+    return "+".join(dict.fromkeys(names))
+
+
+def check_alike(one: Explanation, other: Explanation) -> None:
+    """Raises `GradcamError` where two are not of the same sizes, classes and evidence."""
+    shapes = (tuple(one.heatmaps.shape), tuple(other.heatmaps.shape))
+    if shapes[0] != shapes[1]:
+        raise GradcamError(
+            f"Heatmaps {shapes[0]} and {shapes[1]} do not go together: explain the same images and classes."
+        )
+    if one.evidence != other.evidence:
+        raise GradcamError(f"{one.evidence} and {other.evidence} evidence do not go together: ask for the same kind.")
+    if (one.classes is None) != (other.classes is None) or (
+        one.classes is not None
+        and other.classes is not None
+        and not torch.equal(one.classes.cpu(), other.classes.cpu())
+    ):
+        raise GradcamError(
+            "These are explanations of different classes, which do not go together: give the same target."
+        )

@@ -1,0 +1,284 @@
+"""One forward pass of a model with target layers attached."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from gradcam.errors import ImageError, LayerError, ModelError, warn
+from gradcam.hooks.autograd import (
+    BEHIND_A_LAYER,
+    graph_of,
+    known_failures,
+    may_cast,
+    recording_is_off,
+    require_recording,
+)
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
+from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, recording_off, undisturbed
+from gradcam.hooks.target_layer import TargetLayer
+from gradcam.layers.axes import Axes, one_image
+from gradcam.layers.find import Outlet, layers_with_grid
+from gradcam.layers.layout import find_patches
+from gradcam.targets import Scored, compute_scores
+
+Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
+
+DEPENDENT = (
+    "The images of this batch depend on one another in the model (such as a batch norm without running statistics): "
+    "a map here is not the one of its image alone. Explain them one by one for that."
+)
+
+KINDS = ("_saved_training", "_saved_dim")  # of an operation, what its name does not tell
+
+# By model, what was found to keep images apart: the operations behind the layers, and the layers.
+_apart: weakref.WeakKeyDictionary[nn.Module, set[int]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_shared_statistics(modules: Iterable[nn.Module], images: int) -> None:
+    """Warn where a batch norm has no running statistics, and so takes those of all images together."""
+    if images > 1 and _share_statistics(modules):
+        warn(DEPENDENT)
+
+
+def _share_statistics(modules: Iterable[nn.Module]) -> bool:
+    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in modules)
+
+
+def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Placed]) -> bool:
+    """Whether the first or the last image's scores, of scores (N,K), have a gradient at another image's activations.
+
+    That takes two more backward passes, once for a model, layers and a graph behind them.
+    """
+    if len(scores) == 1 or not layers:
+        return False
+    graph = [(node.name(), *(getattr(node, name, None) for name in KINDS)) for node in graph_of(scores)]
+    key = hash((*map(str, graph), *(name for name, _, _ in layers)))
+    if key in _apart.setdefault(model, set()):
+        return False
+    tensors = [tensor for _, tensor, _ in layers]
+    for image in (0, len(scores) - 1):
+        with torch.enable_grad():
+            own = scores[image].sum()
+        found = torch.autograd.grad(own, tensors, retain_graph=True, allow_unused=True)
+        for (_, _, to_grid), gradient in zip(layers, found):
+            if gradient is not None and _has_others(to_grid(gradient), image):
+                if not _share_statistics(model.modules()):  # of which is warned already
+                    warn(DEPENDENT)
+                return True
+    _apart[model].add(key)
+    return False
+
+
+def _has_others(gradient: Tensor, image: int) -> bool:
+    rows = gradient.nan_to_num(0, 0, 0).flatten(1).any(1)
+    return bool(rows[:image].any() or rows[image + 1 :].any())
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one forward pass left, and what maps are computed with.
+
+    `activations`, `outlets`: what was recorded, by name, and of what. `parts`: by layer, the names of those that it gave, of
+    which there are several where its output holds several tensors. `scored`: what is there to be differentiated.
+    `modules`: all of the model's. `autocast`: the caller's, None without.
+    """
+
+    activations: dict[str, Tensor]
+    outlets: dict[str, Outlet]
+    parts: dict[str, list[str]]
+    output: Any
+    scored: Scored
+    model: nn.Module
+    modules: list[nn.Module]
+    batch: Batch
+    autocast: torch.dtype | None
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether gradients may pass through float16 on their way to the layers."""
+        if self.autocast == torch.float16:
+            return True
+        # Parameters are many, and the tail is short: between float32 ends none of them is float16 without a cast.
+        modules = self.modules if may_cast(self.scored.values) else []
+        return has_float16((self.activations, self.output), modules)
+
+
+def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
+    """Whether there is float16 among these values or in the modules' parameters."""
+    if any(tensor.dtype == torch.float16 for tensor in tensors(values)):
+        return True
+    # Module by module: model.parameters() takes several times as long, which a small network's pass would show.
+    dtypes = {it.dtype for module in modules for it in module._parameters.values() if it is not None}
+    return torch.float16 in dtypes
+
+
+def caller_autocast(device: str) -> torch.dtype | None:
+    """The dtype of the autocast that is on for this type of device, None without."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@contextlib.contextmanager
+def recorded_pass(
+    model: nn.Module,
+    batch: Batch,
+    chosen: Sequence[Outlet],
+    target: Any,
+    *,
+    differentiable: int = 1,
+    around: AbstractContextManager[object] | None = None,
+) -> Iterator[Recorded]:
+    """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends.
+
+    `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for more.
+    `around`: a context for the model's run and nothing else.
+    """
+    with undisturbed(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
+        _refuse_frames(batch, modules)
+        warn_of_shared_statistics(modules, batch.images)
+        if differentiable > 1:
+            stack.enter_context(plain_attention())
+        with contextlib.ExitStack() as hooks:
+            recorders = {
+                it.name: hooks.enter_context(TargetLayer(it.module, name=it.name, keys=it.keys, run=it.run))
+                for it in chosen
+            }
+            if differentiable == 0:
+                hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
+            args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
+            with around or contextlib.nullcontext():
+                output = model(*args, **kwargs)
+            activations, outlets, parts = _divide(chosen, recorders)
+            off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
+            if differentiable and len(off) > 1:  # the first finds it off; another one, if the model switches it off
+                raise recording_is_off(off)
+            scored = compute_scores(target, output, batch.images)
+            if differentiable:
+                require_recording(scored.values, list(recorders))
+            for recorder in recorders.values():
+                recorder.require_only_way(scored.values)
+        # Computed without the caller's autocast, which would make products of maps half as precise.
+        device = scored.values.device.type
+        autocast = caller_autocast(device)
+        for recorder in recorders.values():
+            stack.callback(recorder.let_go)
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast)
+
+
+def _divide(
+    chosen: Sequence[Outlet], recorders: Mapping[str, TargetLayer]
+) -> tuple[dict[str, Tensor], dict[str, Outlet], dict[str, list[str]]]:
+    """What was recorded, each with a name, of what, and which are of one layer."""
+    activations: dict[str, Tensor] = {}
+    outlets: dict[str, Outlet] = {}
+    parts: dict[str, list[str]] = {}
+    for outlet in chosen:
+        recorded = recorders[outlet.name].recorded
+        for keys, tensor in recorded.items():
+            name = outlet.name if len(recorded) == 1 else ":".join((outlet.name, *keys[len(outlet.keys) :]))
+            activations[name] = tensor
+            outlets[name] = outlet._replace(name=name, keys=keys)
+            parts.setdefault(outlet.name, []).append(name)
+    return activations, outlets, parts
+
+
+def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
+    """Raises `ImageError` where frames come before channels, which would be taken for the depth of a volume."""
+    if len(batch.size) != 3:
+        return
+    convolutions = [module for module in modules if isinstance(module, _ConvNd)]
+    channels = batch.pictures.shape[1]
+    takes_them = any(isinstance(it, nn.Conv3d) and it.in_channels == channels for it in convolutions)
+    if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_them:
+        raise ImageError(
+            f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and the "
+            "model inside a module whose forward(clips) returns model(clips.transpose(1, 2))."
+        )
+
+
+@contextlib.contextmanager
+def _switched_off_again(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[None]:
+    """No recording behind the layers either, each of which has switched it on by then.
+
+    But behind one that gave several tensors, of which the graph tells those that the score depends on.
+    """
+
+    def switch_off(module: nn.Module, *_: object) -> None:
+        if not recorders[module].gave_several:
+            torch.set_grad_enabled(False)
+
+    with recording_off(), Hooks() as hooks:
+        for layer in recorders:
+            hooks.after_forward(layer, switch_off)
+        yield
+
+
+def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
+    """The names of the layers that ran once and gave a grid, the last to finish first."""
+    names: list[str] = []
+    first = first_image(batch)
+    if first is not None:
+        # Whatever a model raises, the pass of the whole batch raises again if it is not the batch's size.
+        with contextlib.suppress(Exception):
+            names = look_for_layers(model, first, reshape)
+    names = names or look_for_layers(model, batch, reshape)
+    if not names:
+        if is_in_8_bits(model):
+            raise ModelError(f"{type(model).__name__} computes with {IN_FLOATS}")
+        is_graph = isinstance(model, torch.fx.GraphModule)
+        of_exported = "; of an exported program take torch.export.unflatten(program)" if is_graph else ""
+        raise LayerError(
+            f"No layer of {type(model).__name__} that runs just once has a spatial grid"
+            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain{of_exported}."
+        )
+    return names
+
+
+def first_image(batch: Batch) -> Batch | None:
+    """The first image alone, which is enough to look for layers; None if the batch is that."""
+    return None if batch.images == 1 else one_image(batch)
+
+
+def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
+    """As `find_layers_with_grid`, from one pass of this batch, and another of other texts; none where there is none."""
+    names = _find_with(model, batch, reshape)
+    axes = Axes(model, batch, find_patches(model.modules()))
+    if reshape is not None or not axes.text_lengths:
+        return names
+    shapes, modules = axes.plain, dict(model.named_modules())
+    return [name for name in names if not axes.holds_text(shapes.get(modules[name], ()), modules[name])]
+
+
+def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module]) -> dict[nn.Module, Tensor]:
+    """What these modules give for a batch, of several tensors the first floating one, of several runs the last."""
+    found: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensor = first_floating(output)
+        if tensor is not None:
+            found[module] = tensor.clone()  # which the next layer may change in place
+
+    with undisturbed(model), recording_off(), Hooks() as hooks:
+        for module in modules:
+            hooks.after_forward(module, keep)
+        args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
+        model(*args, **kwargs)
+    return found
+
+
+def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
+    with undisturbed(model) as modules:
+        _refuse_frames(batch, modules)
+        args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
+        return layers_with_grid(model, args, kwargs, batch.images, batch.size, reshape=reshape)

@@ -1,0 +1,295 @@
+"""Where a layer's activations lie on the picture, and what may be wrong with them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.forward import Recorded, record_outputs
+from gradcam.cam.places import ENOUGH, Laid, remember_answers, tell_doubt
+from gradcam.cam.postprocess import resize
+from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
+from gradcam.hooks.autograd import no_dependence, reached
+from gradcam.hooks.nested import Batch, to_batch
+from gradcam.layers.axes import Axes
+from gradcam.layers.layout import MOST_NAMED_PREFIX, Layout, candidates, find_patches, find_rivals, is_guess
+from gradcam.layers.reshape import Picked, Reshape, pick
+
+TEXT = (
+    "of text, or of text and picture in one row: its length is the text's, so that its rows are no places. Choose a layer "
+    "of the part that sees the picture alone."
+)
+SHARES = (
+    "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
+    "method that follows attention, such as 'rollout'."
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer's activations: as recorded, as a grid (N,C,...), and how the one becomes the other."""
+
+    layer: str
+    recorded: Tensor
+    layout: Layout | Picked
+    grid: Tensor
+
+    def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, list[bool]]:
+        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and which images' are zero.
+
+        Raises `LayerError` where there are none, `ModelError` where they are not finite.
+        """
+        if derivatives is None:
+            raise no_dependence([self.layer])
+        on_grid = self.layout.stack_to_grid(derivatives).transpose(0, 1)
+        ranges = check_ranges(on_grid, f"The {what} at layer '{self.layer}' are")
+        return at_least_float32(on_grid), [each == (0, 0) for each in ranges]
+
+
+def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
+    """A recorded layer's site. Raises `LayerError` where there is no grid, `ModelError` for NaN and infinity."""
+    tensor = recorded.activations[layer]
+    layout = find_grid(layer, tensor, recorded, reshape)
+    check_range(tensor.detach(), f"The activations of layer '{layer}' are")
+    return Site(layer, tensor, layout, at_least_float32(layout.to_grid(tensor.detach())))
+
+
+def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
+    """How a recorded layer's activations lie on the picture. Raises as `place` does."""
+    module = recorded.outlets[layer].module
+    return place(layer, activations, module, recorded.batch, model=recorded.model, reshape=reshape)
+
+
+def place(
+    layer: str,
+    activations: Tensor,
+    module: nn.Module,
+    batch: Batch,
+    *,
+    model: nn.Module,
+    reshape: Reshape = None,
+) -> Layout | Picked:
+    """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not tell.
+
+    Raises `LayerError` where it does not, or nobody can tell.
+    """
+    if callable(reshape):
+        return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
+    shape = tuple(activations.shape)
+    axes = Axes(model, batch, find_patches(model.modules()) if len(shape) == 3 else ())
+    layout = axes.find_layout(shape, module, reshape)
+    if layout is None and reshape is None:
+        layout = try_all(shape, module, batch, model)
+    if layout is None:
+        if reshape is None and axes.holds_text(shape, module):
+            why = TEXT
+        elif reshape is None and not axes.image_axes(shape, module):
+            why = _folded(batch)
+        else:
+            why = _why_not(activations, batch, reshape)
+        raise LayerError(f"Layer '{layer}' gives {shape} {why}")
+    if reshape is None and len(shape) > 3 and is_guess(layout, module, shape, batch.size) and are_shares(activations):
+        raise LayerError(f"Layer '{layer}' gives {shape} {SHARES}")
+    return layout
+
+
+def are_shares(activations: Tensor) -> bool:
+    """Whether its rows are shares of a whole, as a softmax gives them: such a matrix of attention is no picture."""
+    if activations.is_meta or activations.shape[-1] == 1:
+        return False
+    tolerance = 2e-2 if activations.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    rows = activations.detach().float()
+    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < tolerance).all())
+
+
+def try_all(shape: tuple[int, ...], module: nn.Module, batch: Batch, model: nn.Module) -> Layout | None:
+    """Of several layouts that an output may have the one whose cells answer in their places; None where no one does best."""
+    if shape[0] != batch.images or batch.pictures.is_meta:
+        return None
+    patches = find_patches(model.modules()) if len(shape) == 3 else ()
+    layouts = find_rivals(shape, module, batch.size, patches)
+    answers = remember_answers(model, batch, *(Laid(module, shape, layout) for layout in layouts)) if layouts else []
+    counts = [count or 0 for count in answers]
+    best = [layout for layout, count in zip(layouts, counts) if count >= ENOUGH and count == max(counts)]
+    return best[0] if len(best) == 1 else None
+
+
+def warn_of_places(recorded: Recorded, reshape: Reshape = None) -> None:
+    """Warn of recorded layers whose cells do not answer in their places, where it is a guess which these are."""
+    for layer, (part, *others) in recorded.parts.items():
+        if others:
+            continue  # of which not all need have a grid
+        activations = recorded.activations[part]
+        layout = find_grid(part, activations, recorded, reshape)
+        laid = Laid(recorded.outlets[part].module, tuple(activations.shape), layout)
+        if doubt := _find_doubt(layer, laid, recorded.batch, recorded.model, recorded.autocast):
+            warn(doubt)
+
+
+def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = None) -> str | None:
+    """What `warn_of_places` says of a layer, for images (N,C,H,W). Raises as `place` does."""
+    batch, module = to_batch(images), model.get_submodule(layer)
+    activations = record_outputs(model, batch, [module])[module]
+    layout = place(layer, activations, module, batch, model=model, reshape=reshape)
+    return _find_doubt(layer, Laid(module, tuple(activations.shape), layout), batch, model)
+
+
+def _find_doubt(
+    layer: str, laid: Laid, batch: Batch, model: nn.Module, autocast: torch.dtype | None = None
+) -> str | None:
+    return (
+        tell_doubt(layer, remember_answers(model, batch, laid, autocast=autocast)[0])
+        if laid.is_doubtful(batch)
+        else None
+    )
+
+
+def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
+    """What is the matter with activations that have no layout, and what to do."""
+    size, shape = " x ".join(map(str, batch.size)), tuple(activations.shape)
+    if reshape is not None:
+        return (
+            f"for {batch.images} image(s) of {size}, which reshape={reshape!r} does not fit: {_options(shape, batch)}"
+        )
+    if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
+        return _folded(batch)
+    if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
+        return f"for images of {size}, in which it is not certain where their grid lies: {_options(shape, batch)}"
+    return f"for images of {size}, in which there is no spatial grid: choose a layer before pooling and flattening."
+
+
+def _folded(batch: Batch) -> str:
+    return (
+        f"for {batch.images} image(s): its rows are not the images, so that no map can be assigned to one. Choose a layer "
+        "outside the part that folds the batch."
+    )
+
+
+def _options(shape: tuple[int, ...], batch: Batch) -> str:
+    """What may be passed for `reshape`, word for word."""
+    dimensions = ", ".join(["N", "C", *"dhw"[-len(batch.size) :]])
+    function = f"a function to ({dimensions})"
+    if len(shape) != 3:
+        return f"pass reshape='channels first' or 'channels last', or {function}."
+    tokens = shape[1] if shape[0] == batch.images else shape[0]
+    grid = _likely_grid(tokens, batch.size)
+    such = f", such as reshape={grid}" if grid else ""
+    cells = ", ".join("dhw"[-len(batch.size) :])
+    return (
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} may come before it), "
+        f"or {function}."
+    )
+
+
+def _likely_grid(tokens: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The largest grid of so many tokens, or of a few less, that has the picture's aspect, more or less."""
+    shortest = min(size)
+    grids = {tuple(round(cells * length / shortest) for length in size) for cells in range(1, math.isqrt(tokens) + 1)}
+    return min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """In its own precision, or in float32 if that is more."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def check_range(tensor: Tensor, what: str, *others: Tensor) -> tuple[float, ...]:
+    """The least and the largest value, and single `others` that come to the processor on the same way.
+
+    Raises `ModelError` where one is NaN or infinite: both pass through here.
+    """
+    found = torch.stack([*torch.aminmax(tensor), *(other.to(tensor) for other in others)]).tolist()
+    _require_finite(found[:2], tensor, what)
+    return tuple(found)
+
+
+def check_ranges(tensor: Tensor, what: str) -> list[tuple[float, float]]:
+    """The least and the largest value of each row. Raises as `check_range`."""
+    axes = tuple(range(1, tensor.ndim))
+    ranges = torch.stack([tensor.amin(axes), tensor.amax(axes)], 1).tolist()
+    _require_finite(itertools.chain.from_iterable(ranges), tensor, what)
+    return [(low, high) for low, high in ranges]
+
+
+def _require_finite(values: Iterable[float], tensor: Tensor, what: str) -> None:
+    for value in values:
+        if not math.isfinite(value):
+            kind = "NaN" if math.isnan(value) else "infinite"
+            hint = (
+                " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
+            )
+            raise ModelError(
+                f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
+            )
+
+
+def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:
+    """Say that a layer's maps are blank because nothing there can change the score."""
+    whose = "its maps are blank" if all_of_them else "the maps of those are blank"
+    some = "" if all_of_them else " for some of the images"
+    warn(f"At layer '{layer}' nothing can change the score{some} (its gradient is exactly zero): {whose}.")
+
+
+class BlindPatchesError(BlindLayerError):
+    """One at tokens, of which the score may well read others; it ends without the advice which layer to choose."""
+
+
+def blind_layer(site: Site) -> BlindLayerError:
+    """The error for a layer whose gradient is exactly zero all over the grid."""
+    if "tokens" in site.layout.kind:
+        return BlindPatchesError(
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch: from there on, none reaches the score."
+        )
+    return BlindLayerError(
+        f"The gradient at layer '{site.layer}' is exactly zero: nothing there can change the score (a unit that is switched "
+        "off, a probability that is exactly 0 or 1, a factor of zero). Choose another layer, or the logit for a score."
+    )
+
+
+JOINS = ("sum",)
+
+
+def choose_sites(recorded: Recorded, reshape: Reshape = None, *, join: str | None = None) -> dict[str, list[Site]]:
+    """For each layer the sites to be explained: one, or all levels of a pyramid; with `join` those of all layers as one.
+
+    Of several tensors that a layer gave these are the ones that have a grid and that the score depends on. All of them
+    if no two have the same grid, as the levels of a pyramid do; else the first.
+    Raises `LayerError` where there is none.
+    """
+    chosen = {layer: _choose(layer, names, recorded, reshape) for layer, names in recorded.parts.items()}
+    if join is None or not chosen:
+        return chosen
+    sites = {site.layer: site for site in itertools.chain.from_iterable(chosen.values())}  # each counts once
+    return {" + ".join(chosen): list(sites.values())}
+
+
+def _choose(layer: str, names: Sequence[str], recorded: Recorded, reshape: Reshape) -> list[Site]:
+    if len(names) == 1:
+        return [find_site(names[0], recorded, reshape)]
+    on_the_way = reached(recorded.scored.values, [recorded.activations[name] for name in names])
+    names = [name for name, is_reached in zip(names, on_the_way) if is_reached]
+    if not names:
+        raise no_dependence([layer])
+    sites: list[Site] = []
+    for name in names:
+        with contextlib.suppress(LayerError):
+            sites.append(find_site(name, recorded, reshape))
+    if not sites:
+        return [find_site(names[0], recorded, reshape)]  # which says why there is no grid
+    is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
+    return sites if is_pyramid else sites[:1]
+
+
+def add_levels(maps: Sequence[Tensor], *, signed: bool) -> Tensor:
+    """Raw maps (N,K,h,w) of several grids, resized to the finest and added; one alone stays as it is."""
+    finest = max((each.shape[2:] for each in maps), key=lambda grid: grid.numel())
+    total, *others = [each if each.shape[2:] == finest else resize(each, finest, signed=signed) for each in maps]
+    for other in others:
+        total = total + other
+    return total

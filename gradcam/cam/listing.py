@@ -1,0 +1,276 @@
+"""Every layer of a model: what it gives, how coarse that is, and whether a class activation map can be taken there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.grid import are_shares, try_all
+from gradcam.cam.places import ENOUGH, Laid, count_answers
+from gradcam.cam.suggest import Place, no_graph_kept, read_scores, suggest, to_place
+from gradcam.errors import ImageError, shorten, show_fields
+from gradcam.hooks.autograd import nodes_behind
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import Batch, caller_keeps, floating_by_keys, map_tensors, tensors, to_batch
+from gradcam.hooks.preserve import undisturbed
+from gradcam.layers.axes import Axes
+from gradcam.layers.find import Edge, Ways, edge_of, is_activated, is_softmax, layers_with_grid, unwrap
+from gradcam.layers.layout import USUAL_DEPTH, Layout, find_layout, find_patches, is_guess, takes_volumes
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer.
+
+    `type`: its class. `shape`: its output's, of several tensors that of the explained one; None where there is none.
+    `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's; None without a grid.
+    `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can be taken there, and
+    `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `both_signs`: a map can be
+    taken, of values that may be negative, since no activation such as ReLU comes last. `suggested_for_positive`: it is
+    what `gradcam.explain` takes for methods that assume activations that are not negative, where that is another layer.
+    `places`: at how many of six changed places of the picture its cells answer, where it is `guessed` how they lie; below 4
+    they lie elsewhere. None where it is none, or nothing can be seen, as on the meta device.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...] | None
+    grid: tuple[int, ...] | None
+    stride: tuple[float, ...] | None
+    parameters: int
+    cam: bool
+    reason: str | None
+    is_suggested: bool
+    both_signs: bool = field(default=False, compare=False)
+    suggested_for_positive: bool = field(default=False, compare=False)
+    guessed: bool = field(default=False, compare=False)
+    places: int | None = field(default=None, compare=False)
+
+    __repr__ = show_fields
+
+    @property
+    def is_out_of_place(self) -> bool:
+        """Whether its cells were seen to lie elsewhere than they are drawn."""
+        return self.places is not None and self.places < ENOUGH
+
+
+def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
+    """All layers of `model`, in the order of `model.named_modules()`: one row for each, from one forward pass.
+
+    One that runs several times has a row of its last run, too, where that is the suggestion: "layer4.1.relu#1".
+
+    Where a guess says how layers lie on the picture, it takes seven more, all layers in each, to see whether their cells lie
+    there (`LayerRow.places`).
+
+    `images`: what the model takes, as in `gradcam.explain`; their values do not matter. Or the side of a square RGB picture
+    in pixels, its (height, width), or the (depth, height, width) of a volume or clip, which for a network of those is 16
+    deep where only the others are given. On the meta device a model needs no weights, and nothing is computed. Any other is
+    run, in evaluation mode, and left as it was.
+
+    The suggestion is the layer that `gradcam.explain` takes by itself: see there. It is read off autograd's graph: a
+    gradient that is zero by its value, as behind a head of zeros, is not seen there.
+
+    Raises `ModelError` for what is no module, `ImageError` for images that are none. Errors of the model itself come
+    through as they are; one may be that it does not run on the meta device.
+    """
+    model = unwrap(model)
+    batch = to_batch(_to_images(model, images))
+    look = _Look(model, batch)
+    with undisturbed(model), no_graph_kept(model, lambda: look.pictures), Hooks() as hooks:
+        look.watch(model, hooks)
+        with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
+    look.settle()
+    ways = Ways(look.scores, look.pictures, look.find_layout)
+    look.choose(ways.depends)
+    layers = {name: module for name, module in model.named_modules() if name}
+    reasons = {name: look.why_not(module, ways.depends) for name, module in layers.items()}
+    guesses = look.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
+    places = {} if batch.pictures.is_meta or not guesses else count_answers(model, batch, guesses)
+    last_runs = {name: layers[name.rpartition("#")[0]] for name in with_grid if name not in layers}
+    reasons |= {name: look.why_not(module, ways.depends, run=True) for name, module in last_runs.items()}
+    found = [name for name in with_grid if reasons[name] is None]
+    suggested = suggest(found, look.places(model), ways, look.output) if found else None
+    first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
+    rows = {
+        name: replace(
+            look.row(name, module, reasons[name]),
+            is_suggested=name == first,
+            suggested_for_positive=name == positive != first,
+            guessed=name in guesses,
+            places=places.get(name),
+        )
+        for name, module in (layers | last_runs).items()
+        if name in layers or name in (first, positive)
+    }
+    order = [each for name in layers for each in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))]
+    return tuple(rows[name] for name in order if name in rows)
+
+
+def _to_images(model: nn.Module, images: Any) -> Any:
+    """Images of the size, if that is what was given; on the meta device if the model is."""
+    some = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
+    size = (images, images) if isinstance(images, int) else images
+    if isinstance(size, tuple) and all(isinstance(side, int) for side in size):
+        ranks = (2, 3) if takes_volumes(model) else (2,)
+        if len(size) not in ranks or min(size) < 1:
+            raise ImageError(
+                f"The images are {shorten(images)}, expected a tensor, or a size: 224, (height, width), or (depth, height, "
+                "width) of volumes."
+            )
+        if len(size) < max(ranks):
+            size = (USUAL_DEPTH, *size)
+        dtype = some.dtype if some.is_floating_point() else torch.float32
+        return torch.zeros(1, 3, *size, dtype=dtype, device=some.device)
+    return map_tensors(images, lambda tensor: tensor.to("meta")) if some.is_meta else images
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a layer gave: its shape, how that lies on the picture, or why it does not, and where it is in the graph."""
+
+    shape: tuple[int, ...]
+    layout: Layout | None
+    place: Place
+    why_none: str | None = None
+
+
+class _Look:
+    """What is seen of a model's layers while it runs."""
+
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
+        self._model, self._batch = model, batch
+        self._patches = find_patches(model.modules())
+        self._axes = Axes(model, batch, self._patches)
+        self._runs: dict[nn.Module, int] = {}
+        self._outputs: dict[nn.Module, _Output] = {}
+        self._others: dict[nn.Module, list[_Output]] = {}  # what else a layer gave
+        self.scores: list[Tensor] = []
+        self.output: Any = None
+        self.pictures: Edge | None = None
+
+    def watch(self, model: nn.Module, hooks: Hooks) -> None:
+        """Look at the model and all its layers, whenever it runs next; its pass is recorded, for the graph."""
+        self._axes.prepare()
+        hooks.before_forward(model, self._record)
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, self._keep_scores if module is model else self._keep)
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The pass is run without recording, and goes back to that when it ends."""
+        torch.set_grad_enabled(True)
+        copies = {tensor: _differentiable(tensor) for tensor in tensors((args, kwargs))}
+        self.pictures = edge_of(copies.get(self._batch.pictures, self._batch.pictures))
+        return map_tensors((args, kwargs), copies.__getitem__)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._runs[module] = self._runs.get(module, 0) + 1
+        found = [self._look_at(tensor, module) for tensor in floating_by_keys(output).values()]
+        if found:
+            self._outputs[module], *self._others[module] = found
+
+    def _look_at(self, tensor: Tensor, module: nn.Module) -> _Output:
+        shape = tuple(tensor.shape)
+        layout = self._axes.find_layout(shape, module)
+        is_text = layout is None and self._axes.holds_text(shape, module)
+        is_shared = layout is not None and self._are_shares(tensor, module, layout)
+        why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
+        layout = None if why else layout
+        return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
+
+    def choose(self, depends: Mapping[Edge, bool]) -> None:
+        """Of several tensors that a layer gave, the first with a grid that the score depends on, not through another."""
+        for module, others in self._others.items():
+            found = [it for it in (self._outputs[module], *others) if it.layout and it.place.edge in depends]
+            passed = {node for it in found if it.place.edge for node in nodes_behind(it.place.edge[0])}
+            last = [it for it in found if it.place.edge and it.place.edge[0] not in passed]
+            self._outputs[module] = next(iter([*last, *found]), self._outputs[module])
+
+    def settle(self) -> None:
+        """Ask of what may have its channels first or last, once the model has run."""
+        for module, output in self._outputs.items():
+            if output.layout is None and output.why_none is None and output.shape:
+                layout = try_all(output.shape, module, self._batch, self._model)
+                if layout is not None:
+                    place = replace(output.place, places=math.prod(layout.grid))
+                    self._outputs[module] = replace(output, layout=layout, place=place)
+
+    def _keep_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.scores, self.output = read_scores(None, output, self._batch.images), output
+
+    def places(self, model: nn.Module) -> dict[str, Place]:
+        """Where the layers' outputs are, by name."""
+        modules = {
+            name: module for name, module in model.named_modules(remove_duplicate=False) if module in self._outputs
+        }
+        return {name: self._outputs[module].place for name, module in modules.items()}
+
+    def find_layout(self, shape: Sequence[int]) -> Layout | None:
+        """How an output of this shape lies on the pictures, whatever gave it."""
+        return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
+
+    def _are_shares(self, tensor: Tensor, module: nn.Module, layout: Layout) -> bool:
+        if tensor.ndim < 4 or not is_guess(layout, module, tensor.shape, self._batch.size):
+            return False
+        return are_shares(tensor) if not tensor.is_meta else is_softmax(tensor.grad_fn, tensor.ndim)
+
+    def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, Laid]:
+        """Of these layers those where it is a guess how they lie on the pictures, and how that is."""
+        found = {name: self._outputs[module] for name, module in layers.items()}
+        laid = {name: Laid(layers[name], it.shape, it.layout) for name, it in found.items() if it.layout}
+        return {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
+
+    def why_not(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
+        """Why no class activation map can be taken at this layer, or at its last `run`; None where it can."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return "TorchScript"
+        runs, output = self._runs.get(module, 0), self._outputs.get(module)
+        if runs != 1 and not run:
+            return f"runs {runs} times" if runs else self._why_unseen(module)
+        if output is None:
+            return "gives no floating-point tensor"
+        if output.layout is None:
+            is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
+            return output.why_none or ("its rows are not the images" if is_folded else "no grid")
+        edge = output.place.edge
+        if edge is None or edge not in depends:
+            return "the score does not depend on it"
+        return None if depends[edge] else "only the class token reaches the score"
+
+    def _why_unseen(self, module: nn.Module) -> str:
+        parts_ran = any(part in self._runs for part in module.modules())
+        return "not called itself, only its parts" if parts_ran else "not called in evaluation mode"
+
+    def row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
+        """What there is to say about one layer, but for the suggestions."""
+        output = self._outputs.get(module)
+        edge = None if output is None else output.place.edge
+        layout = None if output is None else output.layout
+        return LayerRow(
+            name=name,
+            type=type(module).__name__,
+            shape=None if output is None else output.shape,
+            grid=None if layout is None else layout.grid,
+            stride=None if layout is None else _stride(self._batch.size, layout.grid),
+            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            cam=reason is None,
+            reason=reason,
+            is_suggested=False,
+            both_signs=reason is None and edge is not None and not is_activated(edge),
+        )
+
+
+def _differentiable(tensor: Tensor) -> Tensor:
+    """A copy that may be changed in place, and that requires gradients, so that frozen models are recorded too."""
+    return caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
+
+
+def _stride(size: Sequence[int], grid: Sequence[int]) -> tuple[float, ...]:
+    """Whole numbers stay whole."""
+    return tuple(length // cells if length % cells == 0 else length / cells for length, cells in zip(size, grid))

@@ -1,0 +1,295 @@
+"""From what a forward pass left to maps: derivatives on the grid, and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradcam.cam.budget import Effort
+from gradcam.cam.forward import Recorded, depend_on_one_another
+from gradcam.cam.grid import Site, blind_layer, check_range, choose_sites, warn_of_blind_images
+from gradcam.cam.methods.attention_capture import Census
+from gradcam.cam.methods.base import ACTIVATIONS, CURVATURES, GRADIENTS, Method
+from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
+from gradcam.errors import BlindLayerError, TargetError, join_names, warn
+from gradcam.hooks.autograd import curvatures, jacobian
+from gradcam.layers.reshape import Reshape
+from gradcam.targets import FINER_SHARE, RepeatedTarget, Scored, difference, find_nearest
+
+SMALL = 0.2  # of the positive values' energy: SiLU and GELU, which dip below zero, leave less to negative ones
+
+
+def has_both_signs(activations: Tensor) -> bool:
+    """Whether negative activations count beside positive ones: the sums of their squares are compared."""
+    values = activations.detach().float()
+    return bool(values.clamp(max=0).square().sum() > SMALL * values.clamp(min=0).square().sum())
+
+
+def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) -> None:
+    """Say where a method that assumes activations that are not negative meets a layer, by name, of both signs."""
+    names = [method.name for method in methods if method.assumes_positive and method.place == "layer"]
+    layers = [layer for layer, tensor in activations.items() if names and has_both_signs(tensor)]
+    if layers:
+        more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        warn(
+            f"The activations of {join_names(layers[:1])}{more} have both signs, and {', '.join(names)} "
+            f"assume{'s' if len(names) == 1 else ''} none below 0: maps may be wrong. Take a layer behind a ReLU "
+            "(`gradcam layers` marks others ±), or another method."
+        )
+
+
+Key = tuple[str, str]  # of a site and a method, or of a layer and one
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained.
+
+    `levels`: one, or as many as are added up once it is chosen what they are evidence for. `was_rounding`: where zeros have
+    taken the place of rounding, (N,K,2), as in `Settled`; None where nowhere.
+    """
+
+    levels: list[Tensor]
+    scores: Tensor
+    was_rounding: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What is computed, by site and method: pieces (N,k,...) along the classes, and which images nothing reaches there.
+
+    `errors`: what there is to say if nothing reaches any of them.
+    """
+
+    pieces: dict[Key, list[Settled]] = field(default_factory=dict)
+    blind: dict[Key, list[bool]] = field(default_factory=dict)
+    errors: list[BlindLayerError] = field(default_factory=list)
+
+    def add(self, site: str, method: Method, pieces: Sequence[Settled], blind: Sequence[bool] | None = None) -> None:
+        """Add pieces; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
+        key = site, method.name
+        self.pieces.setdefault(key, []).extend(piece.float() for piece in pieces)
+        if blind is not None:
+            known = self.blind.setdefault(key, [True] * len(blind))
+            known[:] = [one and other for one, other in zip(known, blind)]
+
+
+def compute_maps(
+    recorded: Recorded,
+    methods: Sequence[Method],
+    effort: Effort,
+    census: Census,
+    *,
+    reshape: Reshape = None,
+    join: str | None = None,
+) -> dict[Key, Maps]:
+    """Maps by layer and method, the methods in their order; those of no layer have their `place` for one.
+
+    `census`: of the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one.
+    """
+    chosen = choose_sites(recorded, reshape, join=join)
+    sites = list(
+        {site.layer: site for level in chosen.values() for site in level}.values()
+    )  # a level may be named, too
+    warn_of_signs({site.layer: site.grid for site in sites}, methods)
+    scores = _scores_by_kind(recorded, methods)
+    values = _Values()
+    for method in methods:
+        if method.needs == ACTIVATIONS:
+            _use_activations(sites, method, recorded.scored.values.shape[1], values)
+    first, second = ([it for it in methods if it.needs == needs] for needs in (GRADIENTS, CURVATURES))
+    placed = [(site.layer, site.recorded, site.layout.to_grid) for site in sites if first or second]
+    apart = not depend_on_one_another(recorded.model, recorded.scored.values, placed)
+    _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
+    _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
+    _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)
+    _look_beside_layers(recorded, methods, values, effort, census)
+    check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
+    maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
+    _judge_blindness(chosen, values, recorded)
+    found = {}
+    for method in methods:
+        explained = scores[method.score].detach().float()
+        places = {layer: [site.layer for site in level] for layer, level in chosen.items()}
+        for layer, names in (places if method.place == "layer" else {method.place: [method.place]}).items():
+            levels, was_rounding = zip(*(maps[name, method.name] for name in names))
+            was = [each for each in was_rounding if each is not None]
+            found[layer, method.name] = Maps([*levels], explained, torch.stack(was).any(0) if was else None)
+    return {key: found[key] for layer in (*chosen, "input", "attention") for key in found if key[0] == layer}
+
+
+def _put_together(key: Key, pieces: Sequence[Settled]) -> tuple[Tensor, Tensor | None]:
+    maps, was_rounding = torch.cat([it.maps for it in pieces], 1), torch.cat([it.was_rounding for it in pieces], 1)
+    site, name = key
+    *_, any_was = check_range(maps, f"The {name} maps at layer '{site}', in float32, are", was_rounding.any())
+    return maps, was_rounding if any_was else None
+
+
+def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, recorded: Recorded) -> None:
+    """Raises `BlindLayerError` where nothing reaches any layer; warns of images, and of layers, that nothing reaches.
+
+    Of a layer's levels one that is reached is enough.
+    """
+    blind: dict[Key, list[bool]] = {}
+    for layer, level in chosen.items():
+        for name in {name for _, name in values.blind}:
+            of_levels = [values.blind[site.layer, name] for site in level]
+            blind[layer, name] = [all(of_image) for of_image in zip(*of_levels)]
+    if blind and all(all(images) for images in blind.values()):
+        raise values.errors[0] if values.errors else blind_layer(next(iter(chosen.values()))[0])
+    for layer in chosen:
+        of_layer = [images for key, images in blind.items() if key[0] == layer]
+        if any(any(images) for images in of_layer):
+            warn_of_blind_images(layer, all_of_them=any(all(images) for images in of_layer))
+
+
+def _use_activations(sites: Sequence[Site], method: Method, classes: int, values: _Values) -> None:
+    for site in sites:
+        found = method.compute(site.grid)[:, None].repeat_interleave(classes, 1)
+        values.add(site.layer, method, [undoubted(found)])
+
+
+def _use_gradients(
+    recorded: Recorded,
+    sites: Sequence[Site],
+    methods: Sequence[Method],
+    scores: dict[str | None, Tensor],
+    values: _Values,
+    *,
+    one_by_one: bool,
+) -> None:
+    """One backward pass for all kinds of scores, their classes one after another."""
+    if not methods:
+        return
+    kinds = list(dict.fromkeys(method.score for method in methods))
+    with torch.enable_grad():
+        joined = torch.cat([scores[kind] for kind in kinds], 1)
+    classes, slack = recorded.scored.values.shape[1], find_slack(recorded)
+    first = 0
+    for pieces in _gradients(recorded, sites, joined, one_by_one=one_by_one):
+        for site, (on_grid, is_zero) in zip(sites, pieces):
+            for kind in kinds:
+                start = kinds.index(kind) * classes - first
+                mine = on_grid[:, max(start, 0) : max(start + classes, 0)]
+                if mine.shape[1] == 0:
+                    continue
+                blind = is_zero if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
+                for method in methods:
+                    if method.score == kind:
+                        values.add(site.layer, method, settle_method(method.compute, slack, site.grid, mine), blind)
+        first += on_grid.shape[1]
+
+
+def _gradients(
+    recorded: Recorded, sites: Sequence[Site], scores: Tensor, *, one_by_one: bool
+) -> Iterator[list[tuple[Tensor, list[bool]]]]:
+    """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero.
+
+    Where images depend on one another, each has the gradient of its own scores, of all classes at a time.
+    """
+    inputs, scaled = [site.recorded for site in sites], recorded.has_float16
+    if not one_by_one:
+        for chunk in jacobian(scores, inputs, scaled=scaled):
+            yield [site.to_grid(gradient, "gradients") for site, gradient in zip(sites, _with_zeros(chunk, inputs))]
+        return
+    rows: list[list[Tensor]] = [[] for _ in sites]
+    for image in range(len(scores)):
+        with torch.enable_grad():
+            own = scores[image : image + 1]
+        chunks = [_with_zeros(it, inputs) for it in jacobian(own, inputs, scaled=scaled)]
+        for site, found, gradients in zip(sites, rows, zip(*chunks)):
+            on_grid = [site.to_grid(it, "gradients")[0][image : image + 1] for it in gradients]
+            found.append(torch.cat(on_grid, 1))
+    joined = [torch.cat(found) for found in rows]
+    yield [(each, (~each.flatten(1).any(1)).tolist()) for each in joined]
+
+
+def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Zeros where no path leads to one of several layers; where none leads to any, that is an error as it is."""
+    count = next((len(it) for it in gradients if it is not None), None)
+    if count is None:
+        return gradients
+    return [tensor.new_zeros(count, *tensor.shape) if it is None else it for it, tensor in zip(gradients, inputs)]
+
+
+def _use_curvatures(
+    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, *, one_by_one: bool
+) -> None:
+    """Two backward passes for each class and layer, and for each image where they depend on one another."""
+    scores, slack = recorded.scored.values, find_slack(recorded)
+    groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
+    with torch.enable_grad():
+        of_groups = [scores[images] for images in groups] if one_by_one else [scores]
+    for site in sites if methods else ():
+        found = [curvatures(own, site.recorded, scaled=recorded.has_float16) for own in of_groups]
+        for of_class in zip(*found):
+            first, second = (
+                [site.to_grid(pair[order], what) for pair in of_class]
+                for order, what in enumerate(("gradients", "second derivatives"))
+            )
+            gradient, curvature = (
+                torch.cat([each[images] for (each, _), images in zip(pairs, groups)]) for pairs in (first, second)
+            )
+            blind = [is_zero for (_, zeros), images in zip(first, groups) for is_zero in zeros[images]]
+            for method in methods:
+                found_maps = settle_method(method.compute, slack, site.grid, gradient, curvature)
+                values.add(site.layer, method, found_maps, blind)
+
+
+def _run_again(
+    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, effort: Effort
+) -> None:
+    for method in methods:
+        for site in sites:
+            try:
+                found = method.compute(recorded, site, effort)
+            except BlindLayerError as error:
+                values.errors.append(error)
+                zeros = site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:])
+                found = undoubted(zeros)
+            # A method that is judged by what it changes: nothing was, though there was something to change.
+            has_map = found.maps.flatten(1).any(1) | found.was_rounding.flatten(1).any(1)
+            blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
+            values.add(site.layer, method, [found], blind.tolist() if method.is_signed else None)
+
+
+def _look_beside_layers(
+    recorded: Recorded, methods: Sequence[Method], values: _Values, effort: Effort, census: Census
+) -> None:
+    for method in methods:
+        if method.place == "input":
+            values.add("input", method, [method.compute(recorded, effort)])
+        elif method.place == "attention":
+            values.add("attention", method, [undoubted(method.compute(recorded, census, effort))])
+
+
+def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:
+    """The scores (N,K) that were asked for, by None, and those that methods choose themselves, by their key."""
+    scored = recorded.scored
+    scores: dict[str | None, Tensor] = {None: scored.values}
+    for method in methods:
+        if method.score is None:
+            continue
+        if method.score not in scores:
+            scores[method.score] = _finer_scores(method.name, recorded.scored)
+    return scores
+
+
+def _finer_scores(name: str, scored: Scored) -> Tensor:
+    """Each class's logit against those nearest to it, of the same classes in all views of an image."""
+    if scored.logits is None or scored.classes is None:
+        raise TargetError(
+            f"{name} compares classes with one another, and the target is a function: pass classes for a target."
+        )
+    target, views = scored.target, 1
+    if isinstance(target, RepeatedTarget):
+        target, views = target.target, target.blocks
+    if target.score != "logit":
+        raise TargetError(f"{name} explains a score of its own, and {target.score!r} is asked for: leave that out.")
+    images = len(scored.logits) // views
+    rivals = find_nearest(scored.logits[:images].detach(), scored.classes[:images]).repeat(views, 1, 1)
+    with torch.enable_grad():
+        return difference(scored.logits, scored.classes, rivals, FINER_SHARE)

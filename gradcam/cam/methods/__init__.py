@@ -1,0 +1,1 @@
+"""The methods: a table of what there is, and pure functions from activations and gradients to maps."""

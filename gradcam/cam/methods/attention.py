@@ -1,0 +1,295 @@
+"""LeGrad: the gradient at each block's attention, of the score that the head gives that block's own output."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+
+from gradcam.cam.budget import Effort
+from gradcam.cam.forward import Recorded
+from gradcam.cam.grid import at_least_float32, check_range
+from gradcam.cam.methods.attention_capture import (
+    Blocks,
+    Census,
+    Keep,
+    attention_kept,
+    differentiable,
+    find_blocks,
+    passes_float16,
+    plain,
+    require_all,
+)
+from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
+from gradcam.errors import BlindLayerError, ModelError
+from gradcam.hooks.autograd import MOST_BYTES, jacobian, require_recording
+from gradcam.hooks.hooks import Hooks, can_exchange, exchange
+from gradcam.hooks.nested import first_floating, replace_tensor
+from gradcam.hooks.preserve import recording_off
+from gradcam.hooks.target_layer import TargetLayer
+from gradcam.targets import Scored, compute_scores
+
+
+def rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
+    """Attention rollout: how much of each patch is mixed into what the head reads; of no class.
+
+    Maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block passes on half of a token and
+    half of what it attends to, by the mean over the heads; blocks are multiplied. The map is the row of the token that the
+    head reads, the class token as a rule; the mean of their rows where it reads several, as a mean over all patches
+    does. Which it reads is seen from the gradient at the last block's output, and not taken from the model's kind.
+    Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where the score has no gradient.
+    """
+    blocks = find_blocks(census, recorded)
+    with _rollout_run(recorded, blocks, effort, plain) as run:
+        ((gradient,),) = jacobian(_any_score(run.scored), [run.tokens], scaled=passes_float16(recorded))
+    row = find_read(gradient, blocks)
+    mixed = roll_out([at_least_float32(attention).mean(1) for attention in run.attentions], row)
+    return blocks.to_grid(mixed)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
+
+
+def gradient_rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
+    """Gradient-weighted rollout: attention counts by how much more of it would raise the score.
+
+    Maps (N,K,h,w), none below zero. Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: from the identity on,
+    R becomes R + A R in each block, where A is the mean over the heads of attention times its gradient, positive ones only.
+    The map is a row of R, as in `rollout`; the identity, which would add the same to every patch that the head reads, is
+    taken away again.
+    Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where its gradient is exactly zero.
+    """
+    blocks = find_blocks(census, recorded)
+    parts = []
+    with _rollout_run(recorded, blocks, effort, differentiable) as run:
+        inputs = [run.tokens, *run.attentions]
+        most_bytes = MOST_BYTES // len(inputs)
+        for at_tokens, *gradients in jacobian(
+            run.scored.values, inputs, scaled=passes_float16(recorded), most_bytes=most_bytes
+        ):
+            row = find_read(at_tokens, blocks)
+            weighted = [weigh(attention, each) for attention, each in zip(run.attentions, gradients)]
+            parts.append(blocks.to_grid(accumulate(weighted, row)))
+    return torch.cat(parts).transpose(0, 1)
+
+
+def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
+    """A row (T,) times the product of blocks (N,T,T), of which the last is the first factor: (N,T).
+
+    Each block is half of its attention and half of the identity, its rows divided by their sums.
+    """
+    values = row.to(attentions[0]).expand(len(attentions[0]), 1, -1)
+    for attention in reversed(attentions):
+        half = attention / 2 + torch.eye(len(row), dtype=attention.dtype, device=attention.device) / 2
+        values = values @ (half / half.sum(-1, keepdim=True))
+    return values[:, 0]
+
+
+def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
+    """A row (T,) times what blocks (...,T,T) add to the identity, the product of I + block for each, less I: (...,T)."""
+    start = row.to(weighted[0]).expand(*weighted[0].shape[:-2], 1, -1)
+    added = torch.zeros_like(start)  # apart from the start, beside which it may be too small for float32
+    for block in reversed(weighted):
+        added = added + (start @ block + added @ block)
+    return added[..., 0, :]
+
+
+def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
+    """The mean over the heads of attention (N,heads,T,T) times gradients (k,N,heads,T,T), positive ones only: (k,N,T,T)."""
+    if gradient is None:
+        return torch.zeros_like(at_least_float32(attention).mean(1))[None]
+    check_range(gradient, "The gradients at the attention are")
+    return (at_least_float32(gradient) * at_least_float32(attention.detach())).relu().mean(2)
+
+
+def find_read(gradient: Tensor | None, blocks: Blocks) -> Tensor:
+    """The tokens that the head reads, those with gradients (k,*shape) at the last block's output: (T,), alike, sum 1."""
+    name, _ = blocks.last
+    if gradient is None or not gradient.any():
+        raise blind_attention(name)
+    check_range(gradient, f"The gradients at layer '{name}' are")
+    is_read = gradient.movedim(1 + blocks.token_axis, -1).flatten(0, -2).any(0)
+    return at_least_float32(is_read.to(gradient.dtype)) / is_read.sum()
+
+
+def blind_attention(name: str) -> BlindLayerError:
+    """The error for a score that does not change with the tokens behind this block."""
+    return BlindLayerError(
+        f"The gradient at the last block with attention, '{name}', is exactly zero: nothing there can change the score "
+        "(weights of zero in the head, a probability that is exactly 0 or 1). Choose another score or class."
+    )
+
+
+@dataclass(frozen=True)
+class _RolloutRun:
+    """One more pass: its scores, the last block's output, and all blocks' attention, differentiable as it was kept."""
+
+    scored: Scored
+    tokens: Tensor
+    attentions: list[Tensor]
+
+
+@contextlib.contextmanager
+def _rollout_run(recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep) -> Iterator[_RolloutRun]:
+    """Around what is differentiated of that pass."""
+    name, last = blocks.last
+    with attention_kept(blocks, recorded, keep) as attentions:
+        with TargetLayer(last, name=name) as layer:
+            output = run_again(recorded, effort, 1)
+            scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
+            require_recording(_any_score(scored), [name])
+        require_all(attentions, blocks)
+        effort.report(1, 1)
+        yield _RolloutRun(scored, layer.activations, attentions)
+
+
+def _any_score(scored: Scored) -> Tensor:
+    """A number of each image (N,1) that depends on all of the output: no class of its own, as rollout is of none."""
+    with torch.enable_grad():
+        if scored.logits is None:
+            return scored.values[:, :1]
+        weights = torch.linspace(1, 2, scored.logits.shape[1], dtype=torch.float32, device="cpu").to(scored.logits)
+        return (scored.logits * weights).sum(1, keepdim=True)
+
+
+def legrad(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
+    """LeGrad: where more attention would raise the score, in every block by itself.
+
+    Maps (N,K,h,w), none below zero. Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is what the rest
+    of the model behind the last block gives for this block's output; its positive gradients at the block's attention are
+    averaged over heads and queries, and then over blocks. The authors' code for CLIP gives the head the mean of all
+    tokens instead of what it reads, which for a class token is another score than the model's own.
+    All blocks share one pass: their outputs go on behind the last block as one larger batch, where that is right.
+    Raises `ModelError` where the attention cannot be followed, and where the head reads more than the last block;
+    `BlindLayerError` where all gradients are exactly zero.
+    """
+    blocks = find_blocks(census, recorded)
+    with attention_kept(blocks, recorded, differentiable) as attentions:
+        found = _all_together(recorded, blocks, effort, attentions)
+        if found is None:
+            found = _one_by_one(recorded, blocks, effort, attentions)
+    return blocks.to_grid(found)
+
+
+@dataclass(frozen=True)
+class _LeGrad:
+    """A pass in which the outputs of some blocks went on behind the last one.
+
+    `scores`: (N,K) for each of those. `attentions`: of all blocks; through nothing but its own block's output does one
+    reach a score.
+    """
+
+    scores: Sequence[Tensor]
+    attentions: list[Tensor]
+    output: Any
+
+
+def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor | None:
+    """(N,K,T), from one pass and one backward pass; None where the head does not treat the rows of a batch alike."""
+    count = len(blocks.modules)
+    shown = [count - 1, *range(count)]  # the last one twice, first and last: both have to give what the plain pass gave
+    try:
+        run = _legrad_run(recorded, blocks, effort, attentions, shown)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a model raises for a batch of another size than it was given
+        return None
+    if not reproduces_plain(recorded, run.output, len(shown)):
+        return None
+    effort.report(1, 1)
+    with torch.enable_grad():
+        total = torch.stack(list(run.scores[1:])).sum(0)
+    found, is_felt = _differentiate(recorded, total, run.attentions)
+    return _require_felt(found / count, is_felt, blocks)
+
+
+def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor:
+    """The same from a pass for each block."""
+    found, count = [], len(blocks.modules)
+    for block in range(count):
+        run = _legrad_run(recorded, blocks, effort, attentions, [block])
+        found.append(_differentiate(recorded, run.scores[0], run.attentions[block : block + 1]))
+        effort.report(block + 1, count)
+    total = torch.stack([values for values, _ in found]).mean(0)
+    return _require_felt(total, any(is_felt for _, is_felt in found), blocks)
+
+
+def _legrad_run(
+    recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor], shown: Sequence[int]
+) -> _LeGrad:
+    attentions.clear()
+    outputs: list[Tensor] = []
+    gates: list[Tensor] = []  # what the next block gets in place of an output, where autograd ends
+    joined: list[Node | None] = []
+
+    def hand_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        tensor: Any = first_floating(output)  # of a block there is one
+        outputs.append(tensor)
+        if len(outputs) < len(blocks.modules):
+            gates.append(tensor.detach().requires_grad_())
+            goes_on = gates[-1].clone()  # which the next block may change in place
+        else:
+            goes_on = _join([outputs[block] for block in shown], blocks)
+            joined.append(goes_on.grad_fn)
+        if not can_exchange(tensor):
+            return replace_tensor(output, tensor, goes_on)
+        exchange(tensor, goes_on)
+        outputs[-1] = goes_on  # which is what the block gave, now
+        return None
+
+    with recording_off(), Hooks() as hooks:
+        for module in blocks.modules.values():
+            hooks.after_forward(module, hand_on)
+        output = run_again(recorded, effort, 1)
+        require_all(attentions, blocks)
+        scores = score_rows(recorded, output, len(shown), range(len(shown)))
+        require_recording(scores, [blocks.last[0]])
+        if _is_reached(gates, scores, without=joined[0]):
+            raise ModelError(
+                f"Behind the last block with attention, '{blocks.last[0]}', the score depends on earlier ones in other ways "
+                "too, so that no block's output can stand in for its own: choose 'gradient-rollout' or 'rollout'."
+            )
+        return _LeGrad(scores.unbind(), list(attentions), output)
+
+
+def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:
+    other = next((tuple(output.shape) for output in outputs if output.shape != blocks.shape), None)
+    if other is not None:
+        raise ModelError(
+            f"A block with attention gives {other} and the last one {blocks.shape}, so that the one cannot stand in for the "
+            "other: choose 'gradient-rollout' or 'rollout'."
+        )
+    return torch.cat(list(outputs), blocks.layout.image_axis)
+
+
+def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | None) -> bool:
+    """Whether a path leads from the scores to one of the leaves that does not pass through this node."""
+    wanted = {get_gradient_edge(leaf).node for leaf in leaves}
+    found = [scores.grad_fn]
+    seen = {without, *found}
+    for node in found:  # which grows on the way
+        for other, _ in () if node is None else node.next_functions:
+            if other not in seen:
+                seen.add(other)
+                found.append(other)
+    return not wanted.isdisjoint(seen)
+
+
+def _differentiate(recorded: Recorded, scores: Tensor, attentions: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """The sum over attentions of positive gradients of scores (N,K), as (N,K,T); and whether there are any gradients."""
+    parts, is_felt = [], False
+    most_bytes = MOST_BYTES // len(attentions)
+    for gradients in jacobian(scores, attentions, scaled=passes_float16(recorded), most_bytes=most_bytes):
+        found = [at_least_float32(gradient) for gradient in gradients if gradient is not None]
+        for gradient in found:
+            is_felt = check_range(gradient, "The gradients at the attention are") != (0, 0) or is_felt
+        parts.append(torch.stack([gradient.relu().mean((2, 3)) for gradient in found]).sum(0))
+    return torch.cat(parts).transpose(0, 1), is_felt
+
+
+def _require_felt(values: Tensor, is_felt: bool, blocks: Blocks) -> Tensor:
+    if not is_felt:
+        raise blind_attention(blocks.last[0])
+    return values

@@ -1,0 +1,334 @@
+"""The blocks of a transformer whose attention can be followed: one after another, over the same tokens of the picture."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from gradcam.cam.forward import Recorded, caller_autocast, has_float16
+from gradcam.cam.grid import at_least_float32
+from gradcam.errors import ModelError
+from gradcam.hooks.hooks import Hooks, is_backward_running
+from gradcam.hooks.nested import Batch, first_floating
+from gradcam.layers.axes import Axes
+from gradcam.layers.layout import Layout, find_layout, find_patches
+
+SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
+HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
+QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
+
+Meet = Callable[[tuple[int, ...]], Callable[[Tensor], Tensor] | None]
+
+
+class Interception(TorchFunctionMode):
+    """A context that meets each attention of a model in this thread: the fused kind, and those made with a softmax.
+
+    `meet`: called with the shape (rows,...,queries,keys) of an attention before it is computed. The function that it gives
+    is called with the probabilities, and what that returns takes their place; None leaves the attention as it is. Those
+    of fused attention are computed in float32, or in more where the model does, and only if they are wanted; the output is
+    that of the fused kernel up to rounding, in its precision.
+    A softmax over the last of at least three dimensions is taken for an attention.
+    """
+
+    def __init__(self, meet: Meet) -> None:
+        super().__init__()
+        self._meet = meet
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in HOLDING and QUESTION in func.__code__.co_names:
+            with self:  # which is not active inside of itself
+                return _body(func)(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in SOFTMAXES and result.ndim > 2 and _axis(*args, **kwargs) in (-1, result.ndim - 1):
+            take = self._meet(tuple(result.shape))
+            return result if take is None else take(result).clone()  # which the model may change in place
+        return result
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        take = self._meet((*query.shape[:-1], key.shape[-2]))
+        if take is None:
+            return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+        return _attend_openly(query, key, value, *args, **kwargs, take=take)
+
+
+def _axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> int | None:
+    return dim
+
+
+@functools.cache
+def _body(function: Any) -> Callable[..., Any]:
+    """A function of PyTorch's without its question whether somebody overrides it.
+
+    With an interception active it would hand itself over to that in place of doing its work, within which are the softmax
+    and the fused attention.
+    """
+    names = {**function.__globals__, QUESTION: lambda _: False}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+
+
+def _attend_openly(  # noqa: PLR0917  # as they are there
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    take: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """What `scaled_dot_product_attention` computes, its arguments by the names they have there."""
+    device = query.device.type
+    autocast = None if query.dtype == torch.float64 else caller_autocast(device)
+    kind = autocast or query.dtype
+    with torch.autocast(device, enabled=False):
+        query, key, value = query.to(kind), key.to(kind), value.to(kind)
+        if enable_gqa:  # several heads share their keys and values
+            shared = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        logits = at_least_float32(query) * factor @ at_least_float32(key).transpose(-2, -1)
+        if is_causal:
+            attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attn_mask, float("-inf"))
+        elif attn_mask is not None:
+            logits = logits + attn_mask
+        probabilities = F.dropout(take(logits.softmax(-1)), dropout_p)
+        return probabilities.to(kind) @ value
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One attention: its shape (rows,...,queries,keys), and the modules that were running, the outermost first."""
+
+    shape: tuple[int, ...]
+    running: tuple[str, ...]
+
+    @property
+    def queries(self) -> int:
+        """How many things attend."""
+        return self.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """How many things they attend to."""
+        return self.shape[-1]
+
+
+@dataclass(frozen=True)
+class Census:
+    """All attentions of one pass in their order, and the output's shape of each module around one that gave a tensor."""
+
+    sightings: list[Sighting] = field(default_factory=list)
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def taken(self, model: nn.Module) -> Iterator[None]:
+        """Around one run of the model, of which nothing is changed."""
+        names = {module: name for name, module in model.named_modules()}
+        running: list[tuple[str, int]] = []  # with the number of sightings at the start
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            running.append((names[module], len(self.sightings)))
+
+        def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            name, count = running.pop()
+            while name != names[module]:  # left by an exception that the model caught
+                name, count = running.pop()
+            tensor: Tensor | None = first_floating(output)
+            if tensor is not None and len(self.sightings) > count:
+                self.outputs[name] = tuple(tensor.shape)
+
+        def see(shape: tuple[int, ...]) -> None:
+            self.sightings.append(Sighting(shape, tuple(name for name, _ in running)))
+
+        with Hooks() as hooks, Interception(see):
+            for module in names:
+                if not isinstance(module, torch.jit.ScriptModule):
+                    hooks.before_forward(module, enter)
+                    hooks.after_forward(module, leave)
+            yield
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """By name, in the order in which they ran; `shape`: of the last one's output, in which `layout` is the picture."""
+
+    modules: dict[str, nn.Module]
+    layout: Layout
+    shape: tuple[int, ...]
+
+    @property
+    def last(self) -> tuple[str, nn.Module]:
+        """The last one's name, and itself."""
+        return list(self.modules.items())[-1]
+
+    @property
+    def token_axis(self) -> int:
+        """The axis of the tokens in a block's output."""
+        return 1 - self.layout.image_axis
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, with those before the picture's."""
+        return self.shape[self.token_axis]
+
+    def to_grid(self, values: Tensor) -> Tensor:
+        """Values of tokens (...,T) at their places in the picture (...,h,w), without those of other tokens."""
+        return values[..., self.layout.prefix :].unflatten(-1, self.layout.grid)
+
+
+def find_blocks(census: Census, recorded: Recorded) -> Blocks:
+    """The blocks of the model that was recorded, each of which is the outermost module around one attention only.
+
+    What comes behind the last of them, such as a pooling by attention, is the head's matter. Raises `ModelError` where a
+    block's attention is not between all tokens of the picture, the same in all blocks, or where there is none.
+    """
+    attentions = _all_over_the_picture(census, recorded)
+    owners = [_owner(attentions, index, census, recorded) for index in range(len(attentions))]
+    shape = census.outputs[owners[-1]]
+    modules = {name: recorded.model.get_submodule(name) for name in owners}
+    layout = _find_layout(shape, recorded, modules[owners[-1]])
+    if layout is None:  # not so: `_owner` has found one
+        raise _cannot_follow(recorded, "its tokens form no grid")
+    return Blocks(modules, layout, shape)
+
+
+def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
+    """Whether an attention (N,...,T,T), or (N*heads,T,T), is between tokens of each picture, and they form a grid."""
+    rows, queries, keys, images = shape[0], shape[-2], shape[-1], recorded.batch.images
+    are_images = rows == images if len(shape) == 4 else rows % images == 0 and len(shape) == 3
+    return are_images and queries == keys and _find_layout((images, keys, 1), recorded) is not None
+
+
+def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | None = None) -> Layout | None:
+    batch, patches = recorded.batch, find_patches(recorded.modules)
+    if module is not None:
+        return Axes(recorded.model, batch, patches).find_layout(shape, module)
+    return find_layout(shape, batch.size, module, batch.images, patches=patches)
+
+
+def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
+    """All attentions up to the last one over the whole picture."""
+    sightings = census.sightings
+    if not sightings:
+        raise _cannot_follow(
+            recorded,
+            "none was seen: it has none, or a kernel of its own, such as flash_attn's (for Hugging Face's take "
+            "attn_implementation='eager')",
+        )
+    fitting = [index for index, each in enumerate(sightings) if is_over_picture(each.shape, recorded)]
+    found = sightings[: fitting[-1] + 1] if fitting else sightings
+    for index, sighting in enumerate(found):
+        if index not in fitting:
+            raise _cannot_follow(recorded, _misfit(sighting, recorded.batch))
+    counts = list(dict.fromkeys(sighting.keys for sighting in found))
+    if len(counts) > 1:
+        raise _cannot_follow(recorded, f"it has {' and then '.join(map(str, counts))} tokens, not the same throughout")
+    return found
+
+
+def _misfit(sighting: Sighting, batch: Batch) -> str:
+    shape = f"one of them, in '{sighting.running[-1] if sighting.running else ''}', is {sighting.shape}"
+    if sighting.queries != sighting.keys:
+        return f"{shape}: its queries and keys are not the same tokens (attention across, or over pooled keys)"
+    if sighting.shape[0] != batch.images or len(sighting.shape) > 4:
+        return f"{shape} for {batch.images} image(s): it stays inside windows, or another part of each image"
+    size = " x ".join(map(str, batch.size))
+    return f"{shape}, and {sighting.keys} tokens form no grid on images of {size} (it may be channels that attend)"
+
+
+def _owner(attentions: Sequence[Sighting], index: int, census: Census, recorded: Recorded) -> str:
+    """The outermost module that ran around this attention and no other, and gave tokens."""
+    tokens = attentions[index].keys
+    others = {name for number, other in enumerate(attentions) if number != index for name in other.running}
+    for name in attentions[index].running:
+        shape = census.outputs.get(name, ())
+        if name in others or len(shape) != 3:
+            continue
+        layout = _find_layout(shape, recorded, recorded.model.get_submodule(name))
+        if layout is not None and shape[1 - layout.image_axis] == tokens:
+            return name
+    where = attentions[index].running[-1] if attentions[index].running else ""
+    raise _cannot_follow(
+        recorded,
+        f"no module around '{where}' has this attention alone and gives its {tokens} tokens, as a block does",
+    )
+
+
+def _cannot_follow(recorded: Recorded, why: str) -> ModelError:
+    return ModelError(
+        f"The attention of {type(recorded.model).__name__} cannot be followed back to the picture: {why}. "
+        "Choose a method that looks at a layer, such as 'gradcam'."
+    )
+
+
+Keep = Callable[[Tensor], Tensor]
+
+
+def plain(probabilities: Tensor) -> Tensor:
+    """Nothing is recorded."""
+    return probabilities
+
+
+def differentiable(probabilities: Tensor) -> Tensor:
+    """Recorded from here on: the first block's become a leaf that requires gradients, and later ones depend on it."""
+    if not probabilities.requires_grad:
+        probabilities = probabilities.detach().requires_grad_()
+    torch.set_grad_enabled(True)
+    return probabilities
+
+
+@contextlib.contextmanager
+def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[list[Tensor]]:
+    """Around runs of the model: a list that gets the attention (N,heads,T,T) of each block, as `keep` gives it.
+
+    The backward pass belongs in here too: a checkpoint repeats blocks there, which then have to compute what they did
+    before, in this thread, whose attention is the one that is met. An attention takes N heads T T numbers for each
+    block, 1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for
+    autograd takes as much as a step of training.
+    """
+    batch, found = recorded.batch, list[Tensor]()
+
+    def meet(shape: tuple[int, ...]) -> Keep | None:
+        return take if shape[-1] == blocks.tokens and is_over_picture(shape, recorded) else None
+
+    def take(probabilities: Tensor) -> Tensor:
+        by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
+        kept = keep(by_head)
+        if not is_backward_running():
+            found.append(kept)
+        return kept.view_as(probabilities)
+
+    with Interception(meet), torch.autograd.set_multithreading_enabled(False):
+        yield found
+
+
+def require_all(attentions: list[Tensor], blocks: Blocks) -> None:
+    """Raises `ModelError` where there is not one attention for each block."""
+    if len(attentions) != len(blocks.modules):
+        raise ModelError(
+            f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions when they ran again, expected "
+            "one each: it does not do the same each time. Choose a method that looks at a layer, such as 'gradcam'."
+        )
+
+
+def passes_float16(recorded: Recorded) -> bool:
+    """Whether gradients at the attention may pass through float16."""
+    return recorded.autocast == torch.float16 or has_float16(recorded.output, recorded.modules)

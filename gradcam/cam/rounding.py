@@ -1,0 +1,161 @@
+"""What of a map is nothing but rounding: found by changing the last digits of the numbers that it is made from.
+
+Where terms cancel, as those of HiResCAM do in front of a layer norm, their rounding is left, of either sign, and a heatmap
+would draw it at full strength. How large it is depends on the terms alone, and not on how small the map is: that of a tiny
+probability is tiny, and right. So a method is run again on numbers of which each is changed by what rounding may have done
+to it, up or down. A map whose largest value is no larger than that change says nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradcam.cam.forward import Recorded
+from gradcam.errors import warn
+from gradcam.hooks.nested import tensors
+
+TURNS = 2  # in one alone, changes could cancel as well
+ONE_SIDE = 1 / 8  # of the change, for one sign beside another that is larger: few values, which may be right if small
+MOST_BYTES = 2**25  # of derivatives that are changed at once
+
+# From a tensor, and how many of its first axes belong to images and classes, to what takes its place.
+Shake = Callable[[Tensor, int], Tensor]
+
+
+class Settled(NamedTuple):
+    """Maps (N,K,...) without what is nothing but rounding, and where that was: (N,K,2), of positive and negative values."""
+
+    maps: Tensor
+    was_rounding: Tensor
+
+    def float(self) -> Settled:
+        """The maps in float32."""
+        return Settled(self.maps.float(), self.was_rounding)
+
+
+def settle(compute: Callable[[Shake], Tensor], slack: float) -> Settled:
+    """Maps (N,K,...) of either sign as `compute` makes them, with zeros for whichever sign has nothing but rounding.
+
+    `compute` passes all that may be rounded through the function that it is given. `slack`: by how much of itself a number
+    may be off.
+    """
+    maps = compute(lambda tensor, leading: tensor)
+
+    def shaken(turn: int) -> Tensor:
+        return compute(lambda tensor, leading: shake(tensor, leading, slack, turn))
+
+    return compare(maps, [shaken(turn) for turn in range(TURNS)])
+
+
+def settle_method(
+    compute: Callable[..., Tensor], slack: float, activations: Tensor, *derivatives: Tensor
+) -> list[Settled]:
+    """The maps of a method, a function from activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time."""
+    classes = max(1, MOST_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
+
+    def compute_few(few: Sequence[Tensor]) -> Settled:
+        maps = compute(activations, *few)
+        if _is_clear(maps, slack, activations, few):
+            return undoubted(maps)
+        return settle(lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack)
+
+    return [compute_few(few) for few in zip(*(each.split(classes, 1) for each in derivatives))]
+
+
+def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
+    """Whether maps are beyond all that rounding may do to a sum of products, so that nothing has to be tried out.
+
+    No sum over the channels is larger than that of the products of each one's largest values, nor than that of their norms,
+    which are had more quickly.
+    """
+    low, high = torch.aminmax(maps.flatten(2), dim=2)
+    places = tuple(range(2, activations.ndim))
+
+    def is_beyond(size: Callable[[Tensor, tuple[int, ...]], Tensor]) -> bool:
+        slopes = [size(each, tuple(axis + 1 for axis in places)) for each in derivatives]
+        most = 2 * slack * (size(activations, places)[:, None] * torch.stack(slopes).sum(0)).sum(2)
+        return bool((((high > most) | (high <= 0)) & ((-low > most) | (low >= 0))).all())
+
+    return is_beyond(_norm) or is_beyond(_largest)
+
+
+def _norm(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dim=axes)
+
+
+def _largest(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return tensor.abs().amax(axes)
+
+
+def compare(maps: Tensor, shaken: Sequence[Tensor]) -> Settled:
+    """The same for maps, and those of shaken numbers, that are there already."""
+    noise = torch.stack([(other - maps).flatten(2).abs().amax(2) for other in shaken]).amax(0)
+    low, high = torch.aminmax(maps.flatten(2), dim=2)
+    peaks = torch.stack([high, -low], 2)
+    is_all_noise = peaks.amax(2, keepdim=True) <= noise[..., None]
+    was_rounding = (peaks > 0) & (is_all_noise | (peaks <= ONE_SIDE * noise[..., None]))
+    above, below = was_rounding.reshape(*maps.shape[:2], *[1] * (maps.ndim - 2), 2).unbind(-1)
+    return Settled(maps.masked_fill((above & (maps > 0)) | (below & (maps < 0)), 0), was_rounding)
+
+
+def undoubted(maps: Tensor) -> Settled:
+    """Maps (N,K,...) in which nothing can cancel."""
+    return Settled(maps, maps.new_zeros((*maps.shape[:2], 2), dtype=torch.bool))
+
+
+def warn_of_rounding(drawn: Tensor, was_rounding: Tensor, evidence: str, what: str) -> None:
+    """Say how many of the maps (N,K,...) that are drawn have nothing left; `was_rounding` (V N,K,2) is of all views."""
+    sides = {"positive": [0], "negative": [1], "signed": [0, 1]}[evidence]
+    was_there = was_rounding[..., sides].any(2).unflatten(0, (-1, len(drawn))).any(0)
+    blank = was_there & ~drawn.flatten(2).any(2)
+    count = int(blank.sum())
+    if count:
+        which = "The map" if blank.numel() == 1 else f"{count} of {blank.numel()} maps"
+        warn(
+            f"{which} of {what} held nothing but rounding, and {'is' if count == 1 else 'are'} left blank: what adds up "
+            "there cancels, as in front of a normalisation. Choose another layer, method or score."
+        )
+
+
+def shake(tensor: Tensor, leading: int, slack: float, turn: int) -> Tensor:
+    """Each number a little larger or smaller, by `slack` of itself: the same way for all images and classes."""
+    changes = _signs(1, turn, tensor.dtype, tensor.device)
+    for axis in range(leading, tensor.ndim):  # a sign for each channel, row and column, and their product
+        signs = _signs(tensor.shape[axis], turn + axis, tensor.dtype, tensor.device)
+        changes = changes * signs.reshape(-1, *[1] * (tensor.ndim - 1 - axis))
+    return torch.addcmul(tensor, tensor, changes, value=slack)
+
+
+@functools.lru_cache(maxsize=256)
+def _signs(count: int, turn: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 and -1 without a pattern, the same every time: a hash of each place's number, made where it is needed."""
+    numbers = torch.arange(1, count + 1, dtype=torch.int32, device=device)
+    hashed = numbers.add_(turn * 0x5BD1E995).mul_(-0x61C88647)
+    hashed = hashed.bitwise_xor_(hashed >> 15).mul_(0x2C1B3C6D)
+    return 1 - 2 * (hashed >> 16).bitwise_and_(1).to(dtype)
+
+
+def find_slack(recorded: Recorded) -> float:
+    """How far, by the largest value, what a model computes may be from the same in another order of operations."""
+    epsilon = _find_epsilon(recorded)
+    if recorded.batch.device.type == "cuda" and epsilon < 1e-5:
+        epsilon = max(epsilon, 2.0**-10)  # TF32
+    return epsilon * (256 if epsilon < 1e-5 else 4)
+
+
+def find_score_slack(recorded: Recorded) -> float:
+    """How far scores of variants may be from one another for rounding: less, since most of it is the same in all."""
+    epsilon = _find_epsilon(recorded)
+    return epsilon * (32 if epsilon < 1e-5 else 0.5)
+
+
+def _find_epsilon(recorded: Recorded) -> float:
+    """Of the least precise kind of number that the model computes with."""
+    values = tensors((recorded.activations, recorded.output, recorded.batch.pictures))
+    kinds = {tensor.dtype for tensor in values if tensor.is_floating_point()} | {recorded.autocast or torch.float64}
+    return max(torch.finfo(kind).eps for kind in kinds)

@@ -1,0 +1,275 @@
+"""Which layer is explained where none is named."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.forward import find_layers_with_grid, first_image, look_for_layers
+from gradcam.cam.grid import try_all
+from gradcam.hooks.autograd import graph_of, leaves
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
+from gradcam.layers.find import Edge, Ways, edge_of, is_activated
+from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals
+from gradcam.targets import to_class_target
+
+STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
+FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
+LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer's output is in the graph, and of how many places its grid is. `is_map`: it is no row of tokens."""
+
+    edge: Edge | None
+    places: int
+    is_map: bool
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative values.
+
+    `note`: what a person should know of the first.
+    """
+
+    layers: Sequence[str]
+    behind_activation: str
+    note: str | None = None
+
+
+def find_suggestion(
+    model: nn.Module, batch: Batch, target: Any = None, reshape: str | tuple[int, ...] | None = None
+) -> Suggestion:
+    """The layers to explain `target` at; found by one forward pass, of one image if the model takes that.
+
+    Raises `LayerError` where no layer has a grid.
+    """
+    for each in (first_image(batch), batch):
+        if each is not None:
+            with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
+                return _look(model, each, target, reshape)
+    names = find_layers_with_grid(model, batch, reshape)
+    return Suggestion(names, names[0])
+
+
+def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, output: Any) -> Suggestion:
+    """The best of these layers with a grid, which come in the order of their ends, the last first.
+
+    That is the last one through which all of the picture reaches the score: a branch beside others shows a part of it.
+    Where the score is of places in the output, as in segmentation, maps near the output would be the output again. There it
+    is the last one of the coarsest grid, the encoder's end.
+    """
+    places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
+    depending = [name for name in names if places[name].edge in ways]
+    if not depending:
+        return Suggestion(names, names[0])
+    inner = _inside(depending, places, ways) if _reads_places(output, places, ways) else []
+    if inner:
+        best = sorted(inner, key=lambda name: (places[name].places, places[name].edge not in ways.whole))
+    else:
+        most = STAGE * places[depending[0]].places
+        best = [name for name in depending if places[name].edge in ways.whole and places[name].places <= most]
+    ordered = list(dict.fromkeys([*best, *depending, *names]))
+    is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
+    return Suggestion(
+        ordered, _find_activated(best or ordered[:1], places), _PART.format(ordered[0]) if is_part else None
+    )
+
+
+_PART = (
+    "Only a part of what the score sees of the picture passes '{}', a branch: what all passes has no grid, runs several "
+    "times or is no module. Name a layer, or fuse the maps of several."
+)
+
+
+def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
+    """What is explained of an output: its logits, or what a target function gives; its first tensor if there is neither."""
+    try:
+        is_function = callable(target) and not isinstance(target, type)
+        found = target(output) if is_function else to_class_target(target).find_logits(output, images)
+    except Exception:  # it is said where the score is needed
+        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        found = first_floating(output if logits is None else logits)
+    return [tensor for tensor in tensors(found) if tensor.is_floating_point()]
+
+
+def to_place(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -> Place:
+    """Where a layer's output is."""
+    return Place(edge_of(tensor), 0 if layout is None else math.prod(layout.grid), tensor.ndim == len(size) + 2)
+
+
+def _reads_places(output: Any, places: Mapping[str, Place], ways: Ways) -> bool:
+    """Whether the score is of places in the output: no weight comes behind it, nor behind a map that it is made of."""
+
+    def is_read(edge: Edge | None) -> bool:
+        return edge is not None and ways.weights.get(edge) == 0
+
+    has_places = any(tensor.ndim > 2 and is_read(edge_of(tensor)) for tensor in tensors(output))
+    return has_places and any(place.is_map and place.places and is_read(place.edge) for place in places.values())
+
+
+def _inside(names: Iterable[str], places: Mapping[str, Place], ways: Ways) -> list[str]:
+    """The layers that are not next to the output, nor of a pyramid of pooled copies."""
+    edges = {name: places[name].edge for name in names}
+    return [
+        name
+        for name, edge in edges.items()
+        if edge is not None and ways.weights[edge] >= FEWEST_WEIGHTS and edge not in ways.pooled
+    ]
+
+
+def _find_activated(best: Sequence[str], places: Mapping[str, Place]) -> str:
+    """The first of these behind an activation; the very first where there is none among the last few of its grid."""
+    alike = [name for name in best if places[name].places == places[best[0]].places]
+    last = list(dict.fromkeys(places[name].edge for name in alike))[:LAST]
+    edges = {name: places[name].edge for name in alike if places[name].edge in last}
+    return next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
+
+
+@contextlib.contextmanager
+def no_graph_kept(model: nn.Module, find_start: Callable[[], Edge | None]) -> Iterator[None]:
+    """What modules keep of a recorded pass, such as a table of biases for the next one, is let go of its graph.
+
+    `find_start`: where that pass began. What another thread explains meanwhile has begun elsewhere, and is left to it.
+    """
+    before = {id(tensor) for module in model.modules() for tensor in tensors(list(vars(module).values()))}
+    try:
+        yield
+    finally:
+        start, own = find_start(), {id(parameter) for parameter in model.parameters()}
+
+        def is_ours(tensor: Tensor) -> bool:
+            if tensor.grad_fn is None or id(tensor) in before:
+                return False
+            return (start is not None and start[0] in graph_of(tensor)) or all(
+                id(leaf) in own for leaf in leaves(tensor)
+            )
+
+        for module in model.modules():
+            _let_go(vars(module), is_ours)
+
+
+def _let_go(holder: Any, is_ours: Callable[[Tensor], bool], depth: int = 3) -> None:
+    for key, value in list(enumerate(holder) if isinstance(holder, list) else holder.items()):
+        if isinstance(value, (dict, list)) and depth:
+            _let_go(value, is_ours, depth - 1)
+        elif isinstance(value, (Tensor, tuple)) and any(map(is_ours, tensors(value))):
+            holder[key] = map_tensors(value, lambda tensor: _detached(tensor) if is_ours(tensor) else tensor)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """The same object, unless it is a view."""
+    return tensor.detach() if tensor._is_view() else tensor.detach_()
+
+
+class _Watch:
+    """What is seen of a model's layers while it runs, recorded."""
+
+    def __init__(self, model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> None:
+        self._modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        self._batch, self._target, self._reshape = batch, target, reshape
+        self._patches = find_patches(model.modules())
+        self._places: dict[nn.Module, Place] = {}
+        self._open: dict[nn.Module, tuple[int, ...]] = {}  # shapes of tokens without a certain grid
+        self.pictures: Edge | None = None
+        self.ways: Ways | None = None
+        self.output: Any = None
+
+    def watch(self, model: nn.Module, hooks: Hooks) -> None:
+        hooks.before_forward(model, self._record)
+        hooks.after_forward(model, self._finish)
+        for module in dict.fromkeys(self._modules.values()):
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, self._keep)
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The pass is run without recording, and goes back to that when it ends."""
+        torch.set_grad_enabled(True)
+        shape, dtype = self._batch.pictures.shape, self._batch.pictures.dtype
+
+        def begin(tensor: Tensor) -> Tensor:
+            if self.pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
+                return tensor
+            copy = caller_keeps(tensor).requires_grad_().clone()  # which the model may change in place
+            self.pictures = edge_of(copy)
+            return copy
+
+        return map_tensors((args, kwargs), begin)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensor = first_floating(output)
+        if tensor is not None:
+            layout = self._find_layout(tensor.shape, module)
+            self._places[module] = to_place(tensor, layout, self._batch.size)
+            if layout is None and tensor.ndim == 3:
+                self._open[module] = tuple(tensor.shape)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Of all layers that ran, by name; of the last run."""
+        return {name: self._places[module] for name, module in self._modules.items() if module in self._places}
+
+    @property
+    def open(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of tokens without a certain grid, by name."""
+        return {name: self._open[module] for name, module in self._modules.items() if module in self._open}
+
+    def is_open_behind(self, layer: str) -> bool:
+        """Whether there are such tokens behind a layer, and all of the picture passes them."""
+        ended = list(self._places)
+        start = ended.index(self._modules[layer if layer in self._modules else layer.rpartition("#")[0]])
+        behind = [module for module in ended[start + 1 :] if module in self._open]
+        return any(self.ways is not None and self._places[module].edge in self.ways.whole for module in behind)
+
+    def _finish(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        scores = read_scores(self._target, output, self._batch.images)
+        self.ways, self.output = Ways(scores, self.pictures, self._find_layout), output
+
+    def _find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
+        batch = self._batch
+        return find_layout(shape, batch.size, module, batch.images, patches=self._patches, reshape=self._reshape)
+
+
+def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> Suggestion:
+    watch = _Watch(model, batch, target, reshape)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(no_graph_kept(model, lambda: watch.pictures))
+        stack.enter_context(
+            torch.autograd.graph.saved_tensors_hooks(_forget, _forget)
+        )  # the graph alone takes no memory
+        hooks = stack.enter_context(Hooks())
+        watch.watch(model, hooks)
+        names = look_for_layers(model, batch, reshape)
+    found = suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]
+    if reshape is not None or not watch.is_open_behind(found.layers[0]):
+        return found
+    return _ask_for_grid(model, batch, target, watch.open) or found
+
+
+def _ask_for_grid(
+    model: nn.Module, batch: Batch, target: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> Suggestion | None:
+    """The same with tokens whose number fits several grids, of which the model is asked for the right one; or None."""
+    modules, patches = dict(model.named_modules()), find_patches(model.modules())
+    for name in reversed(list(shapes)):
+        for rival in find_rivals(shapes[name], modules[name], batch.size, patches):
+            found = _look(model, batch, target, rival.grid)
+            layer = found.layers[0]
+            layout = try_all(shapes[layer], modules[layer], batch, model) if layer in shapes else None
+            if layout is None:
+                return None
+            return found if layout.grid == rival.grid else _look(model, batch, target, layout.grid)
+    return None
+
+
+def _forget(_: Any) -> Any:
+    """In place of a tensor that is kept for a backward pass, of which there is none."""

@@ -1,6 +1,0 @@
-"""Weights from files of any trainer: read without running what is in them, fitted to a model's names, loaded."""
-
-from gradcam.classifiers.checkpoints.fitting import count_classes, load_weights
-from gradcam.classifiers.checkpoints.reading import Checkpoint, read_checkpoint
-
-__all__ = ["Checkpoint", "count_classes", "load_weights", "read_checkpoint"]

@@ -1,0 +1,125 @@
+"""How commands are typed: help in sections, two spellings of an option, and the line that was meant."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gradcam.cli._terminal import to_command
+from gradcam.errors import join_names, nearest
+from gradcam.images.files import READ_SUFFIXES, is_url
+
+# Which options stand together in a command's help, and in which order; those that are not named here come first.
+SECTIONS = {
+    "How it is explained": (
+        *("--fit", "--predictions", "--score", "--against", "--evidence", "--augmentation", "--smoothing", "--reshape"),
+    ),
+    "How it is drawn": (
+        *("--alpha", "--colormap", "--format", "--quality", "--channels", "--columns", "--order", "--scale", "--cell"),
+    ),
+    "What the model is, and what it takes": (
+        *("--weights", "--labels", "--activation", "--size", "--crop", "--mean", "--std", "--reader", "--max-pixels"),
+    ),
+    "Where it runs": (
+        *("--device", "--precision", "--batch-size", "--workers", "--shard"),
+        *("--engine", "--ray-address", "--actors-per-gpu"),
+    ),
+    "What is printed": ("--json", "--quiet", "--help"),
+}
+PLURALS = {"methods": "method", "metrics": "metric", "scores": "score", "layers": "layer", "classes": "class"}
+
+SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 110,
+    "token_normalize_func": lambda name: PLURALS.get(name, name),
+}
+
+
+class Command(click.Command):
+    """A command whose help shows its options in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each section that has options."""
+        options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
+        records = {max(it.opts, key=len): it.get_help_record(ctx) for it in options}
+        shown = {name: record for name, record in records.items() if record is not None}
+        elsewhere = {name for names in SECTIONS.values() for name in names}
+        for title, names in {"Options": [name for name in shown if name not in elsewhere], **SECTIONS}.items():
+            rows = [shown[name] for name in names if name in shown]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=24)
+
+
+class Group(click.Group):
+    """Commands by name, each imported from its `module:attribute` when it is asked for, so that none waits for another.
+
+    What is typed in place of a command is answered with the line that was meant.
+    """
+
+    def __init__(self, *arguments: Any, places: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the table's order."""
+        return list(self._places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None."""
+        if cmd_name not in self._places:
+            return None
+        module, _, attribute = self._places[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without anything, the help."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """The command. Raises `click.UsageError` with a line to type where there is none of that name."""
+        if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(_guess(args, self.list_commands(ctx), ctx), ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _guess(args: list[str], commands: list[str], context: click.Context) -> str:
+    """What somebody meant who typed this behind `gradcam`."""
+    first, path = args[0], context.command_path
+    if context.parent is None:
+        if is_url(first):
+            return f"{first} is a URL, and no command. Type: gradcam batch {to_command(args)} -o explained/"
+        if os.path.exists(first) or os.path.splitext(first)[1].lower() in READ_SUFFIXES:
+            what = "a folder" if os.path.isdir(first) else "a file"
+            return f"{first} is {what}, and no command. Type: gradcam run {to_command(args)}"
+    if first == "help":
+        return f"There is no command 'help'. Type: {to_command([*path.split(), *args[1:2], '-h'])}"
+    offers = nearest(first, commands) or commands
+    word = "Nearest" if offers is not commands else "There are"
+    return f"There is no command '{first}'. {word}: {join_names(offers)}."
+
+
+def show_usage_error(error: click.UsageError) -> None:
+    """Two lines on standard error: what is wrong, and what to type."""
+    click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
+    if error.ctx is None or "Type: " in error.message:
+        return
+    if isinstance(error, click.MissingParameter):
+        click.echo(f"Type: {_shortest(error.ctx)}   (-h shows more)", err=True)
+    else:
+        click.echo(f"Help: {error.ctx.command_path} -h", err=True)
+
+
+def _shortest(context: click.Context) -> str:
+    """The command with what it needs, and nothing else."""
+    needed = [it for it in context.command.get_params(context) if it.required]
+    words = [
+        it.make_metavar(context) if isinstance(it, click.Argument) else f"{it.opts[0]} {it.make_metavar(context)}"
+        for it in needed
+    ]
+    return " ".join([context.command_path, *words])

@@ -1,0 +1,492 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
+from gradcam.batch.names import COMPARISON
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS, find_method, offer
+from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
+from gradcam.cli._terminal import to_command
+from gradcam.errors import GradcamError, join_names
+from gradcam.evaluation.study.plan import CONTROL_NAMES
+from gradcam.images.files import is_url, to_path
+from gradcam.options import (
+    ACTIVATIONS,
+    AUGMENTATIONS,
+    EVIDENCE,
+    LAYOUTS,
+    MAX_PIXELS,
+    PRECISIONS,
+    PREDICTIONS,
+    SAVED,
+    SCORES,
+    SMOOTHINGS,
+    to_fit,
+)
+from gradcam.sources.shards import FailureLimit, Shard, parse_limit, parse_shard
+from gradcam.storage.store import EXTRAS, Store, to_place
+
+
+class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+    """Numbers with commas between them."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> tuple[float, ...]:
+        try:
+            return tuple(float(number) for number in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no number, nor several with commas between them.", parameter, context)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """Pixels: one number, or height x width, or depth x height x width of a volume."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int | tuple[int, ...]:
+        sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", str(value).strip(), re.ASCII | re.IGNORECASE)
+        if sides is None:
+            self.fail(f"{value!r} is no size: expected a side, 224, or height x width, 320x240.", parameter, context)
+        size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
+        return size if len(size) > 1 else size[0]
+
+
+class Fits(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """What of a picture the network is shown."""
+
+    name = "fit"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        try:
+            return str(to_fit(value))
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Weights(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """A file that is there, or a word, which may be the name of some of the model's own weights."""
+
+    name = "weights"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
+        if re.fullmatch(r"(\w+_Weights\.)?\w+", str(value)) and not Path(value).exists():
+            return Path(value)
+        file = click.Path(exists=True, dir_okay=False, path_type=Path)
+        return Path(file.convert(value, parameter, context))
+
+
+class Opacity(click.FloatRange):
+    """From 0 to 1; click lets NaN through, which is neither below nor above."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        number = float(super().convert(value, parameter, context))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number from 0 to 1.", parameter, context)
+        return number
+
+
+def find_reshape(context: click.Context, parameter: click.Parameter, text: str | None) -> str | tuple[int, ...] | None:
+    """What `--reshape` says: a grid, or a layout's name."""
+    if text is None or text.replace("-", " ") in LAYOUTS:
+        return text
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
+        raise click.BadParameter(
+            f"{text!r} is neither a grid, such as 14x14, nor one of {join_names(LAYOUTS)}.", context, parameter
+        )
+    return tuple(map(int, text.split("x")))
+
+
+class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """How many pictures may fail: a number, or a share with %."""
+
+    name = "limit"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> FailureLimit:
+        try:
+            return value if isinstance(value, FailureLimit) else parse_limit(value)
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """A share of the pictures: I/N."""
+
+    name = "share"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Shard:
+        try:
+            return value if isinstance(value, Shard) else parse_shard(value)
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Folder(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+    """A folder on a disk, or in a store by its URL."""
+
+    name = "folder"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path | Store:
+        if isinstance(value, (Path, Store)):
+            return value
+        scheme, colon, rest = str(value).partition(":/")
+        if colon and scheme in EXTRAS and not rest.startswith("/"):
+            self.fail(f"{value!r} is no URL: {scheme}:// has two slashes.", parameter, context)
+        return to_place(value)
+
+
+MANY = 100  # pictures of a folder; of more, it is said what is made for them
+# What follows a picture's name in those of the results that we write of it.
+RESULTS = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROL_NAMES))
+
+
+def find_pictures(context: click.Context, parameter: click.Parameter, named: Sequence[str]) -> tuple[Path, ...]:
+    """The files, and the pictures in the folders. Raises `click.UsageError` for a URL, `GradcamError` for no picture."""
+    found: list[Path] = []
+    for text in map(os.fsdecode, named):
+        if is_url(text):
+            line = to_command(["gradcam", "batch", text, "-o", "explained/"])
+            raise click.UsageError(
+                f"{text} is a URL, and {context.command_path} reads files. Download it, or type: {line}"
+            )
+        path = Path(to_path(text))
+        found += _list_folder(path, context) if os.path.isdir(path) else [path]
+    return tuple(found)
+
+
+def _list_folder(folder: Path, context: click.Context) -> list[Path]:
+    from gradcam.sources.list import list_inputs
+
+    pictures = [folder / item.name for item in list_inputs([folder]).items]
+    stems = {path.stem for path in pictures}
+    pictures = [path for path in pictures if path.suffix != ".png" or not _is_result(path.stem, stems)]
+    if len(pictures) > MANY and not context.params.get("quiet"):
+        line = to_command(["gradcam", "batch", str(folder), "-o", "explained/"])
+        click.echo(f"Note: there are {len(pictures)} pictures in {folder}; for so many there is: {line}", err=True)
+    return pictures
+
+
+def _is_result(stem: str, stems: set[str]) -> bool:
+    """Whether a file is called like what we wrote of another picture there: a second run would explain explanations."""
+    parts = stem.split("-")
+    ends = (("-".join(parts[:count]), "-".join(parts[count:])) for count in range(1, len(parts)))
+    return any(start in stems and any(end == it or end.startswith(f"{it}-") for it in RESULTS) for start, end in ends)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _allow_pixels(context: click.Context, parameter: click.Parameter, pixels: int | None) -> None:
+    """For whatever reads pictures, in whichever thread or process: the environment says it to all of them."""
+    if pixels is not None:
+        given = os.environ.get(MAX_PIXELS)
+        os.environ[MAX_PIXELS] = str(pixels)
+        context.call_on_close(lambda: os.environ.update({MAX_PIXELS: given}) if given else os.environ.pop(MAX_PIXELS))
+
+
+max_pixels = click.option(
+    "--max-pixels",
+    metavar="N",
+    type=click.IntRange(min=1),
+    expose_value=False,
+    callback=_allow_pixels,
+    help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",
+)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_MODEL = (
+    click.option(
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="One that `gradcam models` lists, or FILE.py:FUNCTION.  [default: the one that comes with gradcam]",
+        shell_complete=complete(list_models),
+    ),
+    click.option(
+        "--weights",
+        metavar="FILE|NAME",
+        type=Weights(),
+        help="The model's weights: a checkpoint, or the name of some of its own, as IMAGENET1K_V1.",
+    ),
+    click.option("--labels", metavar="FILE", type=_FILE, help="Names of the classes: one on each line, or JSON."),
+    click.option(
+        "--mean",
+        metavar="M[,M,M]",
+        type=Values(),
+        help="Mean of each channel, of values in [0,1]; a single one is for grey pictures.",
+    ),
+    click.option(
+        "--std",
+        metavar="S[,S,S]",
+        type=Values(),
+        help="Standard deviation of each channel, of values in [0,1].",
+    ),
+    click.option(
+        "--size",
+        metavar="N|HxW",
+        type=Size(),
+        help="Pixels that the network takes: N x N of the picture's centre, or HxW of all of it.",
+    ),
+    click.option("--crop", metavar="SHARE", type=float, help="Share of the resized picture that is kept; 1 for all."),
+    click.option(
+        "--activation",
+        type=click.Choice(list(ACTIVATIONS)),
+        default="auto",
+        show_default=True,
+        help="From logits to probabilities; sigmoid where classes do not exclude each other.",
+    ),
+    click.option("--reader", metavar="MODULE:FUNCTION", help="Your own function that reads a picture."),
+    max_pixels,
+    click.option(
+        "--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Which processor or GPU computes."
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(list(PRECISIONS)),
+        default="fp32",
+        show_default=True,
+        help="Precision of the computation.",
+    ),
+    click.option(
+        "--reshape",
+        metavar="GRID|LAYOUT",
+        callback=find_reshape,
+        help=f"How the layer's output lies on the picture: a grid of tokens, 14x14, or {', '.join(LAYOUTS)}.",
+    ),
+)
+_LAYER = (
+    click.option(
+        "-l",
+        "--layer",
+        "layers",
+        metavar="NAME",
+        multiple=True,
+        help="Layer to look at, as `gradcam layers` lists it; repeatable.",
+        shell_complete=complete(list_layers),
+    ),
+)
+_FIT = (
+    click.option(
+        "--fit",
+        type=Fits(),
+        default="crop",
+        show_default=True,
+        metavar="crop|whole|tiles[:N]",
+        help="What is explained: the part that the network sees, the whole picture, or windows of N pixels over it.",
+    ),
+    click.option(
+        "--predictions",
+        type=click.Choice(PREDICTIONS),
+        default="own",
+        show_default=True,
+        help="Classify by the network's own crop, or by what --fit lets it see.",
+    ),
+)
+_TARGET = (
+    click.option(
+        "-c",
+        "--class",
+        "classes",
+        metavar="NAME|INDEX",
+        multiple=True,
+        help="Class to explain; repeatable. name:7 is the label 7.  [default: the most probable]",
+        shell_complete=complete(list_classes),
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="K",
+        help="Explain the K most probable classes.",
+        show_default=True,
+    ),
+    click.option(
+        "--score",
+        type=click.Choice(list(SCORES)),
+        default="logit",
+        show_default=True,
+        help="The class's number that is explained; the contrast is with its five strongest rivals.",
+    ),
+    click.option(
+        "--against",
+        metavar="NAME|INDEX",
+        multiple=True,
+        help="The class that --score contrast contrasts with; repeatable.",
+        shell_complete=complete(list_classes),
+    ),
+    click.option(
+        "--evidence",
+        type=click.Choice(list(EVIDENCE)),
+        default="positive",
+        show_default=True,
+        help="What is shown: what speaks for the class, against it, or both.",
+    ),
+    click.option(
+        "--augmentation",
+        type=click.Choice(list(AUGMENTATIONS)),
+        default="none",
+        show_default=True,
+        help="Explain mirrored, and scaled, views as well, and take the mean.",
+    ),
+    click.option(
+        "--smoothing",
+        type=click.Choice(list(SMOOTHINGS)),
+        default="none",
+        show_default=True,
+        help="eigen: the channels' first principal component in place of their sum.",
+    ),
+)
+_OUTPUT = (
+    click.option(
+        "-o",
+        "--output",
+        default=".",
+        metavar="PATH",
+        help="A folder, or a file by its suffix.  [default: the current folder]",
+    ),
+)
+
+
+def find_any(name: str) -> Method | AttributionMethod:
+    """A method of either kind, by its name. Raises `GradcamError` for an unknown one, and offers the nearest."""
+    if name.lower() in ATTRIBUTIONS:
+        return ATTRIBUTIONS[name.lower()]
+    try:
+        return find_method(name)
+    except GradcamError:
+        raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
+
+
+_APPEARANCE = (
+    click.option(
+        "--alpha", type=Opacity(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
+    ),
+    click.option(
+        "--colormap",
+        default="turbo",
+        show_default=True,
+        metavar="NAME",
+        help="A colour map of OpenCV.",
+        shell_complete=complete(list_colormaps),
+    ),
+)
+_PRINTING = (
+    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each picture, and nothing else."),
+    click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors."),
+)
+
+
+def pictures(command: Command) -> Command:
+    """Which pictures, and folders of them."""
+    argument = click.argument(
+        "images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_pictures
+    )
+    return argument(command)
+
+
+def several(
+    *names: str, find: Callable[[Sequence[str]], Iterable[str]], known: Iterable[str], **settings: Any
+) -> Callable[[Command], Command]:
+    """An option of names without commas in them, which may be repeated and have commas between them.
+
+    `find`: gives the names as they are known, and raises `GradcamError` for others. `known`: what Tab offers.
+    """
+
+    def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+        typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
+        if values and not typed:
+            raise click.BadParameter(f"{values[-1]!r} holds no name.", context, parameter)
+        try:
+            return tuple(dict.fromkeys(find(typed)))
+        except GradcamError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    offers = complete(lambda context: known)
+    return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
+
+
+def model(command: Command) -> Command:
+    """Which model, and how it computes."""
+    return _apply(_MODEL, command)
+
+
+def layers(what: str, *, default: str) -> Callable[[Command], Command]:
+    """Which layers, by names and patterns."""
+    return click.option(
+        "-l",
+        "--layer",
+        "layers",
+        metavar="NAME|PATTERN",
+        multiple=True,
+        help=f"{what}: names or patterns, 'layer*.conv1'; repeatable.  [default: {default}]",
+        shell_complete=complete(list_layers),
+    )
+
+
+def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
+    """What to explain, and with which model; these methods unless others are given."""
+    option = several(
+        "--method",
+        "methods",
+        metavar="NAME[,NAME]",
+        find=lambda names: [find_any(name).name for name in names],
+        known=[*METHODS, *ATTRIBUTIONS],
+        default=methods,
+        help=f"One that `gradcam methods` lists; repeatable.{f'  [default: {methods[0]}]' if methods else ''}",
+    )
+    return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET, *_FIT), command)
+
+
+def save(command: Command) -> Command:
+    """What is written."""
+    option = several(
+        "--save",
+        "saved",
+        metavar="WHAT[,WHAT]",
+        find=_find_saved,
+        known=SAVED,
+        default=("overlay",),
+        help=f"What is written: {', '.join(SAVED)}; repeatable.  [default: overlay]",
+    )
+    return option(command)
+
+
+def _find_saved(names: Sequence[str]) -> Sequence[str]:
+    for name in names:
+        if name not in SAVED:
+            raise GradcamError(f"{name!r} cannot be saved: choose some of {', '.join(SAVED)}.")
+    return names
+
+
+def output(command: Command) -> Command:
+    """Where to write."""
+    return _apply(_OUTPUT, command)
+
+
+def appearance(command: Command) -> Command:
+    """How overlays look."""
+    return _apply(_APPEARANCE, command)
+
+
+def printing(command: Command) -> Command:
+    """What is said on the terminal."""
+    return _apply(_PRINTING, command)
+
+
+def _apply(options: Sequence[Callable[[Any], Any]], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command

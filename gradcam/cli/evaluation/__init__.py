@@ -1,1 +1,0 @@
-"""Commands that ask how far a map can be trusted: evaluate, check and recommend."""

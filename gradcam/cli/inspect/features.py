@@ -1,0 +1,272 @@
+"""`gradcam inspect features`: what layers give for many pictures, in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import load_model, say
+from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
+from gradcam.cli._terminal import SHAPE, count, import_torch, telling_waits
+from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
+from gradcam.storage.records import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tqdm import tqdm
+
+    from gradcam.batch.features import Extractor, FeatureFile, Row
+    from gradcam.models.classifier import Classifier
+    from gradcam.sources.list import Listing
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the pictures; the file is not there where all of them failed.
+
+    `layers`: shape, the pictures' axis first, and dtype by name. `left_out`: files that are no pictures.
+    """
+
+    path: Path
+    model: str
+    device: str
+    layers: Mapping[str, tuple[tuple[int, ...], str]]
+    pictures: int
+    failed: int
+    left_out: int
+    seconds: float
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(
+            {
+                "schema": SCHEMA,
+                "file": str(self.path) if self.pictures else None,
+                "model": self.model,
+                "pictures": self.pictures,
+                "failed": self.failed,
+                "layers": {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()},
+            }
+        )
+
+    def format(self) -> str:
+        """Several lines: how many there were, each layer's shape, and the file."""
+        parts = [count(self.pictures, "picture")]
+        if self.failed:
+            parts.append(click.style(f"{self.failed} failed", fg="red"))
+        if self.left_out:
+            parts.append(f"{count(self.left_out, 'other file')} left out")
+        title = [f"{click.style(self.model, bold=True)} on {self.device}", ", ".join(parts), f"{self.seconds:.1f} s"]
+        if not self.pictures:
+            return "\n".join(["   ".join(title), "Nothing was written."])
+        file = f"  →  {click.style(printable(str(self.path)), fg='green')}"
+        return "\n".join(["   ".join(title), "", *self._rows(), file])
+
+    def _rows(self) -> list[str]:
+        shapes = {name: " x ".join(map(str, shape)) for name, (shape, _) in self.layers.items()}
+        first, second = max(map(len, shapes)), max(map(len, shapes.values()))
+        return [f"  {name:<{first}}   {shapes[name]:<{second}}   {dtype}" for name, (_, dtype) in self.layers.items()]
+
+
+SUFFIXES = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What is wanted of which pictures, as typed."""
+
+    inputs: tuple[str, ...]
+    model: ModelChoice
+    layers: tuple[str, ...]
+    pools: bool
+    reshape: str | tuple[int, ...] | None
+    path: Path
+    batch_size: int | None
+    workers: int | None
+    output: Output
+
+
+def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+        raise click.BadParameter(f"'{path}' is no file that ends in .npz or .safetensors.", context, parameter)
+    return path
+
+
+@click.command("features", cls=Command, short_help="Write what layers give for many pictures to one file.")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=_to_path,
+    help="The file: .npz or .safetensors. One that is there is replaced.",
+)
+@options.layers("Layers whose output is kept", default="the one that is explained")
+@click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
+@options.model
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Pictures in one pass of the model; halved where memory is short.",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Threads that read; by default one for each core."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one record of the file, a line of JSON, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Write what layers give for pictures: files, folders, globs, lists and archives, as `gradcam batch` takes them.
+
+    The file has an array for each layer, by its dotted name, with a row for each picture, in the precision of the model
+    (bfloat16 as float32 in .npz). The pictures' names are in the rows' order, in the array `names` of an .npz file, and in
+    the metadata of a .safetensors file, as a JSON list. A picture that fails is named, and has no row.
+
+    \b
+      np.load("features.npz")["avgpool"]            (N,2048,1,1) of a resnet50
+      np.load("features.npz")["names"]              its rows' pictures
+      safetensors.torch.load_file("features.safetensors")["avgpool"]
+
+    A hundred thousand pictures of 2048 float32 values take 0.8 GB, and as much again of the disk while they are gathered;
+    in memory there are only a few batches. The model's pass ends at the last of the layers.
+    """
+    names = ("layers", "pools", "reshape", "path", "batch_size", "workers")
+    wish = _Wish(
+        inputs=inputs,
+        model=to_model_choice(chosen),
+        output=Output(as_json, quiet),
+        **{name: chosen[name] for name in names},
+    )
+    if wish.reshape is not None and not wish.pools:
+        raise click.UsageError(
+            "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
+        )
+    with telling_waits(wish.output):
+        return _write_features(wish)
+
+
+def _write_features(wish: _Wish) -> int:
+    """Write the file, say what became of it, and give the exit status. All is checked before the first picture."""
+    from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
+    from gradcam.sources.list import list_inputs
+
+    start = time.perf_counter()
+    listing = list_inputs(wish.inputs)
+    _spare_what_is_read(wish, listing)
+    check_feature_file(wish.path, [item.name for item in listing.items])
+    classifier, extractor = _prepare(wish)
+    check_layers(wish.path, extractor.layers)
+    say(classifier.notes, wish.output)
+    with FeatureFile(wish.path) as file:
+        try:
+            failed = _gather(wish, listing, extractor, file)
+            if file.names:
+                file.write(_describe(classifier, wish))
+        except (LayerError, OutputError, StoreError) as error:  # of what every other picture would meet as well
+            click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
+            return 1
+    outcome = Outcome(
+        path=wish.path,
+        model=classifier.name,
+        device=str(classifier.device),
+        layers=file.layers,
+        pictures=len(file.names),
+        failed=failed,
+        left_out=listing.left_out,
+        seconds=time.perf_counter() - start,
+    )
+    if wish.output.as_json:
+        click.echo(outcome.to_json())
+    elif not wish.output.quiet:
+        click.echo(outcome.format())
+    return int(failed > 0)
+
+
+def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
+    """Raises `click.UsageError` where the file would take the place of one that is read."""
+    read = [item.content.path for item in listing.items if item.content.path is not None]
+    files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
+    if any(path is not None and is_same(wish.path, path) for path in files) or any(
+        path.name == wish.path.name and is_same(wish.path, path) for path in read
+    ):
+        raise click.UsageError(f"{wish.path} is read itself, and is never overwritten: choose another name.")
+
+
+def _prepare(wish: _Wish) -> tuple[Classifier, Extractor]:
+    import_torch()
+    from gradcam.batch.features import prepare_extractor
+    from gradcam.batch.pool import choose_batch_size
+    from gradcam.inspection.selection import is_pattern
+
+    named = next((name for name in wish.layers if not is_pattern(name)), None)
+    classifier = load_model(wish.model, layer=named)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
+        extractor = prepare_extractor(
+            classifier,
+            wish.layers or classifier.layer,
+            pools=wish.pools,
+            reshape=wish.reshape,
+            batch_size=wish.batch_size or choose_batch_size(classifier),
+        )
+    return classifier, extractor
+
+
+def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
+    """Put every picture's features into the file, name those that failed on standard error, and count them."""
+    failed = 0
+    with _shown(wish.output, len(listing.items)) as bar, contextlib.closing(_extract(wish, listing, extractor)) as rows:
+        for name, row in rows:
+            if isinstance(row, GradcamError):
+                failed += 1
+                bar.write(printable(str(row)), file=sys.stderr)
+            else:
+                file.add(name, row)
+            bar.update()
+    return failed
+
+
+def _extract(
+    wish: _Wish, listing: Listing, extractor: Extractor
+) -> Generator[tuple[str, Row | GradcamError], None, None]:
+    from gradcam.batch.features import extract_items
+    from gradcam.batch.pool import choose_batch_size, count_cores
+
+    return extract_items(
+        extractor,
+        listing.items,
+        batch_size=wish.batch_size or choose_batch_size(extractor.classifier),
+        workers=wish.workers or count_cores(),
+    )
+
+
+@contextlib.contextmanager
+def _shown(output: Output, pictures: int) -> Iterator[tqdm[None]]:
+    """A bar on a terminal; whatever a model of the user's prints goes to standard error meanwhile."""
+    from tqdm import tqdm
+
+    hidden = True if output.quiet else None  # None: unless standard error is a terminal
+    with tqdm(
+        total=pictures, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True, disable=hidden, file=sys.stderr, leave=False
+    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+        yield bar
+
+
+def _describe(classifier: Classifier, wish: _Wish) -> dict[str, str]:
+    """What a .safetensors file says of itself beside the names."""
+    from gradcam._version import __version__
+
+    return {"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__}

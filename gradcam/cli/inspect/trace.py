@@ -1,0 +1,313 @@
+"""`gradcam inspect trace`: every call of a model's modules in one forward pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import check_model_name, code_of_the_user, load_model, say
+from gradcam.cli._settings import ModelChoice, Output, to_model_choice
+from gradcam.cli._terminal import import_torch
+from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
+from gradcam.storage.records import SCHEMA
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from gradcam.inspection.tracing import Call, Trace
+
+
+LONGEST_TYPE = 20  # characters; names of layers are never shortened, for they are there to be copied
+MOST_SHARED = 5  # lines about modules and parameters that have several names
+LEFT = ("layer", "type", "input", "output", "dtype")  # the rest are numbers, which end in one column
+TO_SPARE = ("input", "share", "memory", "type", "parameters")  # what a narrow terminal goes without, first to last
+UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The model's name, and what it ran on, in words."""
+
+    name: str
+    what: str
+
+
+def format_trace(trace: Trace, calls: Sequence[Call], heading: Heading, width: int) -> str:
+    """Several lines, at most `width` characters each if that can be had: the totals, the calls, what they share."""
+    whole = trace.calls[0]
+    name = click.style(printable(heading.name), bold=True)
+    shape = " x ".join(map(str, whole.inputs[0]))
+    times = [] if trace.seconds is None else [f"{1000 * trace.seconds:.1f} ms"]
+    cost = "unknown" if trace.multiply_adds is None else human(trace.multiply_adds).rstrip()
+    totals = [f"{trace.parameters:,} parameters", f"{cost} multiply-adds"]
+    totals += [f"{human(trace.activation_bytes)}B of activations", *times]
+    rows = [call for call in calls if call.depth] or list(calls)
+    table, spared = _table(trace, rows, width)
+    lines = [
+        "   ".join([f"{name} on {trace.device}", shape, printable(heading.what)]),
+        "   ".join(totals),
+        "",
+        *table,
+        "",
+    ]
+    lines += _shared(rows)
+    inner = len(trace.calls) - 1
+    if len(rows) < inner:
+        lines.append(f"{len(rows)} of {inner} calls; more with --depth N, --all or --layer PATTERN.")
+    if spared:
+        lines.append(f"Too narrow for {', '.join(spared)}: widen the terminal, or see --json.")
+    return "\n".join(lines).rstrip("\n")
+
+
+def human(number: int) -> str:
+    """Three digits and a unit: 118 M; what follows may be "B"."""
+    for size, unit in UNITS:
+        if number >= size * 0.9995:
+            value = number / size
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return f"{number} "
+
+
+def _table(trace: Trace, calls: Sequence[Call], width: int) -> tuple[list[str], list[str]]:
+    """The lines, and the columns that there was no room for."""
+    columns = _columns(trace, calls)
+    spared = []
+    for title in TO_SPARE:
+        if sum(_width(title, cells) + 2 for title, cells in columns.items()) <= width:
+            break
+        if columns.pop(title, None) is not None:
+            spared.append(title)
+    aligned = [_align(title, cells) for title, cells in columns.items()]
+    lines = ["  ".join(["", *cells]).rstrip() for cells in zip(*aligned)]
+    return lines, spared
+
+
+def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
+    """The cells by title, without columns that would say the same, or nothing, in each line."""
+    usual = Counter(dtype for call in trace.calls for dtype in call.dtypes).most_common(1)
+    columns = {
+        "layer": [printable(call.name) or "(the model)" for call in calls],
+        "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
+        "type": [
+            call.type if len(call.type) <= LONGEST_TYPE else call.type[: LONGEST_TYPE - 1] + "…" for call in calls
+        ],
+        "input": [_shapes(call.inputs) for call in calls],
+        "output": [_shapes(call.outputs) for call in calls],
+        "dtype": [_unusual(call, usual[0][0] if usual else "") for call in calls],
+        "parameters": [_number(call.parameters) for call in calls],
+        "mult-adds": [_number(call.multiply_adds) for call in calls],
+        "memory": [_number(call.activation_bytes, "B") for call in calls],
+        "ms": [_milliseconds(call.seconds) for call in calls],
+        "share": [_share(call.seconds, trace.seconds) for call in calls],
+    }
+    return {title: cells for title, cells in columns.items() if any(cells)}
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    """The first tensor's, for one picture without its axis, and how many more there are."""
+    if not shapes:
+        return "-"
+    first = shapes[0][1:] if tuple(shapes[0][:1]) == (1,) else shapes[0]
+    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
+    return (" x ".join(map(str, first)) or "1") + more
+
+
+def _unusual(call: Call, usual: str) -> str:
+    return ", ".join(dict.fromkeys(dtype for dtype in call.dtypes if dtype != usual))
+
+
+def _number(number: int | None, unit: str = "") -> str:
+    if number is None:
+        return "?"
+    return f"{human(number)}{unit}".rstrip() if number else "-"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.{2 if seconds < 0.01 else 1 if seconds < 1 else 0}f}"
+
+
+def _share(seconds: float | None, whole: float | None) -> str:
+    return f"{100 * seconds / whole:.0f} %" if seconds is not None and whole else ""
+
+
+def _width(title: str, cells: Sequence[str]) -> int:
+    return max(len(title), *map(len, cells))
+
+
+def _align(title: str, cells: Sequence[str]) -> list[str]:
+    width = _width(title, cells)
+    return [f"{cell:<{width}}" if title in LEFT else f"{cell:>{width}}" for cell in (title, *cells)]
+
+
+def _shared(calls: Sequence[Call]) -> list[str]:
+    """What has several names."""
+    first_runs = [call for call in calls if call.run == 1]
+    lines = [f"{call.name} is the same module as {', '.join(call.also)}." for call in first_runs if call.also]
+    lines += [f"{call.name} has a parameter in common: {', '.join(call.tied)}." for call in first_runs if call.tied]
+    more = [f"{len(lines) - MOST_SHARED} more are shared; see --json."] if len(lines) > MOST_SHARED else []
+    return [*lines[:MOST_SHARED], *more]
+
+
+MOST_ROWS = 32  # of a table where nobody has said how deep it should go
+WIDTH = 120  # characters, where there is no terminal
+OF_PICTURES = ("labels", "mean", "std", "crop", "reader", "reshape")  # options without a meaning for noise
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is traced. `what`: the images, in words."""
+
+    name: str
+    model: nn.Module
+    images: Tensor
+    what: str
+
+
+@click.command("trace", cls=Command, short_help="List each call of each layer: shapes, cost, memory, time.")
+@click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
+@options.model
+@options.layers("Layers whose calls are listed", default="all")
+@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only calls inside fewer than N others.")
+@click.option("--all", "show_all", is_flag=True, help="All calls, however many.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each call, and nothing else.")
+def trace_command(
+    image: Path | None,
+    *,
+    layers: tuple[str, ...],
+    depth: int | None,
+    show_all: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> int:
+    """Run the network once, and list each call of each layer in order: what goes in, what comes out, what it costs.
+
+    Without IMAGE the network runs on noise, and with random weights unless --weights is given: nothing is downloaded.
+    Parameters, multiply-adds, memory and time include those of a layer's parts. Memory is what outputs took anew; what
+    is changed in place takes none. Without --layer, --depth and --all, the table goes as deep as fits on a screen.
+    """
+    if show_all and depth is not None:
+        raise click.UsageError("--all and --depth both say how much to list: give one of them.")
+    choice = to_model_choice(chosen)
+    check_model_name(choice.model)
+    given = [name for name in OF_PICTURES if chosen[name] is not None]
+    if image is None and choice.weights is None and given:
+        raise click.UsageError(f"--{given[0]} is about pictures, and there is none: give an IMAGE, or leave it out.")
+    try:
+        subject = _make_up(choice) if image is None and choice.weights is None else _load(choice, image)
+    except _PictureError as error:
+        click.echo(str(error), err=True)
+        return 1
+    from gradcam.inspection.selection import select_layers
+
+    wanted = set(select_layers(subject.model, layers)) if layers else None
+    with code_of_the_user(choice.model, choice.reader):
+        subject, found = _trace(subject)
+    say(found.notes, Output(as_json, quiet=False))
+    calls = _choose(found, wanted, depth, show_all=show_all or as_json)
+    if as_json:
+        for call in calls:
+            record = {"schema": SCHEMA, "model": subject.name, "device": found.device, **asdict(call)}
+            click.echo(json.dumps(record, allow_nan=False))
+    else:
+        width = shutil.get_terminal_size((WIDTH, 0)).columns
+        click.echo(format_trace(found, calls, Heading(subject.name, subject.what), width))
+    return 0
+
+
+class _PictureError(GradcamError):
+    """The picture could not be read, as a line that names it."""
+
+
+def _make_up(choice: ModelChoice) -> _Subject:
+    """The model with random weights, where and as precisely as it was chosen, and noise for it."""
+    import_torch()
+    from gradcam.layers.find import unwrap
+    from gradcam.models.device import place
+    from gradcam.models.providers import DEFAULT
+    from gradcam.models.skeletons import build_with_random_weights
+
+    name = choice.model or DEFAULT
+    size = (choice.size, choice.size) if isinstance(choice.size, int) else choice.size
+    with code_of_the_user(name):
+        skeleton = build_with_random_weights(name, size=size)
+        model = place(unwrap(skeleton.model), choice.device, choice.precision)
+    images = _noise(model, (skeleton.channels, *skeleton.size))
+    return _Subject(name, model, images, "noise, random weights")
+
+
+def _load(choice: ModelChoice, image: Path | None) -> _Subject:
+    """The model with its weights, and the picture as it takes it; noise without one."""
+    from gradcam.layers.find import unwrap
+    from gradcam.models.device import find_input_device, find_input_dtype
+    from gradcam.models.load import make_noise
+
+    classifier = load_model(choice)
+    say(classifier.notes, Output(as_json=False, quiet=False))
+    model = unwrap(classifier.model)
+    if image is None:
+        return _Subject(classifier.name, model, make_noise(classifier.preprocess, model), "noise")
+    try:
+        with code_of_the_user(choice.reader):
+            picture = classifier.prepare(image).image[None]
+    except Exception as error:  # whatever a reader of the user's raises
+        raise _PictureError(describe_failure(str(image), error)) from error
+    return _Subject(classifier.name, model, picture.to(find_input_device(model), find_input_dtype(model)), image.name)
+
+
+def _trace(subject: _Subject) -> tuple[_Subject, Trace]:
+    """With as many channels of noise as the first convolution takes, where the model does not take the usual ones."""
+    from dataclasses import replace
+
+    from gradcam.inspection.tracing import trace
+    from gradcam.models.device import first_channels
+    from gradcam.models.skeletons import does_not_run
+
+    try:
+        return subject, trace(subject.model, subject.images)
+    except GradcamError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a model raises
+        channels = first_channels(subject.model)
+        is_noise = subject.what.startswith("noise")
+        if is_noise and channels not in (0, subject.images.shape[1]):
+            images = _noise(subject.model, (channels, *subject.images.shape[2:]))
+            return _trace(replace(subject, images=images))
+        raise does_not_run(subject.name, subject.images.shape[1:], error) from error
+
+
+def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
+    import torch
+
+    from gradcam.models.device import find_input_device, find_input_dtype
+
+    noise = torch.randn(1, *shape, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu")
+    return noise.to(find_input_device(model), find_input_dtype(model))
+
+
+def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_all: bool) -> list[Call]:
+    """The calls to be shown, without the model's own where people would read it twice."""
+    calls = list(trace.calls)
+    if wanted is not None:
+        calls = [call for call in calls if wanted & {call.name, *call.also}]
+        if not calls:
+            raise LayerError(
+                f"Layer {join_names(sorted(wanted)[:3])} does not run: in evaluation mode nothing calls it as a module."
+            )
+    elif depth is None and not show_all:
+        depth = _fitting_depth(calls)
+    return [call for call in calls if depth is None or call.depth <= depth]
+
+
+def _fitting_depth(calls: Sequence[Call]) -> int:
+    """The greatest depth of which all calls fit on a screen."""
+    counts = Counter(call.depth for call in calls if call.depth)
+    return max((it for it in counts if sum(counts[each] for each in counts if each <= it) <= MOST_ROWS), default=1)

@@ -1,0 +1,243 @@
+"""Boxes from a CSV file: a row for each object, the picture that it is in, and perhaps its class."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcam.errors import ImageError, InputError, TargetError, shorten
+from gradcam.evaluation.annotations.match import Box, Marking, Mask, Pictures
+from gradcam.images.files import read_text_file
+from gradcam.images.read import read_numbers
+from gradcam.sources.folders import is_picture, walk_folder
+from gradcam.sources.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text
+
+CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
+SIDES = ("x", "y", "width", "height")  # of the box; other tables have these two of the picture
+
+Row = tuple[str, list[str]]  # where it is, and its cells
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where in a table the pictures, the four numbers of the boxes, and the classes are."""
+
+    image: int
+    numbers: Sequence[int]
+    has_sides: bool
+    label: int | None
+
+
+def read_box_list(path: str, pictures: Pictures, find_class: Callable[[str], int]) -> Mapping[str, Sequence[Marking]]:
+    """The objects of each picture, by its name, from a `.csv` or `.tsv` file with a header.
+
+    Columns, in any order and any case, others are passed over: image, path, file or filename; left, top, right, bottom, or
+    xmin, ymin, xmax, ymax, or x, y, width, height, in pixels of the upright picture, measured at the pixels' edges, so that
+    right and bottom are not inside; and, if wanted, class, label or target: a label or an index. An object without a class
+    counts for whichever is explained.
+
+    Raises `InputError`, with the line: for what is no such table, for a picture that nobody gave, an empty box, an unknown
+    class, and an object that is there twice.
+    """
+    rows = read_rows(path)
+    columns = _find_columns(*next(rows))
+    found: defaultdict[str, list[Marking]] = defaultdict(list)
+    places: dict[tuple[str, int | None, Box], str] = {}
+    for where, cells in rows:
+        marking, wanted = _to_marking(where, cells, columns, find_class)
+        name = pictures.find(wanted, where)
+        if name is None:
+            raise InputError(f"{where}: the picture {shorten(wanted)} is not among those that are to be evaluated.")
+        key = (name, marking.index, marking.box or (0.0,) * 4)
+        if key in places:
+            raise InputError(f"{where}: this object of {shorten(wanted)} is there twice, first in {places[key]}.")
+        places[key] = where.rpartition(", ")[2]
+        found[name].append(marking)
+    if not found:
+        raise InputError(f"{path}: has no boxes below its header.")
+    return found
+
+
+def read_rows(path: str) -> Iterator[Row]:
+    """The rows of a table that are not blank, each with where it is; the header must be as long as the longest.
+
+    Raises `InputError` for what cannot be read, or is no table, and for rows of another length.
+    """
+    try:
+        text = decode_text(read_text_file(path), path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
+    delimiter = "\t" if path.lower().endswith(".tsv") else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    columns = 0
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            where = f"{path}, line {reader.line_num}"
+            columns = columns or len(row)
+            if len(row) != columns:
+                raise InputError(f"{where}: has {len(row)} columns, and the header has {columns}.")
+            yield where, [cell.strip() for cell in row]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: cannot be read as a table ({error})") from error
+    if not columns:
+        raise InputError(f"{path}: is empty, expected a header and a row for each object.")
+
+
+def _find_columns(where: str, header: list[str]) -> Columns:
+    names = [cell.strip('"').lower() for cell in header]
+    kinds = [kind for kind in (*CORNERS, SIDES) if all(name in names for name in kind)]
+    images = [number for number, name in enumerate(names) if name in IMAGE_COLUMNS]
+    labels = [number for number, name in enumerate(names) if name in CLASS_COLUMNS]
+    if len(kinds) != 1 or len(images) != 1 or len(labels) > 1 or any(names.count(name) > 1 for name in kinds[0]):
+        raise InputError(
+            f"{where}: has the columns {shorten(header)}, expected a header with one of {', '.join(sorted(IMAGE_COLUMNS))}, "
+            f"with {', '.join(CORNERS[0])}, or {', '.join(CORNERS[1])}, or {', '.join(SIDES)}, and perhaps with one of "
+            f"{', '.join(sorted(CLASS_COLUMNS))}."
+        )
+    return Columns(
+        images[0], [names.index(name) for name in kinds[0]], kinds[0] == SIDES, labels[0] if labels else None
+    )
+
+
+def _to_marking(
+    where: str, cells: list[str], columns: Columns, find_class: Callable[[str], int]
+) -> tuple[Marking, str]:
+    """What a row marks, and the picture that it names."""
+    wanted = cells[columns.image]
+    if not wanted:
+        raise InputError(f"{where}: names no picture.")
+    numbers = [cells[column] for column in columns.numbers]
+    try:
+        first, second, third, fourth = map(float, numbers)
+    except ValueError:
+        raise InputError(f"{where}: the box is {', '.join(map(shorten, numbers))}, expected four numbers.") from None
+    box = (first, second, first + third, second + fourth) if columns.has_sides else (first, second, third, fourth)
+    label = "" if columns.label is None else cells[columns.label]
+    return Marking(where, find_index(where, label, find_class) if label else None, check_box(where, box)), wanted
+
+
+def find_index(where: str, label: str, find_class: Callable[[str], int]) -> int:
+    """The index of a class by its label, or its index in digits. Raises `InputError`, with where, for an unknown one."""
+    try:
+        return find_class(label)
+    except TargetError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def check_box(where: str, box: Box) -> Box:
+    """The box, if it has an inside. Raises `InputError`, with where, if not."""
+    left, top, right, bottom = box
+    if not all(map(math.isfinite, box)) or right <= left or bottom <= top:
+        raise InputError(
+            f"{where}: the box from left {left:g}, top {top:g} to right {right:g}, bottom {bottom:g} has no inside."
+        )
+    return box
+
+
+CLASS_FILE = "classes.csv"
+IGNORED = 255  # what VOC draws around objects
+
+
+@dataclass(frozen=True, eq=False)
+class LabelMasks:
+    """The masks of a folder: `paths`, by the pictures' names, and the classes of their numbers, None where nobody says so.
+
+    0 is background. 255 is neither object nor background, and counts as background, unless it is the only other number, as
+    in masks that are black and white, or has a class.
+    """
+
+    paths: Mapping[str, str]
+    classes: Mapping[int, int] | None
+    left_out: int  # masks of pictures that were not given
+
+    def find(self, name: str) -> Sequence[Marking]:
+        """The objects of a picture: each number of its mask is one. Raises `InputError` for a mask that cannot be read."""
+        path = self.paths.get(name)
+        if path is None:
+            return ()
+        try:
+            numbers = read_numbers(path)
+        except ImageError as error:
+            raise InputError(str(error)) from None
+        return [
+            Marking(path, self._find_class(path, number), draw=partial(_draw, numbers, number))
+            for number in self._list_objects(numbers)
+        ]
+
+    def _list_objects(self, numbers: NDArray[np.int64]) -> list[int]:
+        found = [int(number) for number in np.unique(numbers) if number != 0]
+        has_border = len(found) > 1 and IGNORED in found and IGNORED not in (self.classes or ())
+        return [number for number in found if not (has_border and number == IGNORED)]
+
+    def _find_class(self, path: str, number: int) -> int | None:
+        if self.classes is None:
+            return None
+        if number not in self.classes:
+            raise InputError(f"{path}: has the number {number}, and {CLASS_FILE} no class for it.")
+        return self.classes[number]
+
+
+def read_label_masks(folder: str, pictures: Pictures, find_class: Callable[[str], int]) -> LabelMasks:
+    """The masks in a folder and below, each called as its picture is, with any suffix of a picture.
+
+    Of `cats/a.jpg` it is `cats/a.png`, say. They hold numbers: a palette's indices, or grey integers, at the size of the
+    upright picture. 0 is background, 255 ignored as `LabelMasks` says. Every other number is an object of whichever class
+    is explained; where the folder has a `classes.csv`, a table with the columns value and class, numbers are classes: by
+    it, a label or an index.
+    A mask of a picture that was not given is left out: such folders are often those of a whole data set.
+
+    Raises `InputError` where no mask is of a picture that was given, for two masks of one picture, a picture that it may be
+    several of, and a `classes.csv` that is no such table or names an unknown class.
+    """
+    found: dict[str, str] = {}
+    left_out = 0
+    for part in walk_folder(folder, set()):
+        for file in filter(is_picture, part.files):
+            path = os.path.join(part.path, file)
+            name = pictures.find(part.name + file, path)
+            if name is None:
+                left_out += 1
+            elif name in found:
+                raise InputError(
+                    f"{path}: is a second mask of {shorten(name)}, beside {found[name]}; keep one of them."
+                )
+            else:
+                found[name] = path
+    if not found:
+        raise InputError(
+            f"{folder}: has {left_out} masks, and none of them is called as one of the {len(pictures.names)} pictures, such "
+            f"as {shorten(pictures.names[0]) if pictures.names else 'none'}."
+        )
+    return LabelMasks(found, _read_classes(os.path.join(folder, CLASS_FILE), find_class), left_out)
+
+
+def _draw(numbers: NDArray[np.int64], number: int) -> Mask:
+    return numbers == number
+
+
+def _read_classes(path: str, find_class: Callable[[str], int]) -> dict[int, int] | None:
+    if not os.path.exists(path):
+        return None
+    rows = read_rows(path)
+    where, header = next(rows)
+    names = [name.lower() for name in header]
+    if sorted(names) != ["class", "value"]:
+        raise InputError(f"{where}: has the columns {shorten(header)}, expected value and class.")
+    found: dict[int, int] = {}
+    for where, row in rows:
+        value, label = row[names.index("value")], row[names.index("class")]
+        if not value.isdecimal() or int(value) == 0 or int(value) in found:
+            raise InputError(f"{where}: the value is {shorten(value)}, expected an integer above 0, each once.")
+        found[int(value)] = find_index(where, label, find_class)
+    return found

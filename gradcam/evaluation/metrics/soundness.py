@@ -1,0 +1,236 @@
+"""Whether a map changes when the network forgets what it has learnt: weights drawn anew, from the top down."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.errors import (
+    BlindLayerError,
+    GradcamError,
+    ModelError,
+    TargetError,
+    describe_unexpected,
+    shorten,
+    show_fields,
+)
+from gradcam.evaluation.explainers import Explain, run_explain
+from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_tensor
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.preserve import undisturbed
+
+
+def rank_correlation(a: Any, b: Any) -> Tensor:
+    """Spearman's rank correlation of heatmaps `a` and `b` (N,H,W), of any library: float32 (N,) in [-1,1].
+
+    Pixels of one value share the mean of their ranks. 1 is the same order, -1 the opposite one. What a constant map, such
+    as a blank one, has in common with others is not defined; here it is 1 where both are constant, since they agree
+    everywhere, and 0 where one is.
+
+    Raises `ImageError` where the heatmaps are none, hold NaN, or are not of one size.
+    """
+    size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
+    first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
+    second = check_heatmaps(b, first.shape, first.device)
+    one, other = (_centre(_rank(maps.flatten(1))) for maps in (first, second))
+    lengths = one.norm(dim=1), other.norm(dim=1)
+    are_constant = [length == 0 for length in lengths]
+    products = (one * other).sum(1) / torch.where(are_constant[0] | are_constant[1], 1.0, lengths[0] * lengths[1])
+    return torch.where(are_constant[0] & are_constant[1], 1.0, products).clamp(-1, 1).float()
+
+
+def _rank(values: Tensor) -> Tensor:
+    """Each value's place in its row (N,P), from the least; equal ones have the mean of theirs."""
+    values = values.contiguous()
+    ordered = values.sort(dim=1).values
+    before, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    precision = torch.float32 if values.device.type == "mps" else torch.float64  # which that device does not have
+    return (before + through - 1).to(precision) / 2
+
+
+def _centre(ranks: Tensor) -> Tensor:
+    """Around zero: the mean of ranks 0 to P - 1 is known, whatever the ties."""
+    return ranks - (ranks.shape[1] - 1) / 2
+
+
+def class_difference(subject: Subject, explain: Explain, *, heatmaps: Any = None) -> Tensor:
+    """1 minus the rank correlation of each image's map with that of the class's strongest rival: float32 (N,) in [0,2].
+
+    Whether maps tell classes apart is what Selvaraju et al. ask of them ("Grad-CAM", ICCV 2017, section 5.1); the measure is
+    that of Adebayo et al. (NeurIPS 2018, section 3). 0 says that the map is the same for both, 1 that they have nothing in
+    common. The rival is the most probable other class. Where both are of one kind, such as two dogs, they may rightly be
+    looked for in one place: a small difference alone refutes nothing, none at all does.
+    `explain` makes heatmaps (N,H,W) from a model, images and classes; `heatmaps`, those of the subject's classes, are made
+    by it where they are not given. Constant maps are as in `rank_correlation`.
+
+    Raises `TargetError` where the model has one class only, `ImageError` for heatmaps of another form.
+    """
+    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
+    before = check_heatmaps(made, subject.size, subject.images.device)
+    rivals = run_explain(explain, subject.model, subject.images, find_rivals(subject))
+    return 1 - rank_correlation(before, check_heatmaps(rivals, subject.size, subject.images.device))
+
+
+def find_rivals(subject: Subject) -> Tensor:
+    """The most probable class of each image beside its own: int64 (N,). Raises `TargetError` where there is no other."""
+    count = subject.all_probabilities.shape[1]
+    if count < 2:
+        raise TargetError(f"The model has {count} class: there is no other to compare its map with.")
+    others = subject.all_probabilities.scatter(1, subject.classes[:, None], float("-inf"))
+    return others.argmax(1)
+
+
+def max_sensitivity(
+    subject: Subject, explain: Explain, heatmaps: Any = None, *, radius: float = 0.02, samples: int = 10, seed: int = 0
+) -> Tensor:
+    """Max-sensitivity (Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", NeurIPS 2019, equation 2).
+
+    The largest change of a map under noise, max over e of |E(x + e) - E(x)| / |E(x)|, with the Euclidean norm and each
+    value of e uniform in [-radius, radius]: float32 (N,), from 0, which is best. The maximum is over `samples` draws. As
+    usual it is divided by the map's own norm, so that maps of any scale compare; a blank map's change is left as it is.
+    `radius` is in the units of the images, as preprocessed. `explain` makes heatmaps (N,H,W) from a model, images and
+    classes, which are the subject's with noise too; `heatmaps` are those without noise, made by it where not given.
+
+    Raises `GradcamError` for a radius or a number of samples that cannot be, `ImageError` for heatmaps of another form.
+    """
+    is_number = isinstance(radius, (int, float)) and not isinstance(radius, bool)
+    if not is_number or not 0 <= radius < math.inf:
+        raise GradcamError(f"radius is {shorten(radius)}, expected how far a value may change, a number from 0 on.")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise GradcamError(f"samples is {shorten(samples)}, expected how often to draw noise, 1 or more.")
+    images = subject.images
+    made = run_explain(explain, subject.model, images, subject.classes) if heatmaps is None else heatmaps
+    before = check_heatmaps(made, subject.size, images.device)
+    generator = draw(seed, "noise")
+    most = torch.zeros(len(images), dtype=torch.float32, device=images.device)
+    for _ in range(samples):
+        drawn = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu")
+        noise = (2 * drawn - 1) * radius
+        after = run_explain(explain, subject.model, images + noise.to(images.device, images.dtype), subject.classes)
+        change = check_heatmaps(after, subject.size, images.device) - before
+        most = torch.maximum(most, change.flatten(1).norm(dim=1))
+    length = before.flatten(1).norm(dim=1)
+    return most / torch.where(length > 0, length, 1.0)
+
+
+@dataclass(frozen=True)
+class Randomisation:
+    """Maps of a network whose weights are drawn anew down to each of L layers, and how alike they are to those before.
+
+    `layers`: dotted names, from the top down; at each, its weights and those of all that run after it are drawn anew.
+    `correlations`: float32 (N,L), rank correlation with the maps of the network as it is. `heatmaps`: float32 (N,L,H,W).
+    """
+
+    layers: tuple[str, ...]
+    correlations: Tensor
+    heatmaps: Tensor = field(repr=False)
+
+    __repr__ = show_fields
+
+
+def randomisation(
+    subject: Subject, explain: Explain, heatmaps: Any = None, *, stages: int = 8, seed: int = 0
+) -> Randomisation:
+    """Cascading randomisation (Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, section 4.1).
+
+    A map that explains the model must change when the model's weights do: correlations near 0 are good, and 1 says that
+    the map does not depend on the weights at all. `explain` makes heatmaps (N,H,W) from a model, images and classes;
+    `heatmaps`, those of the model as it is, are made by it where they are not given.
+
+    Weights are drawn anew on a copy of the model; the model itself is not touched. Each parameter's values are put into an
+    order by chance, which keeps their scale: a network with weights of another scale may have no signal left, of which
+    every map is blank. Statistics of batch norms stay. Layers are those that own parameters, in the reverse of the order in
+    which they start; `stages` of them are looked at, the topmost one, the last, where all weights are drawn, and between
+    these about as many layers from one to the next. The classes are those of the subject.
+    A map that cannot be had at such a network, because its gradient is zero or its numbers overflow, counts as blank, and
+    a blank map's correlation is as `rank_correlation` has it.
+
+    Raises `ModelError` for a model without parameters, or that cannot be copied; `GradcamError` for `stages` below 1;
+    `ImageError` for heatmaps of another form.
+    """
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+        raise GradcamError(f"stages is {shorten(stages)}, expected how many layers to look at, 1 or more.")
+    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
+    before = check_heatmaps(made, subject.size, subject.images.device)
+    model = _copy(subject.model)
+    found = []
+    layers = []
+    for name in _draw_anew(model, subject.images[:1], stages, seed):
+        layers.append(name)
+        found.append(_explain_blankly(subject, explain, model))
+    correlations = torch.stack([rank_correlation(before, maps) for maps in found], 1)
+    return Randomisation(tuple(layers), correlations, torch.stack(found, 1))
+
+
+def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:
+    """Draw the weights of the model, which is changed, from the top down; at each stage the name of the layer it reached."""
+    layers = _find_layers(model, images)
+    if not layers:
+        raise ModelError(f"{type(model).__name__} has no parameters: there is nothing that could be drawn anew.")
+    ends = _divide(len(layers), stages)
+    drawn: set[Tensor] = set()
+    for number, (name, parameters) in enumerate(layers, start=1):
+        for parameter_name, parameter in parameters:
+            if parameter not in drawn:  # tied ones are drawn once
+                _shuffle(parameter, draw(seed, "weights", parameter_name))
+                drawn.add(parameter)
+        if number in ends:
+            yield name
+
+
+def _divide(layers: int, stages: int) -> set[int]:
+    """After how many of the layers to stop: 1 and all of them, and evenly between."""
+    if stages == 1:
+        return {layers}
+    return {1 + round(stage * (layers - 1) / (stages - 1)) for stage in range(stages)}
+
+
+def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
+    order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu").to(parameter.device)
+    with torch.no_grad():
+        parameter.copy_(parameter.flatten()[order].reshape(parameter.shape))
+
+
+def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:
+    """Modules that own parameters, the last to start first, each with these and their names.
+
+    Parameters of a module that is never called, since another one computes with them, are the one's around it.
+    """
+    starts: dict[str, int] = {}
+
+    with torch.no_grad(), Hooks() as hooks, undisturbed(model):
+        for name, module in model.named_modules():
+            hooks.before_forward(module, lambda *_, name=name: starts.__setitem__(name, len(starts)))
+        model(images)
+    owners: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # of tied ones all owners
+        owner = name.rpartition(".")[0]
+        while owner and owner not in starts:
+            owner = owner.rpartition(".")[0]
+        owners.setdefault(owner, []).append((name, parameter))
+    return sorted(owners.items(), key=lambda item: -starts[item[0]])
+
+
+def _explain_blankly(subject: Subject, explain: Explain, model: nn.Module) -> Tensor:
+    """The maps of a model whose weights are drawn anew; blank where it has none."""
+    try:
+        found = run_explain(explain, model, subject.images, subject.classes)
+    except BlindLayerError:
+        return torch.zeros(subject.size, dtype=torch.float32, device=subject.images.device)
+    return check_heatmaps(to_tensor(found).nan_to_num(0, 0, 0), subject.size, subject.images.device)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
+            f"{describe_unexpected(error)}"
+        ) from error

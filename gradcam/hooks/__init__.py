@@ -1,0 +1,1 @@
+"""Hooks on a model that leave no trace: what a layer gives, and the gradient that comes back to it."""

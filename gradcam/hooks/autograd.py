@@ -1,0 +1,250 @@
+"""Gradients of scores at recorded activations, through the tail of the network alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradcam.errors import BlindLayerError, ModelError, join_names
+
+OTHER_VIEW = (
+    "Behind the layer the model reads, or changes in place, another view of the layer's memory or of what came to it, "
+    "where no gradient can be followed: choose a layer further up."
+)
+# By what PyTorch says, in part, where what lies behind a layer is differentiated.
+BEHIND_A_LAYER = {
+    "BackwardHookFunction": (
+        "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
+        "forbids (pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
+    ),
+    "Inference tensors cannot be saved for backward": (
+        "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
+        "build or load it outside that mode."
+    ),
+    "has been modified by an inplace operation": (
+        "Behind the layer the model changes a value in place that its own gradient needs, so that it could not be trained "
+        "either: make that operation one that is not in place."
+    ),
+    "created in no_grad mode": OTHER_VIEW,
+    "a leaf Variable that requires grad": OTHER_VIEW,
+    "cudnn RNN backward can only be called in training mode": (
+        "Behind the layer there is a recurrent network, for which cuDNN has a gradient in training mode only: explain "
+        "inside `with torch.backends.cudnn.flags(enabled=False):`."
+    ),
+    "backward is not implemented": (
+        "Behind the layer there is an operation, such as fused attention, that has no second derivative: "
+        "choose a method that needs the first only, such as 'gradcam', or a layer behind it."
+    ),
+    "no autograd formula was registered": (
+        "Behind the layer there is an operation that has no second derivative, or none at all: choose a layer behind it, "
+        "or a method that needs the first derivative only, such as 'gradcam'."
+    ),
+    "is incompatible with .grad()": (
+        "Behind the layer there is a reentrant checkpoint, through which PyTorch takes no gradient at a layer: "
+        "give the checkpoint use_reentrant=False, or switch checkpointing off meanwhile."
+    ),
+    "the derivative for": (
+        "Behind the layer there is an operation without a derivative, so that nothing before it has a gradient: "
+        "choose a layer behind it."
+    ),
+}
+
+# The same of a whole model, where there is no layer to speak of.
+VIEW_IN_PLACE = (
+    "The model changes in place what is a view made without gradient recording, or what it was given: make that "
+    "operation one that is not in place."
+)
+IN_A_MODEL = BEHIND_A_LAYER | {
+    "has been modified by an inplace operation": (
+        "The model changes a value in place that its own gradient needs, so that it could not be trained either: "
+        "make that operation one that is not in place."
+    ),
+    "created in no_grad mode": VIEW_IN_PLACE,
+    "a leaf Variable that requires grad": VIEW_IN_PLACE,
+    "cudnn RNN backward can only be called in training mode": (
+        "There is a recurrent network in the model, for which cuDNN has a gradient in training mode only: do this "
+        "inside `with torch.backends.cudnn.flags(enabled=False):`."
+    ),
+    "is incompatible with .grad()": (
+        "The model has a reentrant checkpoint, through which PyTorch takes no gradient but at parameters: "
+        "give the checkpoint use_reentrant=False, or switch checkpointing off meanwhile."
+    ),
+}
+
+
+@contextlib.contextmanager
+def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
+    """PyTorch's own errors for what is known to go wrong become a `ModelError` that says what to do.
+
+    `explanations`: by what PyTorch says, in part.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        for part, explanation in explanations.items():
+            if part in str(error):
+                raise ModelError(explanation) from error
+        raise
+
+
+# Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
+HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
+MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
+
+
+def jacobian(
+    scores: Tensor, inputs: Sequence[Tensor], *, scaled: bool, most_bytes: int | None = None
+) -> Iterator[list[Tensor | None]]:
+    """The gradients of scores (N,K) at each of `inputs` (N,...): (k,N,...) for a few classes at a time, None without a path.
+
+    The images of a batch do not depend on one another, so that one backward pass from a class's sum over them serves all.
+    With `scaled`, for graphs with float16 in them, gradients pass through multiplied by a power of two and come back
+    as float32, divided by it: they underflow neither on the way nor in the result.
+    `most_bytes`: of one input's gradients, for the classes that share a backward pass; `MOST_BYTES` without it.
+    """
+    with torch.enable_grad():
+        values = scores.sum(0)
+    largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
+    directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    for chunk in directions.split(max(1, (most_bytes or MOST_BYTES) // largest)):
+        yield (_scaled_backward if scaled else _backward)(values, inputs, chunk)
+
+
+def _scaled_backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
+    for scale in HALF_PRECISION_SCALES:
+        gradients = _backward(values, inputs, directions * scale)
+        if all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients):
+            break
+    return [None if gradient is None else gradient.float() / scale for gradient in gradients]
+
+
+def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
+    if len(directions) > 1:
+        with contextlib.suppress(RuntimeError):  # an operation that cannot be batched, or the loop raises it again
+            return list(_gradients(values, inputs, grad_outputs=directions, is_grads_batched=True))
+    rows = []
+    for direction in directions:
+        with torch.enable_grad():
+            value = (values * direction).sum()  # a scalar: given `grad_outputs`, autograd first imports all of sympy
+        rows.append(_gradients(value, inputs))
+    return [None if row[0] is None else torch.stack(row) for row in zip(*rows)]
+
+
+def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(values, inputs, retain_graph=True, allow_unused=True, **options)
+
+
+def curvatures(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
+    """For each class of scores (N,K), its gradient g at the activations A (N,...) and H A, the derivative of g A: (1,N,...).
+
+    None without a path; a score that is linear behind the layer has an H A of zeros. `scaled` is as in `jacobian`.
+    """
+    with torch.enable_grad():
+        values = scores.sum(0).unbind()
+    for value in values:
+        for scale in HALF_PRECISION_SCALES if scaled else (1.0,):
+            pair = _second_order(value, activations, scale)
+            if all(tensor is None or bool(tensor.isfinite().all()) for tensor in pair):
+                break
+        yield tuple(None if tensor is None else tensor[None] for tensor in pair)
+
+
+def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Tensor | None, Tensor | None]:
+    with torch.enable_grad():
+        (gradient,) = _gradients(value * scale, [activations], create_graph=True)
+    if gradient is None:
+        return None, None
+    product = None
+    if gradient.requires_grad:
+        with torch.enable_grad():
+            total = (gradient * activations.detach()).sum()
+        (product,) = _gradients(total, [activations])
+    if product is None:
+        _require_linear(value, gradient)
+    if scale != 1:
+        gradient, product = gradient.float() / scale, None if product is None else product.float() / scale
+    return gradient.detach(), torch.zeros_like(gradient) if product is None else product
+
+
+def _require_linear(value: Tensor, gradient: Tensor) -> None:
+    """Raises `ModelError` where the second derivative is missing for another reason than that there is none.
+
+    A function written in Python may give a gradient that cannot be differentiated again, and says so at best by a node
+    for the error that would come of it. Hooks, of which ours is one, are such functions that do nothing to it.
+    """
+    hidden = [node for node in graph_of(value) if _is_python(node)]
+    if hidden or any("Error" in node.name() for node in graph_of(gradient)):
+        name = hidden[0].name().removesuffix("Backward") if hidden else "a function written in Python"
+        raise ModelError(
+            f"Behind the layer there is {name}, whose gradient cannot be differentiated again: choose a method that needs "
+            "the first derivative only, such as 'gradcam', or a layer behind it."
+        )
+
+
+def may_cast(scores: Tensor) -> bool:
+    """Whether there may be other kinds of numbers behind the layers than at both ends: a cast, or a function in Python."""
+    return any("Copy" in node.name() or _is_python(node) for node in graph_of(scores))
+
+
+def _is_python(node: Node) -> bool:
+    """Whether it is of a function written in Python; hooks on modules, of which ours is one, are such and do nothing."""
+    return hasattr(node, "_forward_cls") and "Hook" not in node.name()
+
+
+def graph_of(tensor: Tensor) -> list[Node]:
+    """Every node of the graph behind a tensor, its own the first."""
+    return [] if tensor.grad_fn is None else [tensor.grad_fn, *nodes_behind(tensor.grad_fn)]
+
+
+def nodes_behind(node: Node) -> list[Node]:
+    """Every node that leads to this one, each once."""
+    found: list[Node] = [node]
+    seen = {node}
+    for each in found:  # which grows on the way
+        for other, _ in each.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                found.append(other)
+    return found[1:]
+
+
+def leaves(scores: Tensor) -> list[Tensor]:
+    """The tensors at which the graph behind scores ends."""
+    return [node.variable for node in graph_of(scores) if hasattr(node, "variable")]
+
+
+def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
+    """For each of `inputs`, tensors in a graph, whether the scores' graph leads to it."""
+    nodes, ends = set(graph_of(scores)), leaves(scores)
+    return [any(end is each for end in ends) if each.is_leaf else each.grad_fn in nodes for each in inputs]
+
+
+def require_recording(scores: Tensor, layers: Sequence[str]) -> None:
+    """Raises the error that tells why `scores` have no gradient: recording was off, or they do not depend on the layers."""
+    if scores.requires_grad:
+        return
+    if not torch.is_grad_enabled():
+        raise recording_is_off(layers)
+    raise no_dependence(layers)
+
+
+def recording_is_off(layers: Sequence[str]) -> ModelError:
+    """The error for a model that switches recording off behind a layer."""
+    return ModelError(
+        f"Gradient recording is off behind layer {join_names(layers)}: the model, or the code around it, disables it "
+        "(torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
+        "Take that away for the explanation, or choose a layer behind it."
+    )
+
+
+def no_dependence(layers: Sequence[str]) -> BlindLayerError:
+    """The error for a score that no path connects with a layer."""
+    return BlindLayerError(
+        f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from it to the score. "
+        "Choose a layer on the way to the score, and a score that is not detached from the model's output."
+    )

@@ -1,0 +1,209 @@
+"""Tensors inside tuples, lists, mappings and dataclasses, as models take and return them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.errors import ImageError
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in `value`, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for _, child in _children(value):
+            yield from tensors(child)
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`value` with `function` applied to every tensor; containers are copied, everything else is kept as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    changed = {key: map_tensors(child, function) for key, child in _children(value)}
+    return _with_children(value, changed) if changed else value
+
+
+def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
+    """`value` with the tensor `old` replaced by `new` wherever it lies."""
+    return map_tensors(value, lambda tensor: new if tensor is old else tensor)
+
+
+def first_floating(value: Any) -> Tensor | None:
+    """The first floating-point tensor in `value`, or None."""
+    return next((tensor for tensor in tensors(value) if tensor.is_floating_point()), None)
+
+
+def floating_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
+    """Every floating-point tensor in `value`, once, by the keys and indices that lead to it."""
+    if isinstance(value, Tensor):
+        return {(): value} if value.is_floating_point() else {}
+    found: dict[int, tuple[tuple[str, ...], Tensor]] = {}
+    for key, child in _children(value):
+        for keys, tensor in floating_by_keys(child).items():
+            found.setdefault(id(tensor), ((str(key), *keys), tensor))
+    return dict(found.values())
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(
+        value, Mapping
+    ):  # before dataclasses: Hugging Face's ModelOutput is both, and a mapping leaves None out
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
+
+
+def _with_children(value: Any, children: dict[Any, Any]) -> Any:
+    if isinstance(value, tuple):
+        values = children.values()
+        return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+    if isinstance(value, list):
+        return list(children.values())
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return {**value, **children}
+    changed = copy.copy(value)
+    for key, child in children.items():
+        if isinstance(changed, MutableMapping):
+            changed[key] = child
+        else:
+            object.__setattr__(changed, key, child)  # frozen dataclasses too: the copy is ours
+    return changed
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """A tensor that came to the layer, the one that the layer was given for it, and how often that had been changed."""
+
+    original: Tensor
+    given: Tensor
+    version: int
+
+    @property
+    def is_changed(self) -> bool:
+        return version_of(self.given) != self.version
+
+    def replace(self, values: Tensor) -> Tensor:
+        """Write `values` into the original, so that whoever uses it goes on with them; gives what has them.
+
+        Not into a parameter, on which the graph would stay, nor into a view that was made without recording: autograd
+        would then refuse all other views of that memory. What the model does with those under another name stays unseen.
+        """
+        original = self.original
+        is_unrecorded_view = original._is_view() and not original.requires_grad
+        if original is values or is_unrecorded_view or isinstance(original, nn.Parameter):
+            return values
+        return original.copy_(values)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often it was changed in place; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
+    """Every tensor among the arguments, and the arguments to call the layer with, None for those that came.
+
+    Where a target layer further up records already, the layer is given a copy: autograd may have saved what came.
+    """
+    copies = {
+        id(tensor): tensor.clone()
+        for tensor in (*args, *kwargs.values())
+        if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+    }
+
+    def given(value: Any) -> Any:
+        return copies.get(id(value), value)
+
+    inputs = [LayerInput(tensor, given(tensor), version_of(given(tensor))) for tensor in tensors((args, kwargs))]
+    if not copies:
+        return inputs, None
+    return inputs, (tuple(map(given, args)), {key: given(value) for key, value in kwargs.items()})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The model's arguments, the pictures among them, how many those are, and of which size: (H,W) or (D,H,W)."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    pictures: Tensor
+    images: int
+    size: tuple[int, ...]
+    device: torch.device
+
+    def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
+        """The arguments for another run, since a model may change its own in place: copies, or what `change` gives.
+
+        `pictures` take the place of the pictures.
+        """
+        changed = change(self.pictures) if pictures is None else pictures
+
+        def new(tensor: Tensor) -> Tensor:
+            return changed if tensor is self.pictures else change(tensor)
+
+        args, kwargs = map_tensors((self.args, self.kwargs), new)
+        return replace(self, args=args, kwargs=kwargs, pictures=changed)
+
+
+def to_arguments(images: Any) -> Arguments:
+    """What the caller gave, as arguments: a tuple's are positional, a mapping's have names, anything else is the only one.
+
+    Raises `ImageError` for a mapping from anything but names.
+    """
+    # A mapping, not only a dict: Hugging Face's processors give one of their own.
+    kwargs = dict(images) if isinstance(images, Mapping) else {}
+    args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
+    if not all(isinstance(key, str) for key in kwargs):
+        raise ImageError(f"The images are a mapping from {list(kwargs)}, expected the names of the model's arguments.")
+    return args, kwargs
+
+
+def to_inputs(images: Any) -> Arguments:
+    """What the caller gave, pictures or not, as arguments. Raises `ImageError` where there is no tensor in it."""
+    args, kwargs = to_arguments(images)
+    if not any(True for _ in tensors((args, kwargs))):
+        raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
+    return args, kwargs
+
+
+def to_batch(images: Any) -> Batch:
+    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
+    args, kwargs = to_arguments(images)
+    given = list(tensors((args, kwargs)))
+    if any(tensor.is_nested for tensor in given):
+        raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
+    first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
+    if first is None:
+        what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
+        if isinstance(images, (list, tuple)) and given and all(it.ndim == 3 and it.is_floating_point() for it in given):
+            raise ImageError(
+                f"The images are {len(given)} of {tuple(given[0].shape)} in a {type(images).__name__}, expected one tensor "
+                "(N,C,H,W): torch.stack(images), or image[None] of one. A detector takes that too, with "
+                'target=lambda output: torch.stack([found["scores"][0] for found in output]).'
+            )
+        raise ImageError(
+            f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
+            "preprocess the pictures, and give a single one its batch dimension with image[None]."
+        )
+    if 0 in first.shape:
+        raise ImageError(f"The images are {tuple(first.shape)}: there is nothing to explain in an empty tensor.")
+    return Batch(args, kwargs, first, len(first), tuple(first.shape[2:]), first.device)
+
+
+def caller_keeps(tensor: Tensor) -> Tensor:
+    """What the model gets of a tensor of the caller's: outside inference mode, and nothing that is recorded sticks to it."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()

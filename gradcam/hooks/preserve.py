@@ -1,0 +1,376 @@
+"""What keeps a model as it was: training flags, buffers, the compiler's mode, the random state, also with several threads.
+
+Each of these is shared by all threads. Were two overlapping explanations to save, change and restore one by
+themselves, the second would save what the first had set, and restore that. So all but the last are held under a lock and
+by holders: the first one in saves, the last one out restores. The random state has no such cure: numbers that another
+thread draws from PyTorch's global generator while a model draws in an explanation may be drawn again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
+
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import tensors
+
+Values = list[tuple[Tensor, Tensor]]  # a buffer, and a copy of it
+
+
+def keep_buffers(module: nn.Module) -> Values:
+    """The module's own buffers, with their values."""
+    return [
+        (buffer, buffer.detach().clone())
+        for buffer in module._buffers.values()
+        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta and not buffer.is_nested
+    ]
+
+
+def restore_buffers(kept: Values) -> None:
+    """Write back the values of those that were changed in place, and take them out of the graph of what was written.
+
+    A tensor that took another's place is left: it is a cache as a rule, and its module remembers elsewhere what it is for.
+    """
+    for buffer, copy in kept:
+        if buffer.grad_fn is not None and not buffer._is_view():
+            buffer.detach_()
+        is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
+        if is_same_kind and not _is_equal(buffer, copy):
+            with contextlib.suppress(RuntimeError), torch.no_grad():  # an expanded tensor shares its memory with itself
+                buffer.copy_(copy)
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """By value, since the kernels of observers do not count up a tensor's version; NaN equals NaN."""
+    try:
+        return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
+    except (RuntimeError, NotImplementedError):  # kinds of numbers that PyTorch stores and cannot compare
+        return True
+
+
+class _Modes(threading.local):
+    """The grad modes that the open contexts of this thread found, the outermost first."""
+
+    def __init__(self) -> None:
+        self.found: list[list[bool]] = []
+
+
+_modes = _Modes()
+
+
+@contextlib.contextmanager
+def recording_off() -> Iterator[None]:
+    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
+
+    `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
+    would restore what the outer had set, for good.
+    """
+    found = _modes.found
+    mode = [torch.is_grad_enabled()]
+    found.append(mode)
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
+        if inner is None:
+            torch.set_grad_enabled(mode[0])
+        else:  # it ends later, and then restores what this one found
+            inner[0] = mode[0]
+        found[:] = [other for other in found if other is not mode]
+
+
+STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
+IN_FLOATS = (
+    "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
+    "method='rise', which needs none."
+)
+
+
+@contextlib.contextmanager
+def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Dynamically quantised linear layers among these keep their values, and get the gradient of the layer they round.
+
+    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the straight-through
+    estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead.
+    """
+    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
+    kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
+    with Hooks() as hooks:
+        for module in modules if kinds else ():
+            if type(module) in kinds:
+                hooks.after_forward(module, _attach_gradient)
+        yield
+
+
+def is_in_8_bits(values: Any) -> bool:
+    """Whether a tensor among these values, or one that a module among them computes, is quantised."""
+    if isinstance(values, nn.Module):
+        return any(type(module).__module__.startswith(STATIC) for module in values.modules())
+    return any(tensor.is_quantized for tensor in tensors(values))
+
+
+def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    (inputs,) = (*args, *kwargs.values())
+    if not (torch.is_grad_enabled() and inputs.requires_grad):
+        return None
+    # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
+    unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
+    return output.detach() + (unrounded - unrounded.detach())
+
+
+_lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
+
+
+class _Holder:
+    """One explanation. It is held weakly: one that was interrupted before it could let go is forgotten with its frame."""
+
+
+class _Kept:
+    """What a module had, and the explanations that will have it put back."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+class _Here(threading.local):
+    """What this thread holds undisturbed."""
+
+    def __init__(self) -> None:
+        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+_here = _Here()
+
+_Register = weakref.WeakKeyDictionary[nn.Module, _Kept]
+_flags: _Register = weakref.WeakKeyDictionary()
+_buffers: _Register = weakref.WeakKeyDictionary()
+
+
+class _Mode:
+    """A mode of the whole process that explanations share: entered by the first, left by the last, in whichever thread."""
+
+    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
+        self._enter = enter  # gives what leaves it again
+        self._leave: list[Callable[[], None]] = []  # one at most
+        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        holder = _Holder()
+        try:
+            with _lock:
+                self._holders.add(holder)
+                if not self._leave:
+                    self._leave.append(self._enter())
+            yield
+        finally:
+            with _lock:
+                self._holders.discard(holder)
+                if self._leave and not self._holders:
+                    self._leave.pop()()
+
+
+def _run_eagerly() -> Callable[[], None]:
+    stance = torch.compiler.set_stance("force_eager")
+    return lambda: stance.__exit__(None, None, None)
+
+
+def _without_fused_attention() -> Callable[[], None]:
+    kinds = torch.backends.cuda  # of the processor's kernels too, in spite of the name
+    enabled = (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.cudnn_sdp_enabled())
+    plain = kinds.math_sdp_enabled()
+
+    def switch(flash: bool, memory_efficient: bool, cudnn: bool, plain: bool) -> None:
+        kinds.enable_flash_sdp(flash)
+        kinds.enable_mem_efficient_sdp(memory_efficient)
+        kinds.enable_cudnn_sdp(cudnn)
+        kinds.enable_math_sdp(plain)
+
+    switch(False, False, False, True)
+    return lambda: switch(*enabled, plain)
+
+
+_eager = _Mode(_run_eagerly)
+_plain_attention = _Mode(_without_fused_attention)
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards.
+
+    Gives its modules, each once.
+    """
+    modules = _walk(model)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_known_here())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(evaluation_mode(modules))
+        stack.enter_context(unchanged_buffers(modules))
+        stack.enter_context(eager_mode(modules))
+        stack.enter_context(_random_state(modules))
+        stack.enter_context(straight_through(modules))
+        yield modules
+
+
+def is_undisturbed() -> bool:
+    """Whether what runs in this thread is an explanation, or another look at a model, rather than the user's own pass."""
+    return bool(_here.holders)
+
+
+def is_inner_look() -> Callable[[], bool]:
+    """Whether, whenever it is asked in this thread, what runs there is a look at a model that began later than this call."""
+    outer = weakref.WeakSet(_here.holders)
+    return lambda: any(holder not in outer for holder in _here.holders)
+
+
+@contextlib.contextmanager
+def _known_here() -> Iterator[None]:
+    holder, holders = _Holder(), _here.holders  # of this thread, whichever one collects an abandoned context
+    holders.add(holder)
+    try:
+        yield
+    finally:
+        holders.discard(holder)
+
+
+def _walk(model: nn.Module) -> list[nn.Module]:
+    """All modules, each once: as `model.modules()`, in an order of its own and a quarter of the time.
+
+    On a small network those generators, one inside another, take as long as a layer.
+    """
+    found, seen = [model], {model}
+    for module in found:  # which grows on the way
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
+
+
+@dataclass(frozen=True)
+class _Care:
+    """What is kept of a module, how it is changed meanwhile, and how it is put back; `restore` must not fail."""
+
+    register: _Register
+    is_wanted: Callable[[nn.Module], bool]
+    keep: Callable[[nn.Module], Any]
+    change: Callable[[nn.Module], None]
+    restore: Callable[[nn.Module, Any], None]
+
+
+@contextlib.contextmanager
+def _keep_while_held(care: _Care, modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Every module that is wanted as it should be; its last holder puts back what its first one found."""
+    holder = _Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
+    register = care.register
+    try:
+        with _lock:
+            for module in modules if register else filter(care.is_wanted, modules):
+                if module not in register and care.is_wanted(module):
+                    register[module] = _Kept(care.keep(module))
+                if module in register:
+                    register[module].holders.add(holder)
+                    care.change(module)  # only now: an interruption leaves an entry from which the next one mends it
+        yield
+    finally:
+        with _lock:
+            for module, kept in list(register.items()):
+                kept.holders.discard(holder)
+                if not kept.holders:
+                    care.restore(module, kept.value)
+                    del register[module]
+
+
+@contextlib.contextmanager
+def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Every one of the modules in evaluation mode; afterwards each has its own flag again."""
+
+    def change(module: nn.Module) -> None:
+        module.training = False
+
+    def restore(module: nn.Module, training: bool) -> None:
+        module.training = training
+
+    with _keep_while_held(_Care(_flags, lambda it: it.training, lambda it: it.training, change, restore), modules):
+        yield
+
+
+@contextlib.contextmanager
+def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Buffers that a model changes in place in evaluation mode, counters and observers, are as they were afterwards.
+
+    Running statistics are left out: in evaluation mode nothing changes them, and a thread that trains may be doing so.
+    Where parameters have changed meanwhile, another thread is loading or training, and the buffers are left to it.
+    """
+    owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
+    if not owners:
+        yield
+        return
+    before = _count_writes(modules)
+
+    def restore(module: nn.Module, buffers: Values) -> None:
+        if _count_writes(modules) == before:
+            restore_buffers(buffers)
+
+    with _keep_while_held(_Care(_buffers, lambda _: True, keep_buffers, lambda _: None, restore), owners):
+        yield
+
+
+def _count_writes(modules: Iterable[nn.Module]) -> int:
+    parameters = (parameter for module in modules for parameter in module._parameters.values())
+    return sum(it._version for it in parameters if it is not None and not it.is_inference())
+
+
+@contextlib.contextmanager
+def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
+    if "torch._dynamo" not in sys.modules or not _compiled_among(modules):
+        yield  # no stance without need: it holds in all threads, and would slow them down
+        return
+    with _eager.held():
+        yield
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Attention from plain products and a softmax, which can be differentiated more than once, as the fused kinds cannot."""
+    return _plain_attention.held()
+
+
+def _compiled_among(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    return [it for it in modules if it._compiled_call_impl is not None or "_orig_mod" in it._modules]
+
+
+@contextlib.contextmanager
+def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """The random states that the modules can draw from, put back only if they changed: other threads draw from them too."""
+    generators = _generators(modules)
+    before = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before):
+            if not torch.equal(generator.get_state(), state):
+                generator.set_state(state)
+
+
+def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
+    if not torch.cuda.is_initialized():
+        return [torch.default_generator]
+    # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
+    parameters = (it for module in modules for it in module._parameters.values() if it is not None)
+    indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
+    return [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]

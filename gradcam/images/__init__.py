@@ -1,0 +1,1 @@
+"""Pictures: read from any form, drawn on, and written whole."""

@@ -1,0 +1,214 @@
+"""Pictures from DICOM files, through pydicom: what their window shows."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcam.errors import ImageError, shorten
+from gradcam.images.read import BUDGET, blaming, check_memory, find_size, in_strips, open_content, to_path
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+
+SUFFIXES = (".dcm", ".dicom")
+MAGIC = b"DICM"  # after 128 bytes of anything
+PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+
+Floats = NDArray[np.float64]
+
+
+def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
+    """Whether it is to be read as DICOM: by its suffix, or by what it, or `data`, begins with."""
+    path = to_path(path)
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    try:
+        with open_content(path, data) as file:
+            return file.read(132)[128:] == MAGIC
+    except (OSError, ImageError):  # whoever reads it says why
+        return False
+
+
+def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
+    """The first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or, in colour, RGB uint8 (H,W,3).
+
+    `data`: what the file holds, where that was read already.
+    Grey values are rescaled by the modality's slope and intercept or its table, then taken through the VOI table or else
+    the first window (PS3.3 C.11.2); 1 is white, in MONOCHROME1 too. Without a window their own range is taken.
+    Raises `ImageError`, naming the file, for whatever is not a whole picture, and where pydicom or its plugin is missing.
+    """
+    path = to_path(path)
+    with blaming(path), open_content(path, data) as file:
+        dataset = _open(file)
+        frames = int(dataset.get("NumberOfFrames") or 1)
+        frame_note = f"the first of {frames} frames" if frames > 1 else None
+        _check_memory(dataset, file)
+        stored = _decode(dataset)
+        if stored.ndim == 3 or dataset.PhotometricInterpretation == "PALETTE COLOR":
+            return _to_rgb(stored, dataset), frame_note
+        shares, window_note = _to_shares(stored, dataset)
+        return shares, "; ".join(filter(None, (frame_note, window_note))) or None
+
+
+def _open(file: BinaryIO) -> Dataset:
+    try:
+        from pydicom import dcmread
+        from pydicom.errors import InvalidDicomError
+        from pydicom.pixels import utils  # noqa: F401  since pydicom 3
+    except ImportError:
+        raise ImageError("is a DICOM file, for which pydicom 3 is needed: pip install 'gradcam-torch[dicom]'") from None
+    try:
+        _check_packed(file)
+        dataset = dcmread(file)
+    except InvalidDicomError:
+        raise ImageError(f"is not a DICOM file: there is no '{MAGIC.decode()}' at byte 128") from None
+    if not any(name in dataset for name in PIXELS):
+        raise ImageError("has no picture in it, or is cut off: there is no Pixel Data")
+    return dataset
+
+
+def _check_packed(file: BinaryIO) -> None:
+    """Raises `ImageError` for a file that would fill the memory: pydicom reads and unpacks all of it at once."""
+    from pydicom.filereader import _read_file_meta_info, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    size = find_size(file)
+    read_preamble(file, force=False)
+    if _read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        packed = file.read(2**16)
+        while packed and size <= BUDGET:
+            size += len(unpacker.decompress(packed, 2**20))
+            packed = unpacker.unconsumed_tail or file.read(2**16)
+    file.seek(0)
+    check_memory(0, 0, 0, size)
+
+
+def _check_memory(dataset: Dataset, file: BinaryIO) -> None:
+    """Raises `ImageError` for a picture that takes too much."""
+    stored = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
+    check_memory(int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0), 3 * stored + 12, find_size(file))
+
+
+def _decode(dataset: Dataset) -> NDArray[Any]:
+    """The stored values of the first frame: (H,W), or RGB (H,W,3)."""
+    from pydicom.pixels.decoders.base import get_decoder
+    from pydicom.pixels.utils import pixel_array
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    plugin = "pip install 'pylibjpeg[all]'"
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise ImageError(f"is compressed as {syntax.name}, which pydicom does not decode") from None
+    if not decoder.is_available:
+        raise ImageError(f"is compressed as {syntax.name}, for which pydicom needs a plugin: {plugin}")
+    try:
+        return pixel_array(dataset, index=0)
+    except Exception as error:
+        if not syntax.is_compressed:
+            raise
+        reason = " ".join(str(error).split())
+        raise ImageError(
+            f"is damaged or cut off, or its {syntax.name} needs another plugin, such as {plugin} ({reason})"
+        ) from error
+
+
+def _to_rgb(stored: NDArray[Any], dataset: Dataset) -> NDArray[np.uint8]:
+    from pydicom.pixels.processing import apply_color_lut
+
+    full = 2**dataset.BitsStored - 1
+    if dataset.PhotometricInterpretation == "PALETTE COLOR":
+        stored = apply_color_lut(stored, dataset)
+        full = np.iinfo(stored.dtype).max
+    colours = np.empty((*stored.shape[:2], 3), np.uint8)
+    for rows in in_strips(*stored.shape[:2]):
+        colours[rows] = np.clip(np.rint(stored[rows, :, :3] * (255 / full)), 0, 255)
+    return colours
+
+
+def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32], str | None]:
+    """Grey values as shares of white, and a note where there is no window."""
+    from pydicom.pixels.processing import apply_modality_lut
+
+    transformation = _find_group(dataset, "PixelValueTransformationSequence")
+    voi = _find_group(dataset, "FrameVOILUTSequence")
+    center, width = _first(voi.get("WindowCenter")), _first(voi.get("WindowWidth"))
+    function = str(voi.get("VOILUTFunction") or "LINEAR")
+    note = None
+
+    def rescale(rows: slice) -> Floats:
+        return apply_modality_lut(stored[rows], transformation).astype(np.float64)
+
+    if voi.get("VOILUTSequence"):
+        order: Literal["<", ">"] = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
+        to_shares = partial(_look_up, table=voi.VOILUTSequence[0], order=order)
+    elif center is not None and width is not None and width >= (1 if function == "LINEAR" else 1e-9):
+        to_shares = partial(apply_window, center=center, width=width, function=function)
+    else:
+        low, high = _find_range(map(rescale, in_strips(*stored.shape)))
+        to_shares = partial(_take_range, low=low, high=high)
+        note = f"no usable window in the file: from {low:.6g} to {high:.6g}, its own range"
+    shares = np.empty(stored.shape, np.float32)
+    for rows in in_strips(*stored.shape):
+        part = to_shares(rescale(rows))
+        shares[rows] = 1 - part if dataset.PhotometricInterpretation == "MONOCHROME1" else part
+    return shares, note
+
+
+def apply_window(values: Floats, center: float, width: float, function: str) -> Floats:
+    """Values through a window, in [0,1]: PS3.3 C.11.2.1.2 and C.11.2.1.3. `function`: LINEAR, LINEAR_EXACT or SIGMOID."""
+    if function == "SIGMOID":
+        return 0.5 + 0.5 * np.tanh(2 * (values - center) / width)  # 1 / (1 + exp(-4 * ...)), but never too large
+    if function == "LINEAR_EXACT":
+        return np.clip((values - center) / width + 0.5, 0, 1)
+    if function != "LINEAR":
+        raise ImageError(f"has a window of the kind {shorten(function)}, expected LINEAR, LINEAR_EXACT or SIGMOID")
+    if width == 1:
+        return (values > center - 0.5).astype(np.float64)
+    return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
+
+
+def _look_up(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats:
+    """Values through a VOI LUT (PS3.3 C.11.2.1.1), of this order of bytes: what is outside gets its first or last entry."""
+    count, first, bits = (int(number) for number in table.LUTDescriptor)
+    data = table.LUTData
+    if isinstance(data, bytes):
+        data = np.frombuffer(data, np.uint8 if len(data) == count else f"{order}u2")
+    entries = np.asarray(data)[: count or 2**16] / (2**bits - 1)
+    return entries[np.clip(values - first, 0, len(entries) - 1).astype(np.int64)]
+
+
+def _find_range(strips: Iterable[Floats]) -> tuple[float, float]:
+    """The least and the largest of the values that are finite."""
+    finite = (strip[np.isfinite(strip)] for strip in strips)
+    ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size]
+    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0.0, 0.0)
+
+
+def _take_range(values: Floats, low: float, high: float) -> Floats:
+    return (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) / (high - low or 1)
+
+
+def _find_group(dataset: Dataset, name: str) -> Dataset:
+    """Where the first frame's settings of this kind are: in files of several frames that may be a group of its own."""
+    for place in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
+        groups = dataset.get(place)
+        if groups and groups[0].get(name):
+            return groups[0][name].value[0]
+    return dataset
+
+
+def _first(value: Any) -> float | None:
+    """The first of several numbers, or the one; None where there is none."""
+    if value is None or isinstance(value, (str, float, int)):
+        return None if value in (None, "") else float(value)
+    return float(value[0]) if len(value) else None

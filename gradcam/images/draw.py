@@ -1,0 +1,214 @@
+"""Heatmaps in colour on pictures, through OpenCV."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
+from gradcam.images.opencv import cv2
+from gradcam.images.read import PictureLike, Pixels, Region, flip_colours, read_image, to_numpy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+COLORMAPS: dict[str, int] = {
+    name.removeprefix("COLORMAP_").lower(): getattr(cv2, name) for name in dir(cv2) if name.startswith("COLORMAP_")
+}
+GAP = 8  # white pixels between the pictures of a sheet
+LINE = 640  # pixels of a region for each that its outline is wide
+DARK, LIGHT = 20, 180  # which three quarters of an outline's lines are
+BAND = 2**16  # pixels that are blended at a time
+# Signed heatmaps, from a little to the most: evidence for the class in warm colours, evidence against it in cold ones.
+FOR = ((255, 205, 70), (225, 0, 35))
+AGAINST = ((90, 225, 255), (25, 25, 205))
+
+
+def overlay(
+    image: PictureLike,
+    heatmap: NDArray[Any] | Tensor,
+    *,
+    alpha: float = 0.5,
+    colormap: str = "turbo",
+    region: Region | None = None,
+    signed: bool = False,
+    outline: bool = False,
+) -> Pixels:
+    """A heatmap in colour on a picture: RGB, uint8 (H,W,3), at the picture's own size.
+
+    `image`: the picture in any form that `gradcam.read_image` takes: an array, a tensor, a picture of PIL's, a path, bytes.
+    `heatmap`: (h,w) in [0,1], an array or a tensor of any size; it is stretched over `region` (top, left, height, width),
+    the pixels that the network saw, or over the whole picture. Pixels outside the region stay as they are.
+    `alpha`: the opacity, in [0,1], where the heatmap is at half its maximum or above; below it fades, so that nothing
+    lies over what has no evidence. `colormap`: a name in `COLORMAPS`, OpenCV's. `signed`: the heatmap is in [-1,1], and
+    drawn in red above zero and in blue below, whatever the colour map. `outline`: draw a fine line around a region that is
+    not the whole picture, within it, unless the heatmap is blank.
+
+    Raises `ImageError` for a picture, heatmap or region of another form, `GradcamError` for an unknown colour map.
+    """
+    # Why these defaults: turbo has the most hues to tell values apart, and stands out on colour photographs, foliage and
+    # greyscale pictures alike; single-hue maps wash out on bright ones. A uniform blend would lay turbo's dark blue over
+    # everything cold, and hide small objects and the picture with them.
+    picture = read_image(image)
+    height, width = picture.shape[:2]
+    top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
+    if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
+        raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
+    levels = _to_levels(heatmap, rows, columns, signed=signed)
+    colours, opacity = _blending(colormap, signed=signed)
+    opacity = float(alpha) * opacity
+    result = np.array(picture)
+    seen = result[top : top + rows, left : left + columns]
+    _blend(seen, levels, colours * opacity, 1 - opacity)
+    if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
+        _draw_outline(seen, [top > 0, left > 0, top + rows < height, left + columns < width])
+    return result
+
+
+def _draw_outline(seen: Pixels, sides: Sequence[bool]) -> None:
+    """A dark line, and a light one within, along those of its sides (top, left, bottom, right): one shows on any picture."""
+    rows, columns = seen.shape[:2]
+    width = max(1, round(min(rows, columns) / LINE))
+    for inset, tone in ((width, LIGHT), (0, DARK)):
+        edge = slice(inset, inset + width), slice(-inset - width, -inset or None)
+        strips = [seen[edge[0]], seen[:, edge[0]], seen[edge[1]], seen[:, edge[1]]]
+        for strip in (strip for strip, wanted in zip(strips, sides) if wanted):
+            strip[...] = strip // 4 + tone
+
+
+def colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
+    """The colours of a heatmap, from its least value to its largest, as `overlay` lays them over white at full opacity."""
+    values = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
+    white = np.full((height, width, 3), 255, np.uint8)
+    return overlay(white, np.tile(values, (height, 1)), alpha=1, colormap=colormap, signed=signed)
+
+
+def sheet(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
+    """Pictures side by side in rows, each scaled to one height (in pixels), with white between them."""
+    return stack([_join([scale(picture, height) for picture in row], axis=1) for row in rows])
+
+
+def stack(strips: Sequence[Pixels]) -> Pixels:
+    """Pictures one below another, with white between them, and to the right of those that are not as wide."""
+    width = max(strip.shape[1] for strip in strips)
+    return _join([_pad(strip, width) for strip in strips], axis=0)
+
+
+def find_colormap(name: str) -> int:
+    """OpenCV's number of a colour map; case does not count. Raises `GradcamError`, with the nearest, for an unknown name."""
+    known = str(name).lower()
+    if known not in COLORMAPS:
+        offers = nearest(known, COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
+        raise GradcamError(f"There is no colour map {shorten(name)}. Nearest: {join_names(offers)}.")
+    return COLORMAPS[known]
+
+
+@functools.cache  # OpenCV computes them anew each time
+def colours_of(colormap: int) -> NDArray[np.float32]:
+    """The 256 colours of OpenCV's map of this number, RGB, float32 (256,3); to be read only."""
+    levels = np.arange(256, dtype=np.uint8)[:, None]
+    return flip_colours(cv2.applyColorMap(levels, colormap))[:, 0].astype(np.float32)
+
+
+def _blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """256 colours (256,3), and how opaque each of them is, (256,1) in [0,1]: fully from half the largest value on."""
+    steps, zero = _scale_of(signed)
+    values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]
+    strength = np.abs(values)
+    if signed:
+        (little_for, most_for), (little_against, most_against) = np.array([FOR, AGAINST], np.float32)
+        little, most = np.where(values < 0, little_against, little_for), np.where(values < 0, most_against, most_for)
+        colours = little * (1 - strength) + most * strength
+    else:
+        colours = colours_of(find_colormap(colormap))
+    return colours, np.minimum(1, 2 * strength)
+
+
+def _blend(seen: Pixels, levels: Pixels, colours: NDArray[np.float32], kept: NDArray[np.float32]) -> None:
+    """Lay the colour of each level (256,3) over `seen`, in place, of which the share (256,1) of that level is kept."""
+    # Channel by channel and a few rows at a time: tables of one channel are looked up seven times faster than those of
+    # three, and what lies between the steps stays in the processor's cache. All of it runs without Python's lock.
+    tables = np.ascontiguousarray(colours.T)
+    height = max(1, BAND // levels.shape[1])
+    for top in range(0, len(levels), height):
+        band, those = seen[top : top + height], levels[top : top + height]
+        shares = cv2.LUT(those, kept)
+        planes = []
+        for plane, table in zip(cv2.split(band), tables):
+            mixed = plane * shares
+            mixed += cv2.LUT(those, table)
+            planes.append(np.rint(mixed, out=mixed).astype(np.uint8))
+        band[...] = cv2.merge(planes)
+
+
+def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signed: bool) -> Pixels:
+    """The heatmap at this size, in 256 steps."""
+    lowest = -1 if signed else 0
+    values = to_numpy(heatmap)
+    if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
+        raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
+    if not (values.min() >= lowest - 1e-4 and values.max() <= 1 + 1e-4):  # NaN fails both
+        hint = "" if signed or not values.min() < 0 else " (-1 to 1 with signed=True)"
+        raise ImageError(
+            f"The heatmap has values from {values.min():.4g} to {values.max():.4g}, expected {lowest} to 1{hint}."
+        )
+    levels = _stretch(values, rows, columns)
+    if signed:  # each sign by itself: interpolation would give a rim of the other one
+        levels -= _stretch(-values, rows, columns)
+    steps, zero = _scale_of(signed)
+    levels *= steps
+    np.rint(levels, out=levels)
+    levels += zero
+    return levels.astype(np.uint8)
+
+
+def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float32]:
+    """What is positive of a heatmap, at this size: a new array."""
+    shrinks = rows <= values.shape[0] and columns <= values.shape[1]
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
+    positive = np.clip(values, 0, 1).astype(np.float32)
+    resized = np.asarray(cv2.resize(positive, (columns, rows), interpolation=interpolation), np.float32)
+    return np.clip(resized, 0, 1, out=resized)
+
+
+def _scale_of(signed: bool) -> tuple[int, int]:
+    """How many of 256 steps lead from 0 to 1, and which one is 0."""
+    return (127, 128) if signed else (255, 0)
+
+
+def _check_region(region: Region, height: int, width: int) -> Region:
+    try:
+        top, left, rows, columns = map(operator.index, region)
+    except (TypeError, ValueError):
+        raise ImageError(f"The region is {region!r}, expected whole numbers: (top, left, height, width).") from None
+    if top < 0 or left < 0 or rows < 1 or columns < 1 or top + rows > height or left + columns > width:
+        raise ImageError(
+            f"The region {(top, left, rows, columns)} is not inside a picture of {width} x {height}: "
+            "expected (top, left, height, width)."
+        )
+    return top, left, rows, columns
+
+
+def scale(picture: Pixels, height: int) -> Pixels:
+    """A picture at another height, in pixels, with its own aspect."""
+    width = max(1, round(picture.shape[1] * height / picture.shape[0]))
+    interpolation = cv2.INTER_AREA if height < picture.shape[0] else cv2.INTER_CUBIC
+    return np.asarray(cv2.resize(picture, (width, height), interpolation=interpolation), dtype=np.uint8)
+
+
+def _pad(strip: Pixels, width: int) -> Pixels:
+    return np.pad(strip, ((0, 0), (0, width - strip.shape[1]), (0, 0)), constant_values=255)
+
+
+def _join(pictures: Sequence[Pixels], axis: int) -> Pixels:
+    shape = list(pictures[0].shape)
+    shape[axis] = GAP
+    gap = np.full(shape, 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)]
+    return np.concatenate(parts[1:], axis=axis)

@@ -1,0 +1,348 @@
+"""Changing gradients on their way back: at layers, at parameters, at single tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from gradcam.errors import GradientError, join_names, shorten
+from gradcam.hooks.hooks import GradientHook, Hooks
+from gradcam.hooks.nested import map_tensors, tensors
+from gradcam.hooks.preserve import is_undisturbed
+from gradcam.hooks.target_layer import refuse_vmap
+from gradcam.inspection.selection import (
+    Attendance,
+    Layers,
+    follow_layers,
+    refuse_compiled,
+    select_layers,
+    select_parameters,
+)
+from gradcam.layers.find import unwrap
+
+# How PyTorch itself refuses a change in place: of a gradient that is one value seen many times, of a leaf.
+REFUSALS = ("refers to a single memory location", "in-place operation")
+
+
+def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
+    """What `function` makes of the gradient at `place`, None where it leaves it.
+
+    Raises `GradientError` where that has another shape, dtype, layout or device, or is no tensor, and where the gradient was
+    changed in place.
+    """
+    before = _version(gradient)
+    try:
+        replacement = function(gradient)
+    except RuntimeError as error:
+        if not any(refusal in str(error) for refusal in REFUSALS):
+            raise
+        raise _changed(place) from error
+    if _version(gradient) != before:
+        raise _changed(place)
+    if replacement is None:
+        return None
+    if not isinstance(replacement, Tensor):
+        raise GradientError(
+            f"The edit at {place} returned {shorten(replacement)}, expected a tensor: {_describe(gradient)}; or None, which "
+            "leaves the gradient as it is."
+        )
+    if _describe(replacement) != _describe(gradient):
+        raise GradientError(
+            f"The edit at {place} returned {_describe(replacement)}, expected what came in: {_describe(gradient)}."
+        )
+    return replacement
+
+
+def _changed(place: str) -> GradientError:
+    return GradientError(
+        f"The edit at {place} changed the gradient in place, which may be that of other tensors too: return a new tensor, "
+        "such as gradient * 2 in place of gradient.mul_(2)."
+    )
+
+
+def _version(gradient: Tensor) -> int | None:
+    """How often it was changed in place, as PyTorch counts; not where it was made in inference mode."""
+    return None if gradient.is_inference() else gradient._version
+
+
+def _describe(tensor: Tensor) -> str:
+    layout = "" if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} "
+    return f"{layout}{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
+
+
+MOST_NAMED = 3  # places in an edit's repr
+
+
+class Edit:
+    """The handle of an edit of gradients, which is there from the call that made it until `remove()`.
+
+    As a context manager it is removed at the end. Where that end is clean (no error under way), it raises `LayerError`
+    for a layer that never ran although the model did, and `GradientError` for one at which no gradient can ever have
+    come, since nothing before it requires one; of a pattern's layers one is enough. An edit that is only dropped stays,
+    like the handles of PyTorch's own hooks.
+    """
+
+    def __init__(self, hooks: Hooks, places: Sequence[str], attendance: Attendance | None = None) -> None:
+        self._hooks = hooks
+        self._places = places
+        self._attendance = attendance
+        self._is_active = True
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it still changes gradients."""
+        return self._is_active
+
+    def remove(self) -> None:
+        """From now on no gradient is changed, in passes whose forward part is over neither. A second time does nothing."""
+        self._is_active = False
+        self._hooks.__exit__(None, None, None)
+
+    def __enter__(self) -> Edit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        was_active = self._is_active
+        self.remove()
+        if was_active and kind is None and self._attendance is not None:
+            self._attendance.require_runs()
+            self._attendance.require_gradients()
+
+    def __repr__(self) -> str:
+        more = len(self._places) - MOST_NAMED
+        places = ", ".join(self._places[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return f"Edit({places}; {'active' if self._is_active else 'removed'})"
+
+
+def edit_gradients(
+    where: Tensor | nn.Module,
+    function: GradientHook,
+    *,
+    layers: Layers | None = None,
+    parameters: str | Sequence[str] | None = None,
+) -> Edit:
+    """Let `function(gradient)` change gradients in the backward pass: what it returns replaces the gradient and flows on.
+
+        edit_gradients(tensor, lambda gradient: gradient + 2)
+        edit_gradients(model, lambda gradient: gradient.clamp(min=0), layers="layer*.conv1")
+        with edit_gradients(model, torch.zeros_like, parameters="fc*.bias"):
+            loss.backward()
+
+    `where`: a tensor that requires gradients, or a model with one of these: `layers`, at whose outputs (the first floating
+    tensor of several) the gradient is edited in every pass that this thread makes from now on, those of gradcam itself left
+    out; `parameters`, whose gradient is edited, once in each backward pass, before it is added to `.grad`. Names and
+    patterns: as in `select_layers`, `select_parameters`.
+    `function` gets the gradient as it came, and returns a new tensor of the same shape, dtype, layout and device, or None
+    to leave it. Sparse gradients come sparse. With `create_graph=True` it is differentiated like the rest.
+
+    Several edits of one place run in the order of their registration, and a recorder of that layer sees what they made.
+    The edit is there at once; `Edit.remove()` or the end of a `with` takes it back.
+
+    Raises `GradientError`, `LayerError` for places that do not exist or to which no gradient comes, `ModelError` for layers
+    of compiled models. The backward pass raises `GradientError`, as itself, where the function returns what cannot take the
+    gradient's place, and where it changed the gradient in place, which would reach other tensors too. (PyTorch's counter
+    tells; it does not see what is written through `.data` or `.numpy()`.) The forward pass raises `LayerError` where
+    a layer gives no floating tensor.
+    """
+    if not callable(function):
+        raise GradientError(
+            f"The edit is {shorten(function)}, expected a function from a gradient to a gradient or None."
+        )
+    if isinstance(where, Tensor):
+        if layers is not None or parameters is not None:
+            raise GradientError("A single tensor has no layers and no parameters: pass the model, or leave them out.")
+        return _edit_tensor(where, function)
+    model = unwrap(where)
+    if (layers is None) == (parameters is None):
+        raise GradientError(
+            "Say where in the model gradients are edited: layers='layer*.conv1' or parameters='fc*.bias', one of the two."
+        )
+    if parameters is not None:
+        return _edit_parameters(model, parameters, function)
+    refuse_compiled(where)
+    return _edit_layers(model, layers or (), function)
+
+
+def _edit_tensor(tensor: Tensor, function: GradientHook) -> Edit:
+    place = f"the tensor {tuple(tensor.shape)}"
+    refuse_vmap(tensor)
+    if not tensor.requires_grad:
+        raise GradientError(
+            f"No gradient comes to {place}: call requires_grad_() on it, or on what it is made from, before it is made."
+        )
+    with contextlib.ExitStack() as context:
+        hooks = context.enter_context(Hooks())
+        hooks.at_gradient(tensor, _checked(place, function))
+        context.pop_all()
+    return Edit(hooks, [place])
+
+
+def _edit_parameters(model: nn.Module, parameters: str | Sequence[str], function: GradientHook) -> Edit:
+    chosen = select_parameters(model, parameters)
+    with contextlib.ExitStack() as context:
+        hooks = context.enter_context(Hooks())
+        for name, parameter in chosen.items():
+            hooks.at_gradient(parameter, _checked(f"parameter '{name}'", function))
+        context.pop_all()
+    return Edit(hooks, [f"parameter {join_names([name])}" for name in chosen])
+
+
+def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
+    chosen = select_layers(model, layers)
+    attendance = Attendance(model, layers)
+    edits = {name: _checked(f"layer '{name}'", function) for name in chosen}
+    names = {edit: name for name, edit in edits.items()}
+
+    def look(name: str, activations: Tensor) -> GradientHook | None:
+        if is_undisturbed():  # what gradcam runs itself is none of the user's passes
+            return None
+        attendance.note_run(name)
+        return edits[name]
+
+    def pass_on(tensor: Tensor, edit: GradientHook) -> Tensor:
+        attendance.note_gradient(names[edit])
+        return hooks.edit_gradient(tensor, edit)
+
+    with contextlib.ExitStack() as context:
+        hooks = context.enter_context(Hooks())
+        follow_layers(hooks, chosen, look, pass_on=pass_on)
+        hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
+        context.pop_all()
+    return Edit(hooks, [f"layer '{name}'" for name in chosen], attendance)
+
+
+def _checked(place: str, function: GradientHook) -> GradientHook:
+    return lambda gradient: replace_gradient(place, function, gradient)
+
+
+def clip_gradients(
+    model: nn.Module, limit: float, *, norm: float | None = None, parameters: str | Sequence[str] = "*"
+) -> Edit:
+    """Keep the gradient of each parameter within `limit`, before it is added to `.grad`.
+
+    `norm`: None clamps every value to [-limit, limit]. p, such as 2.0 or math.inf, scales a parameter's gradient where
+    its p-norm is greater than `limit`, to that norm; each parameter by itself, while the backward pass runs. (To scale
+    the gradients of all parameters together, call torch.nn.utils.clip_grad_norm_ after it.)
+    `parameters`: names and patterns, as in `select_parameters`; those that require no gradient are passed over.
+    Where gradients are accumulated, it is what each backward pass adds that is clipped, not the sum.
+    NaN stays NaN, of a norm the whole gradient's; an infinite gradient has no direction, and scaled is NaN where it is
+    infinite.
+
+    Raises `GradientError` for a limit or a norm that is no positive number (a norm may be infinite), and as
+    `edit_gradients` does. `Edit.remove()`, or the end of a `with`, takes it back.
+    """
+    if not _is_positive(limit) or math.isinf(limit):
+        raise GradientError(f"The limit is {shorten(limit)}, expected a positive, finite number.")
+    if norm is None:
+        return edit_gradients(model, lambda gradient: _clamp(gradient, float(limit)), parameters=parameters)
+    if not _is_positive(norm):
+        raise GradientError(f"The norm is {shorten(norm)}, expected a positive number such as 2.0, math.inf, or None.")
+    return edit_gradients(model, lambda gradient: _scale(gradient, float(limit), float(norm)), parameters=parameters)
+
+
+def _is_positive(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float, np.floating, np.integer)) and type(value) is not bool and bool(value > 0)
+
+
+def _clamp(gradient: Tensor, limit: float) -> Tensor:
+    if gradient.layout == torch.sparse_coo:
+        return _with_values(gradient, lambda values: _clamp(values, limit))
+    if gradient.is_complex():
+        return torch.view_as_complex(_clamp(torch.view_as_real(gradient), limit))
+    limit = min(limit, torch.finfo(gradient.dtype).max)  # PyTorch refuses a bound that half precision cannot hold
+    return gradient.clamp(-limit, limit)
+
+
+def _scale(gradient: Tensor, limit: float, norm: float) -> Tensor:
+    if gradient.layout == torch.sparse_coo:
+        return _with_values(gradient, lambda values: _scale(values, limit, norm))
+    if not gradient.numel():
+        return gradient  # nothing has no greatest value
+    # Squares of large values overflow in float32, and Apple's GPUs have no float64.
+    wide = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
+    size = torch.linalg.vector_norm(gradient, norm, dtype=wide)
+    factor = limit / size.clamp(min=limit)
+    # A GPU may read the factor as the gradient's dtype first, and float16 has none as small.
+    exact = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+    return (exact * factor).to(gradient.dtype)
+
+
+def _with_values(gradient: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A sparse gradient in which what is stored went through `function`, what was stored twice added up before."""
+    clone = gradient.coalesce().clone()  # PyTorch 2.11 warns when one is made from its parts
+    clone._values().copy_(function(clone._values()))
+    return clone
+
+
+class Aliases(TorchFunctionMode):
+    """While this context lasts, this thread computes with aliases of these parameters: the same memory, as leaves.
+
+    The parameters themselves are not changed in any way, `requires_grad` included, so that other threads may use and
+    train them meanwhile. `on_use(parameter)` is called whenever one comes to an operation. What sees no alias is code
+    beyond Python's reach: TorchScript, and a custom `autograd.Function` that is given the parameter itself. There a
+    parameter that requires gradients has its own, and a frozen one has none.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
+        super().__init__()
+        self._aliases = {id(it): (it, _alias(it)) for it in parameters if it.is_floating_point() or it.is_complex()}
+        self._on_use = on_use
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        used = [it for it in map(self._find, tensors((args, kwargs))) if it is not None]
+        if used:
+            for parameter, _ in used:
+                self._on_use(parameter)
+            args, kwargs = map_tensors((args, kwargs), self._replace)
+        return function(*args, **kwargs)
+
+    def differentiate(self, score: Tensor, others: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
+        """The gradients of a score, one value, at the parameters that it depends on; no `.grad` is touched.
+
+        `others`: leaves at which a gradient is computed as well, and thrown away, so that all on the way to them has one.
+        """
+        leaves = {parameter: [alias] for parameter, alias in self._aliases.values()}
+        for parameter, found in leaves.items():
+            if parameter.requires_grad and not parameter.is_inference():
+                found.append(parameter)
+        # As edges of the graph: tensors, autograd would take for arguments to replace, and leave this mode for the while,
+        # which a checkpoint that repeats a part of the forward pass needs.
+        targets = [(parameter, get_gradient_edge(leaf)) for parameter, found in leaves.items() for leaf in found]
+        edges: list[GradientEdge] = [*(edge for _, edge in targets), *map(get_gradient_edge, others)]
+        with self:
+            gradients = torch.autograd.grad([get_gradient_edge(score)], edges, retain_graph=True, allow_unused=True)
+        return _add_up((parameter, gradient) for (parameter, _), gradient in zip(targets, gradients))
+
+    def _find(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor] | None:
+        return self._aliases.get(id(tensor))
+
+    def _replace(self, tensor: Tensor) -> Tensor:
+        found = self._find(tensor)
+        return tensor if found is None else found[1]
+
+
+def _alias(parameter: nn.Parameter) -> Tensor:
+    # Autograd cannot use tensors that were made in inference mode; of those it is a copy.
+    return (parameter.clone() if parameter.is_inference() else parameter).detach().requires_grad_()
+
+
+def _add_up(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> dict[nn.Parameter, Tensor]:
+    found: dict[nn.Parameter, Tensor] = {}
+    for parameter, gradient in gradients:
+        if gradient is not None:
+            found[parameter] = found[parameter] + gradient if parameter in found else gradient
+    return found

@@ -1,0 +1,291 @@
+"""Steps of a training loop: the first gradient of each that is NaN or infinite, and where that began."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.errors import GradientError, shorten
+from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running
+from gradcam.hooks.nested import tensors
+from gradcam.hooks.preserve import is_undisturbed
+from gradcam.inspection.selection import Attendance, Layers, refuse_compiled, select_layers
+from gradcam.layers.find import unwrap
+
+OUTPUT = "output"
+NAN, INFINITE = "NaN", "infinite"
+
+
+class GradientWarning(UserWarning):
+    """A gradient that is NaN or infinite appeared in training."""
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The first place on the way back from the loss where a gradient was not finite.
+
+    `step`: which one since the watch began, from 1. `layer`: its dotted name, "" for the model itself. `tensor`: "output",
+    or the parameter's name in the layer. `kind`: "NaN" or "infinite"; NaN where there is both. `count`: how many values,
+    None on devices that would have to be waited for. `cause`: the first layer in the order of the forward pass whose
+    output was not finite, None where all were.
+    """
+
+    step: int
+    layer: str
+    tensor: str
+    kind: str
+    count: int | None
+    cause: str | None
+
+    def __str__(self) -> str:
+        values = "" if self.count is None else f" in {self.count} value{'' if self.count == 1 else 's'}"
+        place = "at the output" if self.tensor == OUTPUT else f"at the parameter '{self.tensor}'"
+        start = (
+            f"Step {self.step}: the gradient {place} of {_say(self.layer)} is {self.kind}{values}, "
+            "the first on the way back from the loss."
+        )
+        if self.cause is not None:
+            return f"{start} It began in the forward pass: the first output not to be finite is that of {_say(self.cause)}."
+        where = f"between {_say(self.layer)} and the loss" if self.tensor == OUTPUT else f"inside {_say(self.layer)}"
+        return f"{start} The forward pass was finite: look at the operations {where}."
+
+
+class Watch:
+    """What a watch has found so far: `discoveries`, one for each time that gradients stopped being finite."""
+
+    def __init__(self) -> None:
+        self.discoveries: tuple[Discovery, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is wrong with a tensor; on a device that runs ahead, what will tell."""
+
+    kind: str | None = None
+    count: int | None = None
+    extremes: Tensor | None = None  # (2,): the least one's negative, and the largest
+
+
+class Steps:
+    """What hooks see of one step after another.
+
+    `watch`: what came of it. `on_found`: "warn" or "raise".
+    """
+
+    def __init__(self, on_found: str) -> None:
+        self.watch = Watch()
+        self._on_found = on_found
+        self._step = 0
+        self._is_forward = False
+        self._tasks: set[int] = set()  # backward passes of this step, as autograd numbers them
+        self._outputs: dict[str, _Look] = {}  # of this step, in the order of the forward pass
+        self._gradients: list[tuple[str, str, _Look]] = []
+        self._last: tuple[weakref.ref[Tensor], int] | None = None
+        self._bad_step: int | None = None  # the last one that was not finite, while none after it was
+
+    def note_run(self) -> None:
+        """A layer ran forward: what came back before belongs to another step."""
+        if not self._is_forward:
+            self._is_forward = True
+            self._outputs.clear()
+            self._gradients.clear()  # of a backward pass that an error broke off
+            self._tasks.clear()
+
+    def has_just_seen(self, tensor: Tensor) -> bool:
+        """Whether it is the very tensor that was asked about last, and nothing has changed it."""
+        version = 0 if tensor.is_inference() else tensor._version
+        if self._last is not None and self._last[0]() is tensor and self._last[1] == version:
+            return True
+        self._last = weakref.ref(tensor), version
+        return False
+
+    def note_output(self, name: str, tensor: Tensor) -> None:
+        """A layer gave this."""
+        found, before = _look(tensor), self._outputs.get(name)
+        if found is None or (before is not None and before.extremes is None):
+            return
+        if before is not None and before.extremes is not None and found.extremes is not None:
+            found = _Look(extremes=torch.maximum(before.extremes, found.extremes))
+        self._outputs[name] = found
+
+    def keep(self, layer: str, tensor: str) -> GradientHook:
+        """What looks at the gradient of a layer's output, or of one of its parameters."""
+
+        def look(gradient: Tensor) -> None:
+            if self._begin(is_ours=tensor == OUTPUT):
+                found = _look(gradient)
+                if found is not None:
+                    self._gradients.append((layer, tensor, found))
+
+        return look
+
+    def _begin(self, *, is_ours: bool) -> bool:
+        """Whether this backward pass is one of the step: a parameter's gradient may be another thread's."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            if not is_ours:
+                return False
+            self._tasks.add(task)
+            self._step += self._is_forward
+            self._is_forward = False
+            # As DistributedDataParallel does: called when the backward pass has ended, in whichever thread that is.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        return True
+
+    def _end(self) -> None:
+        gradients, self._gradients = self._gradients, []
+        index, kind = _first([look for _, _, look in gradients])
+        if kind is None:
+            if self._step != self._bad_step:
+                self._bad_step = None
+            return
+        is_known, self._bad_step = self._bad_step is not None, self._step
+        if is_known:
+            return
+        layer, tensor, look = gradients[index]
+        outputs = list(self._outputs.items())
+        first, was_not_finite = _first([look for _, look in outputs])
+        cause = None if was_not_finite is None else outputs[first][0]
+        self._tell(Discovery(self._step, layer, tensor, kind, look.count, cause))
+
+    def _tell(self, found: Discovery) -> None:
+        self.watch.discoveries += (found,)
+        if self._on_found == "raise":
+            raise GradientError(str(found))
+        warnings.warn(str(found), GradientWarning, stacklevel=_level_of_caller())
+
+
+def _look(tensor: Tensor) -> _Look | None:
+    """What is not finite in a tensor; None for nothing."""
+    values = tensor.detach()
+    values = values._values() if values.layout == torch.sparse_coo else values
+    values = torch.view_as_real(values) if values.is_complex() else values
+    if values.layout != torch.strided or values.is_meta or values.is_nested or not values.numel():
+        return None
+    if values.device.type != "cpu":
+        least, largest = torch.aminmax(values)
+        return _Look(extremes=torch.stack([-least, largest]).float())
+    if math.isfinite(values.sum().item()):  # the fastest pass over all values; a sum of finite ones may be infinite
+        return None
+    nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
+    return _Look(NAN if nans else INFINITE, nans + infinities) if nans or infinities else None
+
+
+def _first(looks: Sequence[_Look]) -> tuple[int, str | None]:
+    """Which one is the first that is not finite, and its kind; None for none. Devices are waited for here, once each."""
+    waiting: dict[torch.device, list[Tensor]] = {}
+    for look in looks:
+        if look.extremes is not None:
+            waiting.setdefault(look.extremes.device, []).append(look.extremes)
+    known = {device: iter(torch.stack(extremes).tolist()) for device, extremes in waiting.items()}
+    kinds = [look.kind if look.extremes is None else _kind(next(known[look.extremes.device])) for look in looks]
+    return next(((index, kind) for index, kind in enumerate(kinds) if kind is not None), (-1, None))
+
+
+def _kind(extremes: Sequence[float]) -> str | None:
+    if any(map(math.isnan, extremes)):
+        return NAN
+    return INFINITE if any(map(math.isinf, extremes)) else None
+
+
+def _say(layer: str) -> str:
+    return f"layer '{layer}'" if layer else "the model"
+
+
+def _level_of_caller() -> int:
+    """How far up the code is that called backward(): the first that is neither PyTorch's nor this package's."""
+    level, frame = 1, sys._getframe(1).f_back
+    while frame is not None:
+        level += 1
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
+            return level
+        frame = frame.f_back
+    return 1  # in a thread of autograd's own
+
+
+REACTIONS = ("warn", "raise")
+
+
+@contextlib.contextmanager
+def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found: str = "warn") -> Iterator[Watch]:
+    """Watch a training loop, and warn where a gradient is NaN or infinite, with the name of the first layer.
+
+        with gradcam.inspection.watch_gradients(model) as watch:
+            for images, labels in loader:
+                ...
+
+    The first is the one nearest to the loss, in the order in which the backward pass computes. Watched are the outputs of
+    all layers, and the parameters that require gradients when the watch begins. `layers`: names, patterns or modules, for
+    their outputs and their parameters, parts included, alone. `on_found`: "warn" gives a `GradientWarning`, "raise" raises
+    `GradientError`, both when the backward pass has ended, before an optimiser uses what came of it. After a step that was
+    told of, nothing is said until gradients were finite for a step. A step is a backward pass, or several, behind whatever
+    ran forward before.
+
+    Nothing else changes: training with and without is the same, bit by bit. The thread that entered is watched. A device
+    such as a GPU is waited for once, at the end of the backward pass. With float16 and a `GradScaler` an infinite gradient
+    now and then is normal: it is how the scale is found, and the scaler leaves that step out. Outputs that autograd does
+    not record, and parameters unfrozen later, have no gradient to watch.
+
+    Raises `GradientError` for another `on_found`, `ModelError` for compiled models, `LayerError` as
+    `inspection.select_layers` does, and at the end where a layer that was named never ran although the model did.
+    """
+    if on_found not in REACTIONS:
+        raise GradientError(f"on_found is {shorten(on_found)}, expected one of {', '.join(REACTIONS)}.")
+    refuse_compiled(model)
+    model = unwrap(model)
+    chosen = _all_layers(model) if layers is None else select_layers(model, layers)
+    attendance = Attendance(model, () if layers is None else layers)  # nobody asked for each and every one
+    steps = Steps(on_found)
+    with Hooks() as hooks:
+        for name, module in chosen.items():
+            hooks.after_forward(module, _follow(name, steps, attendance, hooks))
+        hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
+        for layer, name, parameter in _parameters(model, chosen):
+            hooks.at_gradient(parameter, steps.keep(layer, name))
+        yield steps.watch
+    attendance.require_runs()
+
+
+def _all_layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: it for name, it in model.named_modules() if not isinstance(it, torch.jit.ScriptModule)}
+
+
+def _parameters(model: nn.Module, chosen: Mapping[str, nn.Module]) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """Those of the layers and of their parts that require gradients: their layer's name, their own in it, each once."""
+    watched = {part for module in chosen.values() for part in module.modules()}
+    for layer, module in model.named_modules():
+        if module in watched:
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    yield layer, name, parameter
+
+
+def _follow(name: str, steps: Steps, attendance: Attendance, hooks: Hooks) -> Callable[..., None]:
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if is_undisturbed():  # what gradcam runs itself is none of the user's passes
+            return
+        repeats = is_backward_running()  # a checkpoint does
+        if not repeats:
+            steps.note_run()
+            attendance.note_run(name)
+        for tensor in tensors(output):
+            if not tensor.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                continue
+            if steps.has_just_seen(tensor):  # a block gives what its last part gave
+                continue
+            if not repeats and (module.training or torch.is_grad_enabled()):
+                steps.note_output(name, tensor)
+            if tensor.requires_grad:
+                # A hook on the tensor, which later operations in place leave with what the layer gave.
+                hooks.at_gradient(tensor, steps.keep(name, OUTPUT))
+
+    return look

@@ -1,0 +1,398 @@
+"""Activations of any layout as a grid: channels-last maps and transformer tokens to (N,C,h,w)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
+
+PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
+
+
+USUAL_DEPTH = 16  # slices of a volume, or frames of a clip
+
+
+def takes_volumes(model: nn.Module) -> bool:
+    """Whether the model's first convolution is over volumes or clips (N,C,D,H,W)."""
+    return isinstance(next((it for it in model.modules() if isinstance(it, _ConvNd)), None), nn.Conv3d)
+
+
+class Patch(NamedTuple):
+    """How a convolution cuts a picture: into patches of this size, so far apart, behind so much padding."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    def grids(self, size: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The grids of patches on a picture; where they lie edge to edge, the last may be cut off or padded."""
+        if self.kernel == self.stride:
+            yield tuple(length // side for length, side in zip(size, self.stride))
+            yield tuple(-(-length // side) for length, side in zip(size, self.stride))
+        yield tuple(
+            (length + 2 * padding - kernel) // stride + 1
+            for length, kernel, stride, padding in zip(size, self.kernel, self.stride, self.padding)
+        )
+
+
+def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
+    """Into which patches a model's convolutions cut a picture: those edge to edge, and those on the picture itself."""
+    found: list[Patch] = []
+    for module in modules:
+        if isinstance(module, _ConvNd) and (module.stride == module.kernel_size or _is_on_picture(module)):
+            padding: Any = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
+            found.append(Patch(module.kernel_size, module.stride, padding))
+    return found
+
+
+def _is_on_picture(module: _ConvNd) -> bool:
+    return module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1
+
+
+def find_patch_grids(size: Sequence[int], patches: Sequence[Patch]) -> Iterator[tuple[int, ...]]:
+    """The grids of all patches that are of as many dimensions as the picture."""
+    for patch in patches:
+        if len(patch.stride) == len(size):
+            yield from patch.grids(size)
+
+
+@functools.lru_cache(maxsize=64)
+def find_even_grids(size: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The grids of square patches that divide the picture; in a volume the first axis may have a stride of its own."""
+    *depths, height, width = size
+    common = math.gcd(height, width)
+    strides = [stride for stride in range(1, common + 1) if common % stride == 0]
+    own = [[cells for cells in range(1, depth + 1) if depth % cells == 0] for depth in depths]
+    return tuple((*first, height // stride, width // stride) for stride in strides for first in product(*own))
+
+
+def may_be_merged(grid: tuple[int, ...], size: Sequence[int], patches: Sequence[Patch]) -> bool:
+    """Whether whole patches, or whole steps of a first convolution, make up the cells of this grid."""
+    steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
+    cells = [length // count for length, count in zip(size, grid)][-2:]
+    return not steps or any(all(cell % step == 0 for cell, step in zip(cells, stride[-2:])) for stride in steps)
+
+
+POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
+CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # themselves: of their kinds some work on channels first
+# As a rule; GELU and Dropout are transformers' as well.
+BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
+MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
+MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
+MOST_NAMED_PREFIX = 8  # where the grid is given
+IMAGE_AXES = (0, 1)  # along which the images of tokens may lie
+
+
+Change = Callable[[Tensor], object]  # of a tensor, in place
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer's output lies on the picture: where its grid is, and how many tokens come before it."""
+
+    grid: tuple[int, ...]
+    kind: str  # one of `choices.LAYOUTS`: "tokens" are (N,T,D), "tokens first" (T,N,D)
+    prefix: int = 0
+
+    @property
+    def image_axis(self) -> int:
+        """The axis along which the images lie."""
+        return 1 if self.kind == "tokens first" else 0
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the channels, once the images come first."""
+        return 1 if self.kind == "channels first" else -1
+
+    def to_grid(self, tensor: Tensor) -> Tensor:
+        """Activations, or a gradient with respect to them, as (N,C,*grid); a view where possible."""
+        return self._rows_to_grid(self.to_rows(tensor))
+
+    def stack_to_grid(self, stack: Tensor) -> Tensor:
+        """The same for k of them at once, (k,...) to (k,N,C,*grid)."""
+        axis = self.image_axis
+        images = stack.movedim(0, axis).flatten(axis, axis + 1)
+        return self.to_grid(images).unflatten(0, (len(stack), -1))
+
+    def to_rows(self, tensor: Tensor) -> Tensor:
+        """A layer's output with the images first."""
+        return tensor.movedim(self.image_axis, 0)
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """The way back, of as many images as there are."""
+        return rows.movedim(0, self.image_axis)
+
+    def change_grid(self, rows: Tensor, change: Change) -> None:
+        """Change what lies on the grid, as (n,C,*grid), in rows (n,...)."""
+        change(self._rows_to_grid(rows))
+
+    def change_channels(self, rows: Tensor, change: Change) -> None:
+        """Change the channels, as (n,C,...), in rows (n,...): those of the tokens before the grid, too."""
+        change(rows.movedim(self.channel_axis, 1))
+
+    def _rows_to_grid(self, rows: Tensor) -> Tensor:
+        if self.kind == "channels first":
+            return rows
+        if self.kind != "channels last":
+            rows = rows[:, self.prefix :].unflatten(1, self.grid)
+        return rows.movedim(-1, 1)
+
+
+def find_layout(
+    shape: Sequence[int],
+    size: Sequence[int],
+    module: nn.Module | None = None,
+    images: int | None = None,
+    *,
+    patches: Sequence[Patch] = (),
+    reshape: str | tuple[int, ...] | None = None,
+    image_axes: Sequence[int] = IMAGE_AXES,
+) -> Layout | None:
+    """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
+
+    `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
+    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `choices.LAYOUTS`, or the grid that the
+    last of the tokens form; what it does not say is worked out. `image_axes`: along which of the first two axes the images
+    may lie, for tokens; `axes.Axes` asks the model where their number does not tell.
+
+    Channels first is assumed, unless only channels last has the picture's aspect or the module works on channels last.
+    Tokens (N,T,D) form a grid if there is but one that `_token_layout` finds. They may come first, (T,N,D), where
+    (N,T,D) cannot be meant.
+    """
+    if isinstance(reshape, tuple):
+        return _given_layout(shape, size, reshape, images=images, patches=patches, image_axes=image_axes)
+    if len(shape) == 3:
+        return _row_layout(shape, size, module, images=images, patches=patches, kind=reshape, image_axes=image_axes)
+    if len(shape) != len(size) + 2 or images not in (None, shape[0]) or (reshape or "").startswith("tokens"):
+        return None
+    first, last = tuple(shape[2:]), tuple(shape[1:-1])
+    kind = reshape or _kind_of_map(shape, size, module)
+    grid = last if kind == "channels last" else first
+    return Layout(grid, kind) if kind and max(grid) > 1 else None
+
+
+def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
+    fits_first, fits_last = _has_aspect(shape[2:], size), _has_aspect(shape[1:-1], size)
+    axis = None if module is None else _channel_axis(module, shape)
+    if axis == 1:
+        return "channels first"
+    if axis == -1:  # windows of a partition lie in the place of rows, and have no aspect
+        return "channels last" if fits_last else None
+    if _gives_matrices(module) or (
+        fits_first == fits_last and module is not None and _has_channels_last(module, shape)
+    ):
+        return None
+    if fits_first != fits_last:
+        return "channels first" if fits_first else "channels last"
+    if _ends_channels_first(module, shape):
+        return "channels first"
+    return _kind_of_squarer_cells(shape, size, module) if fits_first else None
+
+
+def _kind_of_squarer_cells(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
+    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))
+    if first == last:
+        return "channels first" if module is None else None
+    return "channels first" if first < last else "channels last"
+
+
+def _gives_matrices(module: nn.Module | None) -> bool:
+    """Whether its rows are shares of a whole, as those of attention are: of a square picture these have the aspect."""
+    return isinstance(module, nn.Softmax) and module.dim in (-1, 3)
+
+
+def _ends_channels_first(module: nn.Module | None, shape: Sequence[int]) -> bool:
+    """Whether it comes behind convolutions, or a part of it works on that many channels.
+
+    For grids that do not have the picture's aspect, since strides down and across are not alike.
+    """
+    if isinstance(module, BEHIND_CONVOLUTIONS):
+        return True
+    parts = [part for part in (() if module is None else module.modules()) if isinstance(part, CHANNELS_FIRST)]
+    names = ("out_channels", "num_features", "num_channels")
+    return any(getattr(part, name, None) == shape[1] for part in parts for name in names)
+
+
+def _channel_axis(module: nn.Module, shape: Sequence[int]) -> int | None:
+    """Where the channels of a module's output are, 1 or -1, if its kind tells."""
+    if isinstance(module, CHANNELS_FIRST):
+        return 1
+    features = _features(module)
+    if features is None or features not in (shape[1], shape[-1]):
+        return None
+    if features == shape[1] == shape[-1]:
+        return -1 if type(module) in CHANNELS_LAST else _try_axes(module, features, len(shape))
+    return -1 if features == shape[-1] else 1
+
+
+def _try_axes(module: nn.Module, features: int, rank: int) -> int | None:
+    """Where a kind of LayerNorm or Linear has its features, which may be channels first: it takes no other length there."""
+    given = module.in_features if isinstance(module, nn.Linear) else features
+    some = next(module.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
+    sides, taken = [max(given, features) + 1, *[1] * (rank - 3)], []
+    for axis, shape in ((1, (1, given, *sides)), (-1, (1, *sides, given))):
+        with torch.no_grad(), contextlib.suppress(Exception):  # whatever a module raises
+            module.forward(torch.zeros(shape, dtype=some.dtype, device=some.device))  # itself, without hooks
+            taken.append(axis)
+    return taken[0] if len(taken) == 1 else None
+
+
+def _features(module: nn.Module) -> int | None:
+    """How many features a module of the kinds that usually have them last gives."""
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1:
+        return module.normalized_shape[0]
+    return None
+
+
+def _has_channels_last(module: nn.Module, shape: Sequence[int]) -> bool:
+    return any(_channel_axis(part, shape) == -1 for part in module.modules())
+
+
+def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether one stride, rounded up or down, makes this grid of a picture of this size.
+
+    The first axis of a volume, which is often the time, may have a stride of its own.
+    """
+    *depths, _, _ = zip(grid, size)
+    if any(cells > length for cells, length in depths):
+        return False
+    sides = list(zip(grid[-2:], size[-2:]))  # of one cell there may be less than a stride
+    strides = [(it / (cells + 1), it / (cells - 1) if cells > 1 else math.inf) for cells, it in sides]
+    return max(low for low, _ in strides) < min(high for _, high in strides)
+
+
+def _distortion(grid: Sequence[int], size: Sequence[int]) -> float:
+    """How unlike the sides of a cell are, 1 where it is a square."""
+    height, width = (length / cells for cells, length in zip(grid[-2:], size[-2:]))
+    return max(height / width, width / height)
+
+
+def find_rivals(
+    shape: Sequence[int], module: nn.Module, size: Sequence[int], patches: Sequence[Patch] = ()
+) -> list[Layout]:
+    """The layouts that neither its shape nor its parts tell apart; none where there are not several.
+
+    Of a map these are channels first and last, of tokens (N,T,D) the grids of the same number of cells.
+    """
+    if len(shape) == 3:
+        found = _token_layouts(shape[1], size, patches)
+        return found if len(found) > 1 else []
+    grids = {"channels first": tuple(shape[2:]), "channels last": tuple(shape[1:-1])}
+    if len(shape) != len(size) + 2 or _gives_matrices(module) or _has_channels_last(module, shape):
+        return []
+    if not all(_has_aspect(grid, size) for grid in grids.values()):
+        return []
+    return [Layout(grid, kind) for kind, grid in grids.items() if max(grid) > 1]
+
+
+def is_guess(layout: Layout, module: nn.Module, shape: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether a count or an aspect alone says how this lies on the picture, and neither convolutions nor what works on it.
+
+    Tokens may be in any order, and maps of another aspect, or of a stride that is no whole number, may be no maps.
+    """
+    if layout.kind == "channels last":
+        return not _has_channels_last(module, shape)
+    if layout.kind != "channels first" or not _has_aspect(layout.grid, size):
+        return True
+    if isinstance(module, BEHIND_CONVOLUTIONS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
+        return False
+    return not all(_has_whole_stride(cells, length) for cells, length in zip(layout.grid, size))
+
+
+def _has_whole_stride(cells: int, length: int) -> bool:
+    strides = {max(1, length // cells), -(-length // cells)}
+    return any(cells in (length // stride, -(-length // stride)) for stride in strides)
+
+
+def _given_layout(
+    shape: Sequence[int],
+    size: Sequence[int],
+    grid: tuple[int, ...],
+    *,
+    images: int | None,
+    patches: Sequence[Patch],
+    image_axes: Sequence[int],
+) -> Layout | None:
+    if len(shape) != 3 or len(grid) != len(size):
+        return None
+    for axis, kind in ((1, "tokens"), (0, "tokens first")):
+        prefix = shape[axis] - math.prod(grid)
+        if 1 - axis in image_axes and images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
+            known = [it.grid for it in candidates(shape[axis], find_patch_grids(size, patches))]
+            return Layout(grid, kind, prefix) if grid in known or not known else None
+    return None
+
+
+def _row_layout(
+    shape: Sequence[int],
+    size: Sequence[int],
+    module: nn.Module | None,
+    *,
+    images: int | None,
+    patches: Sequence[Patch],
+    kind: str | None,
+    image_axes: Sequence[int],
+) -> Layout | None:
+    """Of three axes: tokens, unless the middle one is that of channels."""
+    if kind in ("channels first", "channels last"):
+        return None
+    found = None
+    if kind != "tokens first" and 0 in image_axes and images in (None, shape[0]):
+        found = _token_layout(shape[1], size, patches)
+        if found is not None and kind is None and _may_be_flattened(shape, size, module, _rivals(found, size, patches)):
+            return None
+    if found is None and 1 in image_axes and images == shape[1] and kind != "tokens":
+        found = _token_layout(shape[0], size, patches)
+        return found and replace(found, kind="tokens first")
+    return found
+
+
+def _rivals(found: Layout, size: Sequence[int], patches: Sequence[Patch]) -> Iterable[tuple[int, ...]]:
+    """The grids that a flattened map may have beside these tokens: what is the patches' is surer than what divides."""
+    cut = list(find_patch_grids(size, patches))
+    return cut if found.grid in cut else find_even_grids(tuple(size))
+
+
+def _may_be_flattened(
+    shape: Sequence[int], size: Sequence[int], module: nn.Module | None, grids: Iterable[tuple[int, ...]]
+) -> bool:
+    """Whether it may as well be a map (N,C,h,w) whose cells, on one of these grids, were put in a row."""
+    axis = None if module is None else _channel_axis(module, shape)
+    if axis is not None or module is None or _has_channels_last(module, shape):
+        return axis == 1
+    return any(math.prod(grid) == shape[2] for grid in grids)
+
+
+def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Patch] = ()) -> Layout | None:
+    """The one grid that `_token_layouts` finds."""
+    found = _token_layouts(tokens, size, patches)
+    return found[0] if len(found) == 1 else None
+
+
+def _token_layouts(tokens: int, size: Sequence[int], patches: Sequence[Patch]) -> list[Layout]:
+    """The grids that leave a few tokens over: of the model's patches, or else of some that divide the picture."""
+    found = candidates(tokens, find_patch_grids(size, patches))
+    if found:
+        return found
+    most = MOST_GUESSED_PREFIX if patches else MOST_PREFIX_TOKENS
+    grids = (grid for grid in find_even_grids(tuple(size)) if may_be_merged(grid, size, patches))
+    return [it for it in candidates(tokens, grids) if it.prefix <= most]
+
+
+def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:
+    """The layouts of so many tokens on one of these grids, each once."""
+    prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
+    return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]

@@ -1,0 +1,1 @@
+"""Models with all that is theirs: preprocessing, labels, default layer. One comes with the package."""

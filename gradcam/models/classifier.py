@@ -1,0 +1,392 @@
+"""A model with all that is needed to explain pictures from files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradcam.attributions.table import find_attribution
+from gradcam.cam.budget import Progress
+from gradcam.cam.explain import Explanation, compare, one_map
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import find_methods
+from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
+from gradcam.hooks.preserve import undisturbed
+from gradcam.images.read import FORMS, PictureLike, Region, is_one_picture
+from gradcam.layers.find import find_layer, unwrap
+from gradcam.models.device import find_input_device, find_input_dtype
+from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
+from gradcam.models.labels import find_class
+from gradcam.models.preprocess import Preprocess
+from gradcam.models.readers import Reader, Reading, read_picture, to_reading
+from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
+from gradcam.models.tiles import Tiles, explain_tiles, mean_output, stack
+from gradcam.options import PREDICTIONS, Fit, to_fit
+from gradcam.targets import ClassTarget, to_class_target
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A picture that was read, and as the tensor (C,H,W) that the model takes."""
+
+    reading: Reading
+    image: Tensor
+
+    __repr__ = show_fields
+
+
+_Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
+Picture = PictureLike | Reading | Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class _Wish:
+    """What is to be explained, and how: layers with the methods that share a pass, and the other arguments of `compare`."""
+
+    passes: Sequence[_Pass]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A model in evaluation mode, with its preprocessing, its classes, and the layer to explain.
+
+    `preprocess`: one RGB array, uint8 (H,W,3), or whatever the reader gives, to one tensor (C,H,W). `classes`: how many;
+    `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
+    `layer`: what is explained where nothing else is said; `layer_for_positive`: in its place for methods that assume
+    activations that are not negative, where that is another one. `activation`: how logits become probabilities, a key of
+    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
+    what else a person should know of how the model was loaded. `fit`, `predictions`: as in `load_classifier`.
+    """
+
+    name: str
+    model: nn.Module = field(repr=False)
+    preprocess: Preprocess
+    classes: int
+    labels: Sequence[str] | None = field(repr=False)
+    layer: str
+    layer_for_positive: str | None = field(default=None, repr=False, kw_only=True)
+    activation: str = "softmax"
+    reader: Reader = field(default=read_picture, repr=False)
+    notes: Sequence[str] = field(default=(), repr=False)
+    fit: str = field(default="crop", kw_only=True)
+    predictions: str = field(default="own", repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self._fit.kind != "crop":
+            get_steps(self.preprocess)
+        if self.predictions not in PREDICTIONS:
+            raise GradcamError(f"predictions is {shorten(self.predictions)}, expected {' or '.join(PREDICTIONS)}.")
+
+    @property
+    def _fit(self) -> Fit:
+        return to_fit(self.fit)
+
+    __repr__ = show_fields
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; where its input goes, if it lies on several devices."""
+        return find_input_device(self.model)
+
+    def region(self, height: int, width: int) -> Region:
+        """The pixels of a picture of this size that the network's own preprocessing takes: (top, left, height, width)."""
+        return self.preprocess.region(height, width)
+
+    def prepare(self, picture: Picture) -> Prepared:
+        """A picture read and preprocessed, for `explain` and `compare`, as these take it: several threads may do so.
+
+        Raises as `gradcam.read_image` does.
+        """
+        if isinstance(picture, Prepared):
+            return picture
+        reading = to_reading(picture, self.reader, getattr(self.preprocess, "channels", 3))
+        return Prepared(reading, self.preprocess(reading.values))
+
+    def batch(self, pictures: Sequence[Picture]) -> Tensor:
+        """Pictures as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
+        return self._stack([self.prepare(picture).image for picture in pictures])
+
+    def _stack(self, images: list[Tensor]) -> Tensor:
+        _check_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
+        return self._place(torch.stack(images))
+
+    def _place(self, images: Tensor) -> Tensor:
+        return images.to(self.device, find_input_dtype(self.model))
+
+    def probabilities(self, output: Any, images: int) -> Tensor:
+        """All classes' probabilities, float32 (N,C), in what the model gave for so many images."""
+        return to_probabilities(output, images, self.activation)
+
+    def layer_for(self, method: str | Method) -> str:
+        """What is explained with this method where no layer is named. Raises `GradcamError` for an unknown one."""
+        positive = self.layer_for_positive
+        return self.layer if positive is None or not find_methods([method])[0].assumes_positive else positive
+
+    def explain(
+        self,
+        pictures: Picture | Sequence[Picture],
+        layer: str | nn.Module | None = None,
+        *,
+        method: str | Method = "gradcam",
+        target: Any = None,
+        layers: Sequence[str | nn.Module] | None = None,
+        join: str | None = None,
+        evidence: str = "positive",
+        augmentation: str = "none",
+        smoothing: str = "none",
+        reshape: Any = None,
+        memory_budget: int | None = None,
+        progress: Progress | None = None,
+        fit: str | None = None,
+    ) -> PictureExplanation:
+        """Show where the model looked in one picture, or in a sequence of them.
+
+        A picture is anything that `gradcam.read_image` takes: a path, the bytes of a file, an open one, a picture of PIL's,
+        an array, a tensor. Those of a sequence, or of a tensor (N,C,H,W), may be of several sizes and kinds, and such as
+        `prepare` gave. An array may also have other values, integers or floats (H,W) or (H,W,C), as the preprocessing takes
+        them; the picture that is drawn on is made from it, stretched where its values use less than half of their range.
+        `layer`: dotted name, or module; None takes `layer_for(method)`. `target`: as in `gradcam.explain`, with labels in
+        place of indices where wanted; `fit`: in place of the classifier's own; the rest as there. Raises as
+        `gradcam.explain` and `gradcam.read_image` do.
+        """
+        found = self.compare(
+            pictures,
+            layers=one_map(layer, layers, join),
+            methods=[method],
+            target=target,
+            join=join,
+            evidence=evidence,
+            augmentation=augmentation,
+            smoothing=smoothing,
+            reshape=reshape,
+            memory_budget=memory_budget,
+            progress=progress,
+            fit=fit,
+        )
+        return next(iter(found.values()))
+
+    def compare(
+        self,
+        pictures: Picture | Sequence[Picture],
+        *,
+        layers: Sequence[str | nn.Module] | None = None,
+        methods: Sequence[str | Method],
+        target: Any = None,
+        join: str | None = None,
+        evidence: str = "positive",
+        augmentation: str = "none",
+        smoothing: str = "none",
+        reshape: Any = None,
+        memory_budget: int | None = None,
+        progress: Progress | None = None,
+        fit: str | None = None,
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name).
+
+        Without `layers`, each method explains its own, `layer_for(method)`, with a pass for each that there is.
+        """
+        classifier = self if fit is None else replace(self, fit=fit)
+        prepared = self._prepare_all(pictures)
+        options = {
+            "join": join,
+            "evidence": evidence,
+            "augmentation": augmentation,
+            "smoothing": smoothing,
+            "reshape": reshape,
+            "memory_budget": memory_budget,
+        }
+        passes = self._assign(methods) if layers is None else [(layers, methods)]
+        found = classifier._compare(prepared, _Wish(passes, options), self._to_target(target), progress)
+        if len(passes) > 1:
+            order = [method.name for method in find_methods(methods)]
+            found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
+        described = classifier._describe(prepared)
+        return {key: PictureExplanation(**vars(explanation), **described) for key, explanation in found.items()}
+
+    def _compare(
+        self, prepared: Sequence[Prepared], wish: _Wish, target: Any, progress: Progress | None
+    ) -> dict[tuple[str, str], Explanation]:
+        """What is found in what the network is shown of the pictures, whose number of pixels is the same."""
+        if self._fit.kind != "tiles":
+            images, target, output = self._show(prepared, target)
+            return self._run_passes(images, wish, target, output=output, progress=progress)
+        own, step = get_steps(self.preprocess), find_step(self.model)
+        tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
+        _check_sizes([each.canvas for each in tiles], "in windows")
+        tiles[0].check()
+        is_mean = self.predictions == "seen" and not callable(target)
+        output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
+        chosen = target.resolve(output, len(tiles)) if is_mean else self._choose_classes(target, output, len(tiles))
+        each = [
+            self._explain_tiles(one, wish, chosen if callable(chosen) else chosen.one(i), progress)
+            for i, one in enumerate(tiles)
+        ]
+        return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
+
+    def _explain_tiles(
+        self, tiles: Tiles, wish: _Wish, target: Any, progress: Progress | None
+    ) -> dict[tuple[str, str], Explanation]:
+        def explain_some(images: Tensor) -> dict[tuple[str, str], Explanation]:
+            wanted = target if callable(target) else target.repeat(len(images))
+            return self._run_passes(self._place(images), wish, wanted)
+
+        return explain_tiles(tiles, explain_some, progress)
+
+    def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
+        """The mean (1,C) of the windows' logits."""
+        return mean_output(tiles, lambda images: target.find_logits(self._run(self._place(images)), len(images)))
+
+    def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Tensor, Any, Any]:
+        """What the network is shown, (N,C,H,W), the target, and the output by which pictures are classified, if another."""
+        if self._fit.kind == "crop":
+            return self._stack([picture.image for picture in prepared]), target, None
+        own, step = get_steps(self.preprocess), find_step(self.model)
+        check_sizes(self.model, self._stack([prepared[0].image]), step)
+        images = self._stack([show_whole(picture.reading.values, own, step) for picture in prepared])
+        if self.predictions == "seen":
+            return images, target, None
+        output = self._classify(prepared)
+        return images, self._choose_classes(target, output, len(prepared)), output
+
+    def _classify(self, prepared: Sequence[Prepared]) -> Any:
+        """The model's output for its own preprocessing."""
+        return self._run(self._stack([picture.image for picture in prepared]))
+
+    def _run(self, images: Tensor) -> Any:
+        with undisturbed(unwrap(self.model)), torch.no_grad():
+            return self.model(images)
+
+    def _choose_classes(self, target: Any, output: Any, images: int) -> Any:
+        """The target with its classes, and a contrast's rivals, as they are in this output."""
+        return target if callable(target) else target.resolve(target.find_logits(output, images), images)
+
+    def _run_passes(
+        self, images: Tensor, wish: _Wish, target: Any, *, output: Any = None, progress: Progress | None = None
+    ) -> dict[tuple[str, str], Explanation]:
+        """All that is wished for; with another output than that of these images, if one is given."""
+        found: dict[tuple[str, str], Explanation] = {}
+        for layers, methods in wish.passes:
+            model, inputs = self._take(images.clone() if len(wish.passes) > 1 else images)
+            own = unwrap(self.model)
+            at = layers if model is self.model else [find_layer(own, layer).name for layer in layers]
+            asked: dict[str, Any] = {"layers": at, "methods": methods, "target": target, "progress": progress}
+            found |= compare(model, inputs, **asked, **wish.options)
+        return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
+
+    def _take(self, images: Tensor) -> tuple[nn.Module, Any]:
+        """The model and its input: whichever of them has to fit the other."""
+        if self._fit.kind != "whole":
+            return self.model, images
+        return take_size(self.model, images, get_steps(self.preprocess).size)
+
+    def _assign(self, methods: Sequence[str | Method]) -> list[_Pass]:
+        """The layers that no one named, each with its methods."""
+        assigned: dict[str, list[Method]] = {}
+        for method in find_methods(methods):
+            assigned.setdefault(self.layer_for(method), []).append(method)
+        return [([layer], own) for layer, own in assigned.items()]
+
+    def attribute(
+        self,
+        pictures: Picture | Sequence[Picture],
+        method: str = "guided-gradcam",
+        *,
+        layer: str | nn.Module | None = None,
+        target: Any = None,
+        reshape: Any = None,
+        progress: Progress | None = None,
+    ) -> PictureAttribution:
+        """How much each pixel that the network saw matters: signed values, drawn by `.picture(i, k)`.
+
+        `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, with that method's defaults. `layer`, `reshape`: for
+        guided-gradcam, as in `explain`. `progress`: for methods of many passes. `pictures`, `target`: as in `explain`.
+        Raises as that method's function and `gradcam.read_image` do, and `LayerError` for a layer, or a reshape, where the
+        method takes none.
+        """
+        chosen = find_attribution(method)
+        for name, value in {"layer": layer, "reshape": reshape}.items():
+            if value is not None and not chosen.has_layer:
+                raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave {name}= away.")
+        prepared = self._prepare_all(pictures)
+        options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
+        if chosen.has_progress:
+            options["progress"] = progress
+        if self._fit.kind == "tiles":
+            raise GradcamError(f"{method} is of the picture that the network is shown: take the fit 'crop' or 'whole'.")
+        images, wanted, output = self._show(prepared, self._to_target(target))
+        model, inputs = self._take(images)
+        if model is not self.model and chosen.has_layer:
+            options["layer"] = find_layer(unwrap(self.model), options["layer"]).name
+        attribution = chosen.function(model, inputs, target=wanted, **options)
+        if output is not None:
+            attribution = replace(attribution, output=output)
+        return PictureAttribution(**vars(attribution), **self._describe(prepared))
+
+    def find_class(self, wanted: str) -> int:
+        """The index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown one."""
+        return find_class(self.labels, wanted, self.classes)
+
+    def label(self, index: int) -> str | None:
+        """A class's label, None where nobody knows it."""
+        return None if self.labels is None else self.labels[index]
+
+    def _to_target(self, target: Any) -> Any:
+        """The target with indices in place of labels, and with the model's own activation where it has none."""
+        target = self._with_indices(target)
+        if callable(target):
+            return target
+        target = to_class_target(target)
+        return replace(target, activation=self.activation) if target.activation == "auto" else target
+
+    def _with_indices(self, target: Any) -> Any:
+        if isinstance(target, str):
+            return self.find_class(target)
+        if isinstance(target, (list, tuple)):
+            return [self._with_indices(value) for value in target]
+        if isinstance(target, ClassTarget):
+            classes, against = (self._with_indices(value) for value in (target.classes, target.against))
+            return replace(target, classes=classes, against=against)
+        return target
+
+    def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
+        found: Any = [pictures] if isinstance(pictures, (Reading, Prepared)) or is_one_picture(pictures) else pictures
+        if not isinstance(found, (Sequence, np.ndarray, Tensor)):
+            raise ImageError(f"The pictures are {shorten(found)}, expected {FORMS}, or a sequence of them.")
+        prepared = [self.prepare(picture) for picture in found]
+        if not prepared:
+            raise ImageError("There are no pictures: expected one, or a sequence of them.")
+        return prepared
+
+    def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
+        """What results remember of the pictures."""
+        pictures = [each.reading.picture for each in prepared]
+        is_crop = self._fit.kind == "crop"
+        regions = [self.region(*picture.shape[:2]) if is_crop else (0, 0, *picture.shape[:2]) for picture in pictures]
+        notes = [each.reading.note for each in prepared]
+        own = {"labels": self.labels, "activation": self.activation, "fit": self._describe_fit()}
+        return {"pictures": pictures, "regions": regions, "notes": notes, **own}
+
+    def _describe_fit(self) -> str | None:
+        if self._fit.kind == "tiles":
+            return str(replace(self._fit, side=self._tile_side))
+        return None if self._fit.kind == "crop" else str(self._fit)
+
+    @property
+    def _tile_side(self) -> int:
+        return self._fit.side or max(get_steps(self.preprocess).size)
+
+
+def _check_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
+    """Raises `ImageError` where there are several."""
+    different = sorted(set(sizes))
+    if len(different) > 1:
+        raise ImageError(
+            f"The pictures are {' and '.join(f'{height} x {width}' for height, width in different[:2])} {how}, which do not "
+            "fit into one batch: explain them one by one."
+        )

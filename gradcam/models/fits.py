@@ -1,0 +1,145 @@
+"""What of a picture the network is shown: the part that its own preprocessing takes, all of it, or windows over it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradcam.errors import ImageError, ModelError
+from gradcam.hooks.preserve import undisturbed
+from gradcam.layers.find import unwrap
+from gradcam.layers.layout import find_patches
+from gradcam.models.preprocess import Preprocess, Preprocessing
+
+STEP = 32  # pixels: what most networks make one cell of
+MOST = 16  # times as many pixels as the network's own input has
+KEPT = 8  # models made for other sizes, of each model
+
+_sized: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
+_taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # which take other sizes than their own
+
+
+def find_step(model: nn.Module) -> int:
+    """Of how many pixels the sides of what a network is shown should be multiples, so that its cells fill them."""
+    strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
+    return next((stride for stride in strides if STEP % stride), STEP)
+
+
+def get_steps(preprocess: Preprocess) -> Preprocessing:
+    """The preprocessing as steps that can be changed. Raises `ModelError` where it is not made of such."""
+    plain = getattr(preprocess, "plain", preprocess)
+    if not isinstance(plain, Preprocessing):
+        raise ModelError(
+            "The preprocessing of this model is its own, and shows it what it shows: leave the fit at 'crop'."
+        )
+    return plain
+
+
+def show_whole(image: NDArray[Any], own: Preprocessing, step: int) -> Tensor:
+    """All of a picture at the scale of the network's own preprocessing, in its own aspect but for whole steps: (C,H,W).
+
+    Raises `ImageError` where that would be far more than the network was made for.
+    """
+    shorter = own.resize if isinstance(own.resize, int) else min(own.resize)
+    sides, scale = image.shape[:2], shorter / min(image.shape[:2])
+    size = (_to_steps(sides[0] * scale, step), _to_steps(sides[1] * scale, step))
+    if math.prod(size) > MOST * math.prod(own.size):
+        raise ImageError(
+            f"The picture is {sides[1]} x {sides[0]}: whole, the network would be shown {size[1]} x {size[0]} pixels. Show "
+            "it in parts, with the fit 'tiles'."
+        )
+    return replace(own, size=size, resize=size)(image)
+
+
+def _to_steps(length: float, step: int) -> int:
+    return max(1, round(length / step)) * step
+
+
+def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
+    """Raises `ModelError` for a model that takes no images but of the size of these, (N,C,H,W)."""
+    if model in _taken:
+        return
+    height, width = images.shape[2:]
+    larger = F.interpolate(images.float(), (height + step, width + 2 * step)).to(images)
+    try:
+        other, inputs = take_size(model, larger, (height, width))
+        with undisturbed(unwrap(other)), torch.no_grad():
+            other(**inputs) if isinstance(inputs, dict) else other(inputs)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or "nothing more"
+        raise ModelError(
+            f"The model takes {width} x {height} pixels alone, and cannot be shown a whole picture ({type(error).__name__}: "
+            f"{reason}). Take the fit 'tiles', or leave it at 'crop'."
+        ) from error
+    _taken.add(model)
+
+
+def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.Module, Any]:
+    """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated.
+
+    The model itself is left as it is. Where its positions lie in it, the one that is given is a copy with the same weights.
+    """
+    size = tuple(images.shape[2:])
+    plain = unwrap(model)
+    if size == tuple(own):
+        return model, images
+    if "interpolate_pos_encoding" in inspect.signature(plain.forward).parameters:  # transformers'
+        return model, {"pixel_values": images, "interpolate_pos_encoding": True}
+    make = _find_maker(plain)
+    if make is None:
+        return model, images
+    tensors = [*plain.parameters(), *plain.buffers()]
+    key = (*size, *((each.data_ptr(), each._version, each.dtype, each.device) for each in tensors))
+    sized = _sized.setdefault(plain, {})
+    if key not in sized:
+        if len(sized) >= KEPT:
+            sized.pop(next(iter(sized)))
+        shared = {id(tensor): tensor for tensor in tensors}
+        sized[key] = make(copy.deepcopy(plain, shared), size)
+    return sized[key], images
+
+
+def _find_maker(model: nn.Module) -> Any:
+    """What gives a copy of the model another size; None where it may take any as it is."""
+    if callable(getattr(model, "set_input_size", None)):  # timm's
+        return _resize_timm
+    is_torchvision = type(model).__module__ == "torchvision.models.vision_transformer"
+    return _resize_torchvision if is_torchvision else None
+
+
+def _resize_timm(model: Any, size: tuple[int, int]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of speed
+        model.set_input_size(img_size=size)
+    result: nn.Module = model
+    return result
+
+
+def _resize_torchvision(model: Any, size: tuple[int, int]) -> nn.Module:
+    tokens = model.encoder.pos_embedding
+    side = model.image_size // model.patch_size
+    grid = tokens[:, -(side**2) :].mT.unflatten(2, (side, side))
+    cells = [length // model.patch_size for length in size]
+    grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(tokens).flatten(2).mT
+    resized = torch.cat([tokens[:, : -(side**2)], grid], 1)
+    model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
+    model._process_input = partial(_to_tokens, model)  # its own takes squares of one size alone
+    result: nn.Module = model
+    return result
+
+
+def _to_tokens(model: Any, images: Tensor) -> Tensor:
+    tokens: Tensor = model.conv_proj(images).flatten(2).mT
+    return tokens

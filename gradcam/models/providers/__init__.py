@@ -1,0 +1,85 @@
+"""Where models come from: one small table. Each provider is a module that is imported when one of its models is named."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from gradcam.errors import ModelError, shorten
+
+if TYPE_CHECKING:
+    from gradcam.models.providers.base import Blueprint, Parts
+
+
+DEFAULT = "efficientnet_lite0"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Models that are named in one way: `form`, for people, and `pattern`, whose group is the name that `module` gets.
+
+    `module` has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's own, and
+    `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration.
+    """
+
+    form: str
+    summary: str
+    pattern: str
+    module: str
+
+    def load(self, name: str, weights: Path | None) -> Parts:
+        """The model of that name. Raises `ModelError` where it cannot be had."""
+        parts: Parts = self._import().load(name, weights)
+        return parts
+
+    def plan(self, name: str) -> Blueprint:
+        """How that model is built, without its weights. Raises `ModelError` where nobody knows."""
+        blueprint: Blueprint = self._import().plan(name)
+        return blueprint
+
+    def _import(self) -> ModuleType:
+        return importlib.import_module(f"{__name__}.{self.module}")
+
+
+# The first whose pattern fits the whole name. A file or a dotted module is a factory's; a plain word before a colon may be a
+# model of torchvision with its weights, or a module with its function, which torchvision's provider tells apart.
+PROVIDERS = (
+    Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
+    Provider("timm:NAME", "a model of timm, or a folder that timm saved", r"timm:(.*)", "timm"),
+    Provider("hf:NAME", "a Hugging Face image classifier, by name or by folder", r"hf:(.*)", "huggingface"),
+    Provider("FILE.py:FUNCTION", "your own: what the function gives", r"(.+\.py(?::.*)?)", "own"),
+    Provider("MODULE:FUNCTION", "your own, from a module", r"([^:]*\.[^:]*:.*)", "own"),
+    Provider("NAME[:WEIGHTS]", "a classification model of torchvision", r"(.*)", "torchvision"),
+)
+
+
+def load_parts(name: str, weights: Path | None) -> Parts:
+    """The model of that name, from whichever provider knows it. Raises `ModelError` where there is none."""
+    from gradcam.models.providers.base import pytorchs_own_defaults
+
+    provider, rest = _find_provider(name)
+    with pytorchs_own_defaults():
+        return provider.load(rest, weights)
+
+
+def find_blueprint(name: str) -> Blueprint:
+    """How the model of that name is built, without its weights. Raises `ModelError` where there is none."""
+    provider, rest = _find_provider(name)
+    return provider.plan(rest)
+
+
+def _find_provider(name: str) -> tuple[Provider, str]:
+    """Who knows the model, and the name by which."""
+    if not isinstance(name, str):
+        raise ModelError(
+            f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."
+        )
+    for provider in PROVIDERS:
+        found = re.fullmatch(provider.pattern, name, re.DOTALL)
+        if found:
+            return provider, found.group(1)
+    raise ModelError(f"There is no model {shorten(name)}.")  # the last pattern fits anything

@@ -1,0 +1,193 @@
+"""Whether something can be fetched, asked before a library tries it over and over."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib
+import os
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradcam.errors import ModelError
+from gradcam.images.files import hash_file
+from gradcam.models.checkpoints.fit import count_classes, load_weights
+from gradcam.models.checkpoints.read import Checkpoint
+from gradcam.models.preprocess import Preprocess, Preprocessing
+
+USUAL_SIZE = (224, 224)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model to be built: `build` makes it with random weights, for pictures of `size` with so many channels.
+
+    `layer`: what is explained where nothing else is said, None for the one that `gradcam.explain` takes;
+    `layer_for_positive`: the same for methods that assume activations that are not negative.
+    """
+
+    build: Callable[[], Any]
+    size: tuple[int, int] = USUAL_SIZE
+    channels: int = 3
+    layer: str | None = None
+    layer_for_positive: str | None = None
+
+
+@contextlib.contextmanager
+def pytorchs_own_defaults() -> Iterator[None]:
+    """PyTorch's default dtype and device as they are when nobody has changed them.
+
+    Weights that are loaded into a model of bfloat16 stay rounded, and what a model computes while it is built has no
+    values on the meta device. Where the code that builds the model chooses other defaults itself, those stay.
+    """
+    before = torch.get_default_dtype()
+    is_usual = torch.get_default_device() == torch.device("cpu")
+    torch.set_default_dtype(torch.float32)
+    try:
+        with contextlib.nullcontext() if is_usual else torch.device("cpu"):
+            yield
+    finally:
+        if torch.get_default_dtype() == torch.float32:
+            torch.set_default_dtype(before)
+
+
+def import_extra(package: str, extra: str) -> ModuleType:
+    """A package that comes with `gradcam-torch[extra]`. Raises `ModelError` with the line that installs it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        what = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
+        raise ModelError(f"{package} {what}: pip install 'gradcam-torch[{extra}]'") from error
+
+
+PATIENCE = 5.0  # seconds
+HUB = "https://huggingface.co"
+WITHOUT = "The model 'efficientnet_lite0' needs none of this."
+
+
+def reason_unreachable(url: str) -> str | None:
+    """Why there is no answer from where `url` points, None if there is one, whatever it says."""
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.reason}" if error.code in (404, 407, 410) else None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return str(getattr(error, "reason", error)) or type(error).__name__
+
+
+def hub_address() -> str:
+    """Where Hugging Face's files are fetched from, as its own library finds that."""
+    return os.environ.get("HF_ENDPOINT", HUB)
+
+
+def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
+    """Download to `path`, all of it or nothing. Raises `ModelError` with what to do where that fails."""
+    import torch
+
+    reason = reason_unreachable(url)
+    if reason is None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(path), hash_prefix, progress=sys.stderr.isatty())
+        except (OSError, RuntimeError, http.client.HTTPException) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+        else:
+            return
+    raise ModelError(
+        f"The weights cannot be fetched ({reason}). Download {url} on another computer and put it at {path}, or anywhere, "
+        f"and give it with --weights FILE (weights= in Python). {WITHOUT}"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A model with what its provider knows of it; what is None is found by looking at the model.
+
+    `plain`: the same preprocessing as steps that can be changed one by one, where `preprocess` is not made of such.
+    `is_assumed`: whether the preprocessing is a guess. `activation`: how logits become probabilities, where that is
+    certain. `notes`: what a person should know. `layer_for_positive`: in place of `layer` for methods that assume
+    activations that are not negative, where that is another one.
+    """
+
+    model: nn.Module
+    preprocess: Preprocess
+    plain: Preprocessing | None = None
+    is_assumed: bool = False
+    labels: Sequence[str] | None = None
+    classes: int | None = None
+    layer: str | None = None
+    layer_for_positive: str | None = None
+    activation: str | None = None
+    notes: Sequence[str] = ()
+
+
+HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """The library's own `name` of a file, and whether the content says so, or the file's name alone."""
+
+    name: str
+    is_certain: bool
+
+
+def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
+    """Which of the library's files this is, by its content, or, where that is another, by its name; None for neither.
+
+    `names`: such as mobilenet_v2-b0353104.pth. The content is only read where one of them tells its hash.
+    """
+    stems = {name.rpartition(".")[0]: name for name in names}
+    hashes = {found.group(1): name for stem, name in stems.items() if (found := HASH.search(stem))}
+    if hashes and path.is_file():
+        digest = hash_file(path)
+        for prefix, name in hashes.items():
+            if digest.startswith(prefix):
+                return Recognised(name, True)
+    # Saved in another form, or tuned further: mobilenet_v2-b0353104.safetensors.
+    alike = [name for stem, name in stems.items() if path.name.startswith(stem)]
+    return Recognised(alike[0], False) if alike else None
+
+
+def describe_preprocessing(path: Path, found: Recognised | None, name: str, preprocess: Preprocessing) -> str:
+    """A sentence on which preprocessing a file of weights gets; `name` is that of the weights whose it is."""
+    resize, size = (_describe_size(each) for each in (preprocess.resize, preprocess.size))
+    steps = f"resized to {resize}, cut to {size}"
+    if found is None:
+        return f"Pictures are prepared as for {name} ({steps}): '{path.name}' is none of its library's own files."
+    how = "its content" if found.is_certain else "its name"
+    return f"'{path.name}' is {name}, by {how}: pictures are prepared as for these ({steps})."
+
+
+def _describe_size(size: int | tuple[int, int]) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return str(size[0]) if size[0] == size[1] else f"{size[0]} x {size[1]}"
+
+
+Build = Callable[[int], nn.Module]  # from a number of classes
+
+
+def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
+    """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes.
+
+    `classes`: how many it has by default. Raises `ModelError` where the checkpoint is of another model.
+    """
+    model = build(classes)
+    count = count_classes(checkpoint, model)
+    if count is not None and count != classes:
+        model = build(count)
+    return model, count, load_weights(model, checkpoint)

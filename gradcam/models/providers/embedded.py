@@ -1,0 +1,167 @@
+"""EfficientNet-Lite0, written out: the network whose weights come with the package.
+
+Lite0 is EfficientNet-B0 without squeeze-and-excitation and with ReLU6 for swish (Tan & Le, "EfficientNet", ICML 2019;
+the Lite variants are from Google's `tpu` repository). Its weights were trained in TensorFlow, hence the padding and the
+batch norms' epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.providers.base import Blueprint, Parts, build_for
+
+TENSORFLOW_EPSILON = 1e-3
+
+
+class SamePaddedConv2d(nn.Conv2d):
+    """A strided convolution padded as TensorFlow's "SAME": the odd pixel of padding goes to the right and the bottom."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, bottom = _same_padding(x.shape[-2], self.kernel_size[0], self.stride[0])
+        left, right = _same_padding(x.shape[-1], self.kernel_size[1], self.stride[1])
+        return super().forward(F.pad(x, (left, right, top, bottom)))
+
+
+def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def _convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    if stride == 1:  # symmetric: plain padding is the same thing, without a copy of the input
+        return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
+    return SamePaddedConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+
+
+def _convolution_unit(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    norm = nn.BatchNorm2d(outputs, eps=TENSORFLOW_EPSILON)
+    return nn.Sequential(_convolution(inputs, outputs, kernel, stride, groups), norm, nn.ReLU6(inplace=True))
+
+
+class InvertedResidual(nn.Module):
+    """Expand, convolve each channel by itself, project; the input is added where shapes allow."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = inputs * expansion
+        self.expand = _convolution_unit(inputs, hidden) if expansion > 1 else nn.Identity()
+        self.depthwise = _convolution_unit(hidden, hidden, kernel, stride, groups=hidden)
+        self.project = nn.Sequential(_convolution(hidden, outputs), nn.BatchNorm2d(outputs, eps=TENSORFLOW_EPSILON))
+        self.is_residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(self.depthwise(self.expand(x)))
+        return x + y if self.is_residual else y
+
+
+def _blocks(inputs: int, outputs: int, kernel: int, stride: int, repeats: int) -> list[nn.Module]:
+    first = InvertedResidual(inputs, outputs, kernel, stride, expansion=6)
+    return [first, *(InvertedResidual(outputs, outputs, kernel, 1, expansion=6) for _ in range(repeats - 1))]
+
+
+class EfficientNetLite0(nn.Module):
+    """Images (N,3,H,W), scaled to [-1,1], to logits (N,classes).
+
+    `layer1` to `layer4` end at strides 4, 8, 16 and 32, as a ResNet's do. `layer4` ends with the network's last blocks,
+    before the convolution that widens it to 1280 channels: behind that one, Grad-CAM put less of its mass on the right
+    quarter of mosaics of four photographs (`scripts/measure_layer4`).
+    """
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            _convolution_unit(3, 32, kernel=3, stride=2),
+            InvertedResidual(32, 16, kernel=3, stride=1, expansion=1),
+        )
+        self.layer1 = nn.Sequential(*_blocks(16, 24, kernel=3, stride=2, repeats=2))
+        self.layer2 = nn.Sequential(*_blocks(24, 40, kernel=5, stride=2, repeats=2))
+        self.layer3 = nn.Sequential(
+            *_blocks(40, 80, kernel=3, stride=2, repeats=3),
+            *_blocks(80, 112, kernel=5, stride=1, repeats=3),
+        )
+        self.layer4 = nn.Sequential(
+            *_blocks(112, 192, kernel=5, stride=2, repeats=4),
+            *_blocks(192, 320, kernel=3, stride=1, repeats=1),
+        )
+        self.head = nn.Sequential(
+            _convolution_unit(320, 1280),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(1280, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.head(x)
+
+
+HERE = resources.files("gradcam.models") / "embedded"
+WEIGHTS = "efficientnet_lite0.safetensors"
+LABELS = "imagenet_labels.txt"
+PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+LAYER = "layer4"  # of the candidates, where all methods together localise best: scripts/choose_defaults.md
+# `layer4` is a linear bottleneck. Behind the next activation, these localise two to five times as well: README.
+LAYER_FOR_POSITIVE = "head.0"
+
+
+def build(classes: int) -> nn.Module:
+    """The network without weights, for that many classes."""
+    with torch.device("meta"):  # nothing is drawn at random for weights that are about to be replaced
+        return EfficientNetLite0(classes)
+
+
+def read_labels() -> list[str]:
+    """The names of ImageNet's 1000 classes."""
+    return (HERE / LABELS).read_text(encoding="utf-8").splitlines()
+
+
+CLASSES = 1000
+NOTE = "Its 1000 classes are taken for ImageNet's: give labels if they are others."
+
+
+def name_classes(parts: Parts, labels: Sequence[str] | None = None) -> Parts:
+    """The same with ImageNet's labels, and a note, where a checkpoint has 1000 classes."""
+    if parts.classes != CLASSES:
+        return parts
+    return replace(parts, labels=labels or read_labels(), activation="softmax", notes=[*parts.notes, NOTE])
+
+
+Found = TypeVar("Found", Parts, Blueprint)
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is.
+
+    Raises `ModelError` for a checkpoint that does not fit.
+    """
+    if weights is not None:
+        model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
+        found = Parts(model, PREPROCESSING, classes=classes, notes=notes)
+        return name_classes(_with_layers(found))
+    with resources.as_file(HERE / WEIGHTS) as path:
+        model, _, _ = build_for(read_checkpoint(path), build, CLASSES)
+    found = Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax")
+    return _with_layers(found)
+
+
+def plan(name: str) -> Blueprint:
+    """The model, with random weights where nobody keeps it from drawing them."""
+    build = partial(EfficientNetLite0, CLASSES)
+    return _with_layers(Blueprint(build, PREPROCESSING.size))
+
+
+def _with_layers(found: Found) -> Found:
+    return replace(found, layer=LAYER, layer_for_positive=LAYER_FOR_POSITIVE)

@@ -1,0 +1,343 @@
+"""Hugging Face's image classifiers, by name or from a folder, each with its own image processor and its own labels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from gradcam.errors import ImageError, ModelError, join_names
+from gradcam.images.read import Pixels, Region, check_pixels
+from gradcam.models.adjust import ASSUMED
+from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.providers.base import (
+    USUAL_SIZE,
+    WITHOUT,
+    Blueprint,
+    Parts,
+    build_for,
+    hub_address,
+    import_extra,
+    reason_unreachable,
+)
+
+WARPED_FROM = 384  # ConvNeXt's processor takes no centre from this size on
+ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessorPreprocess:
+    """An image processor of transformers, with the part of a picture that its result shows.
+
+    `plain`: the same as steps that can be changed, where there are such. `is_known`: whether its steps are understood;
+    otherwise the whole picture is taken to be seen.
+    """
+
+    processor: Any = field(repr=False)
+    plain: Preprocessing | None
+    is_known: bool = True
+
+    def __call__(self, image: NDArray[Any]) -> Tensor:
+        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives.
+
+        Of deeper values it would keep 8 bits: those go through the same steps of our own, where they are known.
+        Raises `ImageError` where they are not.
+        """
+        if image.dtype != np.uint8 or image.ndim != 3:
+            return self._prepare_deep(image)
+        # Of an array, a processor would have to guess which axis the channels are on.
+        values = self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"]
+        tensor: Tensor = values[0]
+        return tensor
+
+    def _prepare_deep(self, image: NDArray[Any]) -> Tensor:
+        if not self.is_known:
+            raise ImageError(
+                f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
+                "it as that, or give a reader that makes it."
+            )
+        tensor = find_steps(self.processor, *image.shape[:2])(image)
+        return tensor.flip(0) if getattr(self.processor, "do_flip_channel_order", False) else tensor
+
+    def region(self, height: int, width: int) -> Region:
+        """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
+        if not self.is_known:
+            return 0, 0, height, width
+        return find_steps(self.processor, height, width).region(height, width)
+
+
+def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
+    """A processor as preprocessing, and a note where it does something that is not understood."""
+    name = type(processor).__name__
+    first: Preprocessing | None = None
+    second: Preprocessing | None = None
+    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
+        first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
+    found = ProcessorPreprocess(processor, None, is_known=False)
+    picture = _make_picture()
+    try:
+        values = found(picture)
+    except Exception as error:  # a configuration that contradicts itself
+        raise ModelError(f"The image processor, {name}, prepares no picture: {' '.join(str(error).split())}") from error
+    if first is None or not _does_alike(first, picture, values):
+        return found, [f"What part of a picture {name} takes is not known here: maps are drawn on all of it."]
+    is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
+    return ProcessorPreprocess(processor, first if is_plain else None), []
+
+
+def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
+    """What a processor's configuration says that it does with a picture of this size."""
+    if hasattr(processor, "data_config"):  # the one that wraps timm's transforms
+        from gradcam.models.providers.timm import to_preprocessing
+
+        return to_preprocessing(processor.data_config)
+    resize = _find_resize(processor, height, width)
+    resized = resize if isinstance(resize, tuple) else _scale(height, width, resize / min(height, width))
+    mean, std = _find_statistics(processor)
+    return Preprocessing(
+        size=_find_crop(processor) or resized,
+        # Where nothing is cut away, the shorter side alone would not say what the other becomes.
+        resize=resize if _find_crop(processor) else resized,
+        mean=mean,
+        std=std,
+        interpolation=Image.Resampling(2 if processor.resample is None else processor.resample).name.lower(),
+    )
+
+
+def _find_resize(processor: Any, height: int, width: int) -> int | tuple[int, int]:
+    if not processor.do_resize:
+        return height, width
+    size = processor.size
+    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
+    if _has_share(processor):
+        is_warped = shortest >= WARPED_FROM
+        return (shortest, shortest) if is_warped else int(shortest / processor.crop_pct)
+    if size.get("height") and size.get("width"):
+        return size["height"], size["width"]
+    if shortest and longest:
+        scale = min(shortest / min(height, width), longest / max(height, width))
+        return _scale(height, width, scale)
+    if shortest:
+        return int(shortest)
+    return _scale(height, width, min(size["max_height"] / height, size["max_width"] / width))
+
+
+def _scale(height: int, width: int, scale: float) -> tuple[int, int]:
+    return int(height * scale + 1e-9), int(width * scale + 1e-9)
+
+
+def _find_crop(processor: Any) -> tuple[int, int] | None:
+    """The size of the centre that is taken, None where all is."""
+    if getattr(processor, "do_center_crop", False):
+        return processor.crop_size["height"], processor.crop_size["width"]
+    if processor.do_resize and _has_share(processor) and processor.size["shortest_edge"] < WARPED_FROM:
+        return processor.size["shortest_edge"], processor.size["shortest_edge"]
+    return None
+
+
+def _has_share(processor: Any) -> bool:
+    """Whether the size is that of the centre, as ConvNeXt's processor has it."""
+    return getattr(processor, "crop_pct", None) is not None and processor.size.get("shortest_edge") is not None
+
+
+def _find_statistics(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of values in [0,1], of which processors may make others first."""
+    scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
+    offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
+    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in (mean, std))
+    return tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
+
+
+def _make_picture() -> Pixels:
+    """Coarse random blocks: another part of them looks another way."""
+    blocks = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
+    return np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
+
+
+def _does_alike(steps: Preprocessing, picture: Pixels, values: Tensor) -> bool:
+    """Whether these steps show the same part of a picture as what a processor gave; some pad, which steps cannot."""
+    with contextlib.suppress(ValueError):
+        return _is_alike(values, steps(picture))
+    return False
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors show the same part of a grey picture, whatever their scale."""
+    if one.shape[1:] != other.shape[1:]:
+        return False
+    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (one, other)])
+    return torch.corrcoef(pair)[0, 1].item() > ALIKE
+
+
+PROCESSOR = "preprocessor_config.json"
+# How transformers itself tells probabilities from logits.
+SAID = {  # by transformers, of what is no mistake of its own, and what we say
+    "weights_only": "its weights are a pickle that would run code on being read; it was not run. Take safetensors",
+    "trust_remote_code": "it comes with code of its own, which is never run here. Load it in a function of yours, "
+    "--model FILE.py:FUNCTION",
+    "Unrecognized configuration class": "it is no image classifier that transformers knows. In Python "
+    "gradcam.explain(model, images, target=...) takes any model",
+}
+ACTIVATIONS = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+    "regression": "none",
+    None: "softmax",
+}
+REGRESSION = "It is a regression: its value is shown in a probability's place; class 1 is for it, class 0 against it."
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or not.
+
+    Code that comes with a model is never run. Raises `ModelError` for a missing transformers, for what is no image
+    classifier, for weights that leave the head random, and where nothing is here nor to be fetched.
+    """
+    transformers = import_extra("transformers", "hf")
+    name, is_local = _find_source(transformers, name)
+    with _quiet(transformers):
+        config = _take(transformers.AutoConfig, name, local_files_only=is_local)
+        labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
+        parts = _find_preprocess(transformers, name, is_local, config)
+        notes: Sequence[str] = ()
+        classes: int | None
+        if weights is None:
+            model, classes = _load_own(transformers, name, is_local), len(labels)
+        else:
+            build = partial(_build, transformers, config)
+            model, classes, notes = build_for(read_checkpoint(weights), build, len(labels))
+    return replace(
+        parts,
+        model=model,
+        labels=labels if classes == len(labels) else None,
+        classes=classes,
+        activation=ACTIVATIONS.get(config.problem_type),
+        notes=[*parts.notes, *notes, *([REGRESSION] if config.problem_type == "regression" else [])],
+    )
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
+    transformers = import_extra("transformers", "hf")
+    name, is_local = _find_source(transformers, name)
+    with _quiet(transformers):
+        config = _take(transformers.AutoConfig, name, local_files_only=is_local)
+        size = _find_size(transformers, name) or _to_size(getattr(config, "image_size", None)) or USUAL_SIZE
+    build = partial(_build, transformers, config, config.num_labels)
+    return Blueprint(build, size, getattr(config, "num_channels", 3))
+
+
+def _find_size(transformers: Any, name: str) -> tuple[int, int] | None:
+    """What its preprocessing makes of a picture; None where there is none with the model."""
+    try:
+        settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(name)
+    except (OSError, ValueError):
+        return None
+    return _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
+
+
+def _to_size(sides: Any) -> tuple[int, int] | None:
+    """A size in any of the forms of configurations."""
+    if isinstance(sides, dict):
+        sides = (sides["height"], sides["width"]) if "height" in sides else sides.get("shortest_edge")
+    if isinstance(sides, int):
+        return sides, sides
+    return (sides[0], sides[1]) if isinstance(sides, Sequence) and len(sides) == 2 else None
+
+
+def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
+    """The name for transformers, and whether all is here already. Raises `ModelError` where it is not, nor to be fetched."""
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder}: has no config.json, expected a folder that save_pretrained() made.")
+        return str(folder), True
+    if not name or name.startswith((".", "/", "~", "\\")) or name.count("/") > 1:
+        raise ModelError(
+            f"hf:{name} names nothing: there is no such folder, and a model of the hub is called OWNER/NAME."
+        )
+    try:
+        transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError):
+        reason = reason_unreachable(hub_address())
+        if reason is None:
+            return name, False
+        raise ModelError(
+            f"'{name}' is no folder here and not in Hugging Face's cache, and cannot be fetched ({reason}). On another "
+            f"computer, `hf download {name} --local-dir FOLDER` fetches a folder: copy it here, and name it hf:FOLDER. "
+            f"{WITHOUT}"
+        ) from None
+    return name, True
+
+
+def _take(source: Any, name: str, **options: Any) -> Any:
+    """What one of transformers' classes makes of a name. Raises `ModelError` for whatever it raises."""
+    try:
+        return source.from_pretrained(name, trust_remote_code=False, **options)
+    except Exception as error:  # OSError, ValueError, RuntimeError, safetensors' own, and those of each model
+        own = [sentence for part, sentence in SAID.items() if part in str(error)]
+        reason = own[0] if own else " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(f"hf:{name} cannot be loaded: {reason}") from error
+
+
+def _load_own(transformers: Any, name: str, is_local: bool) -> nn.Module:
+    source = transformers.AutoModelForImageClassification
+    model, info = _take(source, name, local_files_only=is_local, output_loading_info=True)
+    if info["missing_keys"]:
+        names = join_names(sorted(info["missing_keys"])[:3])
+        raise ModelError(
+            f"hf:{name} holds no trained classifier: {len(info['missing_keys'])} weights are missing, such as {names}. "
+            "Take one that was trained to classify, or give its checkpoint with --weights."
+        )
+    return model
+
+
+def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
+    config.num_labels = classes
+    try:
+        return transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise ModelError(
+            f"A {config.model_type} is no image classifier that transformers knows: in Python "
+            "gradcam.explain(model, images, target=...) takes any model."
+        ) from error
+
+
+def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
+    """Parts without a model. Raises `ModelError` for a processor that cannot be loaded; without one, it is guessed."""
+    try:
+        preprocess, notes = make_preprocess(_take(transformers.AutoImageProcessor, name, local_files_only=is_local))
+    except ModelError:
+        if not Path(name).is_dir() or (Path(name) / PROCESSOR).exists():
+            raise
+        side = getattr(config, "image_size", None)
+        assumed = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
+        note = f"{name} has no {PROCESSOR}: save its image processor beside it, with save_pretrained()."
+        return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
+    return Parts(nn.Identity(), preprocess, plain=preprocess.plain, notes=notes)
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No bars and no warnings: what matters of them is an error or a note of ours."""
+    logging = transformers.utils.logging
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,69 @@
+"""Models of the user's own: what a function gives."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gradcam.errors import ModelError, shorten
+from gradcam.layers.find import refuse_other_kinds
+from gradcam.models.adjust import ASSUMED
+from gradcam.models.checkpoints.fit import load_weights
+from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.functions import call, find_function
+from gradcam.models.providers.base import Blueprint, Parts
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """The model that `file.py:function` or `package.module:function` gives, called without arguments.
+
+    A module that is there already, in place of a function, is taken as it is. `weights`: loaded into it.
+    Raises `ModelError` where there is no such function, where it raises, and where it gives no module.
+    """
+    model = _make(find_function(name), name)
+    return to_parts(model, weights)
+
+
+def plan(name: str) -> Blueprint:
+    """The model that the function gives. Raises `ModelError` where there is no such function."""
+    return Blueprint(partial(_make, find_function(name), name))
+
+
+def to_parts(model: nn.Module, weights: Path | None) -> Parts:
+    """A model of which nothing is known; a checkpoint is loaded into it if there is one."""
+    notes = () if weights is None else load_weights(model, read_checkpoint(weights))
+    return Parts(model, ASSUMED, is_assumed=True, notes=notes)
+
+
+def _make(found: Any, name: str) -> nn.Module:
+    refuse_other_kinds(found)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
+    _check_arguments(found, name)
+    model = call(found, name)
+    refuse_other_kinds(model)
+    if not isinstance(model, nn.Module):
+        hint = " A checkpoint goes to --weights." if isinstance(model, dict) else ""
+        raise ModelError(f"{name} gave {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")
+    return model
+
+
+def _check_arguments(function: Any, name: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of C have none
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        short = name.rpartition(":")[2]
+        raise ModelError(
+            f"{name} takes arguments, {short}{signature}, and is called without: write a function that gives them, such as "
+            f"`def make(): return {short}(...)`."
+        ) from error

@@ -1,0 +1,256 @@
+"""timm's models: by name, from a folder that timm saved, or from the hub."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.providers.base import (
+    WITHOUT,
+    Blueprint,
+    Parts,
+    build_for,
+    describe_preprocessing,
+    hub_address,
+    import_extra,
+    reason_unreachable,
+    recognise,
+)
+from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
+
+SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
+PICKLES = (".pth", ".pt", ".bin", ".tar")
+FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for on the hub, in its own order
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """`resnet18.a1_in1k`, `resnet18`, a folder, or `hf-hub:OWNER/NAME`; with a checkpoint in place of its weights or not.
+
+    Raises `ModelError` for an unknown name, a missing timm, and where the weights are neither here nor to be fetched.
+    """
+    timm = import_extra("timm", "timm")
+    name = _find_source(timm, name)
+    if (
+        weights is not None
+        and not weights.exists()
+        and f"{name.partition('.')[0]}.{weights}" in _list_tagged(timm, name)
+    ):
+        name, weights = f"{name.partition('.')[0]}.{weights}", None
+    classes: int | None
+    if weights is not None:
+        checkpoint = read_checkpoint(weights)
+        files = _list_files(timm, name)
+        found = recognise(weights, files)
+        name = name if found is None else files[found.name]
+        model, classes, notes = build_for(checkpoint, partial(_build, timm, name), CLASSES)
+        preprocess = _find_preprocessing(timm, model)
+        note = describe_preprocessing(weights, found, f"timm's {_name_settings(model, name)}", preprocess)
+        return _name_classes(Parts(model, preprocess, labels=_names(model), classes=classes, notes=[*notes, note]))
+    model = _build(timm, name, **_find_weights(timm, name))
+    classes = int(getattr(model, "num_classes", 0))
+    if not classes:
+        raise ModelError(f"timm's {name} has no classifier: take another, or give --weights with one.")
+    parts = Parts(model, _find_preprocessing(timm, model), labels=_names(model), classes=classes)
+    return _name_classes(parts) if name.startswith("local-dir:") else _name_own_classes(timm, parts)
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights. Raises `ModelError` for an unknown name, and for a missing timm."""
+    timm = import_extra("timm", "timm")
+    name = _find_source(timm, name)
+    settings = None if name.startswith(("local-dir:", *SOURCES)) else timm.get_pretrained_cfg(name)
+    build = partial(_build, timm, name, pretrained=False)
+    if settings is None:
+        settings = timm.data.resolve_model_data_config(build())
+        channels, *size = settings["input_size"]
+    else:
+        channels, *size = settings.input_size
+    return Blueprint(build, (size[0], size[1]), channels)
+
+
+def _find_source(timm: Any, name: str) -> str:
+    """The name as timm takes it. Raises `ModelError` for one that it does not know."""
+    if (
+        name.startswith("local-dir:")
+        or (os.sep in name and not name.startswith(SOURCES))
+        or (name and Path(name).is_dir())
+    ):
+        return _find_folder(name.removeprefix("local-dir:"))
+    if name.startswith(SOURCES):
+        return _find_cached_folder(name)
+    if timm.is_model(name.partition(".")[0]):
+        known = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
+        if "." not in name or name in known:
+            return name
+        offers = nearest(name, known) or known
+    else:
+        offers = nearest(name, timm.list_models())
+    hint = f"Nearest: {join_names(offers)}." if offers else "timm.list_models() lists them."
+    raise ModelError(f"timm has no model {shorten(name)}. {hint}")
+
+
+def _list_tagged(timm: Any, name: str) -> list[str]:
+    """The model with each of the weights that timm has for it; none for a folder, or one of the hub."""
+    if name.startswith(("local-dir:", *SOURCES)):
+        return []
+    tagged: list[str] = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
+    return tagged
+
+
+def _list_files(timm: Any, name: str) -> dict[str, str]:
+    """The names of the files in which timm publishes this model's weights, each with that of the model and its weights.
+
+    A name with weights of its own has those alone.
+    """
+    names = [name] if "." in name else _list_tagged(timm, name)
+    urls = {tagged: timm.get_pretrained_cfg(tagged).url for tagged in names if tagged in _list_tagged(timm, name)}
+    return {url.rpartition("/")[2]: tagged for tagged, url in urls.items() if url}
+
+
+def _name_settings(model: nn.Module, name: str) -> str:
+    """The model's name with that of the weights whose preprocessing it has."""
+    tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
+    return f"{name}.{tag}" if tag and "." not in name and ":" not in name else name
+
+
+def _find_folder(name: str) -> str:
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "is no folder"
+        raise ModelError(f"{folder}: {what}, expected a folder as timm.models.save_for_hf() makes it.")
+    _require_plain(*(path for path in map(folder.joinpath, FILES) if path.is_file()))
+    return f"local-dir:{folder}"
+
+
+def _find_cached_folder(name: str) -> str:
+    """A model of the hub from its cached files, if they are there. Raises `ModelError` where they cannot be fetched."""
+    repository = name.partition(":")[2]
+    config = _find_cached(repository, ["config.json"])
+    weights = _find_cached(repository, FILES)
+    if config is not None and weights is not None:
+        _require_plain(weights)
+        return f"local-dir:{config.parent}"
+    _require_hub(repository)
+    return name
+
+
+def _find_weights(timm: Any, name: str) -> dict[str, Any]:
+    """What timm is to load: the file from a cache, or whatever it fetches. Raises `ModelError` where that cannot be."""
+    if name.startswith(("local-dir:", *SOURCES)):
+        return {"pretrained": True}
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.has_weights:
+        raise ModelError(f"timm has no weights for {name}: give --weights FILE (weights= in Python), or another name.")
+    if config.hf_hub_id:
+        names = [config.hf_hub_filename] if config.hf_hub_filename else FILES
+        path = _find_cached(config.hf_hub_id, names)
+        if path is not None:
+            _require_plain(path)
+            return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(path)}}
+        _require_hub(config.hf_hub_id)
+        return {"pretrained": True}
+    path = Path(torch.hub.get_dir()) / "checkpoints" / config.url.rpartition("/")[2]
+    if not path.exists():
+        _require(config.url, config.url)
+    elif path.suffix in PICKLES:
+        _require_plain(path)
+    return {"pretrained": True}
+
+
+def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
+    """The first of these files that lies in the hub's cache."""
+    hub = import_extra("huggingface_hub", "timm")
+    repository, _, revision = repository.partition("@")
+    found = (hub.try_to_load_from_cache(repository, name, revision=revision or None) for name in names)
+    return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def _require_plain(*paths: Path) -> None:
+    """Raises `ModelError` where the first of the files would run code: some of timm's versions would let it."""
+    for path in paths[:1]:
+        read_checkpoint(path)
+
+
+def _require_hub(repository: str) -> None:
+    _require(hub_address(), f"{hub_address()}/{repository}")
+
+
+def _require(address: str, source: str) -> None:
+    """Raises `ModelError` where nothing answers: asked once, since timm would try for most of a minute."""
+    reason = reason_unreachable(address)
+    if reason is not None:
+        raise ModelError(
+            f"The weights are not in the cache, and cannot be fetched ({reason}). Download them from {source} on another "
+            f"computer, and give them with --weights FILE (weights= in Python). {WITHOUT}"
+        )
+
+
+def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> nn.Module:
+    """timm's model. Raises `ModelError` for whatever timm or its sources raise."""
+    try:
+        return timm.create_model(name, num_classes=classes, **options)
+    except Exception as error:  # each of timm's sources has kinds of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"timm cannot build {shorten(name)}: {reason}") from error
+
+
+def _names(model: nn.Module) -> Sequence[str] | None:
+    """The classes' names, where they are saved with the model."""
+    config: Any = model.pretrained_cfg
+    names, descriptions = config.get("label_names"), config.get("label_descriptions")
+    if not names:
+        return None
+    return [str((descriptions or {}).get(name, name)) for name in names]
+
+
+def _name_classes(parts: Parts) -> Parts:
+    """A checkpoint's or a folder's classes: by the names that are saved with them, or taken for ImageNet's."""
+    if parts.labels is None:
+        return name_classes(parts)
+    return parts if len(parts.labels) == parts.classes else name_classes(replace(parts, labels=None))
+
+
+def _name_own_classes(timm: Any, parts: Parts) -> Parts:
+    """The classes of weights that timm itself points to."""
+    if parts.labels is not None:
+        return parts
+    subset = timm.data.infer_imagenet_subset(parts.model)
+    if subset is None:
+        return parts
+    is_plain = parts.classes == CLASSES
+    labels = read_labels() if is_plain else timm.data.ImageNetInfo(subset).label_descriptions()
+    return replace(parts, labels=labels, activation="softmax")
+
+
+def _find_preprocessing(timm: Any, model: nn.Module) -> Preprocessing:
+    """What timm's own transforms do."""
+    return to_preprocessing(timm.data.resolve_model_data_config(model))
+
+
+def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
+    """The same as `timm.data.create_transform(**config)`. Raises `ModelError` where that pads."""
+    size, mode = tuple(config["input_size"][1:]), config["crop_mode"]
+    scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
+    if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):
+        raise ModelError(
+            f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads pictures, which is not "
+            "known here: load the model by a function of your own, with --size and --crop."
+        )
+    return Preprocessing(
+        size=size,
+        resize=scaled if mode == "squash" else scaled[0],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation="bilinear" if config["interpolation"] == "random" else config["interpolation"],
+    )

@@ -1,0 +1,203 @@
+"""torchvision's classification models, each with its own weights, transforms and categories."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.models.checkpoints.read import Checkpoint, describe_other_model, read_checkpoint
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.providers import DEFAULT, PROVIDERS
+from gradcam.models.providers import embedded as imagenet
+from gradcam.models.providers import own as factory
+from gradcam.models.providers.base import Blueprint, Parts, build_for, describe_preprocessing, fetch, recognise
+
+NAME_OF_WEIGHTS = re.compile(r"(\w+_Weights\.)?\w+")
+WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures scaled in the model
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights, or others of its by name, or with a checkpoint.
+
+    A checkpoint that is one of torchvision's own files is prepared for as those weights are; any other as for the weights
+    that are named, or the model's best. Raises `ModelError` for an unknown name, and where the weights are neither here nor
+    to be fetched.
+    """
+    found = _find_model(name)
+    if found is None:
+        return factory.load(name, weights)
+    name, enum, is_chosen = found
+    if weights is not None and not weights.exists() and NAME_OF_WEIGHTS.fullmatch(str(weights)):
+        enum, weights = find_weights(name, str(weights)), None
+    if weights is not None:
+        return _load_file(name, enum, weights, is_chosen)
+    labels = _categories(enum)
+    model, _, _ = build_for(_read_own(enum), partial(_build, name, enum), len(labels))
+    return Parts(model, to_preprocessing(enum.transforms()), labels=labels, classes=len(labels), activation="softmax")
+
+
+def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
+    """The model with a checkpoint; `is_chosen`: whether a person named the weights `enum`, whose preprocessing is taken."""
+    entries = {cached_file(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
+    checkpoint, found = read_checkpoint(weights), recognise(weights, entries)
+    if is_chosen and found is not None and entries[found.name] is not enum:
+        found = None
+    enum = enum if found is None else entries[found.name]
+    model, classes, notes = build_for(checkpoint, partial(_build, name, enum), imagenet.CLASSES)
+    preprocess = to_preprocessing(enum.transforms())
+    note = describe_preprocessing(weights, found, str(enum), preprocess)
+    if is_chosen and found is None:
+        note = f"Pictures are prepared as for {enum}, as was asked for."
+    if found is not None and found.is_certain:
+        return Parts(model, preprocess, labels=_categories(enum), classes=classes, activation="softmax", notes=[note])
+    return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=[*notes, note]))
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights. Raises `ModelError` for an unknown name."""
+    found = _find_model(name)
+    if found is None:
+        return factory.plan(name)
+    name, enum, _ = found
+    return Blueprint(partial(_build, name, enum, imagenet.CLASSES), to_preprocessing(enum.transforms()).size)
+
+
+def list_names() -> list[str]:
+    """The names of torchvision's classification models."""
+    from torchvision import models
+
+    return models.list_models(module=models)
+
+
+def list_weights(name: str) -> Any:
+    """The enum of a model's weights."""
+    from torchvision import models
+
+    return models.get_model_weights(name)
+
+
+def cached_file(enum: Any) -> Path:
+    """Where the file of weights lies, or will, in torch hub's cache."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(enum.url).path).name
+
+
+def check_name(name: str, typed: str) -> None:
+    """Raises `ModelError` for a name that is none of torchvision's, with what may have been meant."""
+    known = list_names()
+    if name in known:
+        return
+    other = describe_other_model(Path(typed))
+    if other is not None:
+        raise ModelError(f"{typed}: {other}.")
+    offers = nearest(name, [DEFAULT, *known])
+    hints = [f"Nearest: {join_names(offers)}."] if offers else []
+    hints += _guess_meaning(typed)
+    if not hints:
+        forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
+        hints = [f"`gradcam models` lists those with a name; others are {forms}."]
+    raise ModelError(f"There is no model {shorten(typed)}. {' '.join(hints)}")
+
+
+def find_weights(name: str, wanted: str) -> Any:
+    """The weights that are called so, or the model's best. Raises `ModelError` for unknown ones."""
+    enum = list_weights(name)
+    wanted = wanted.rpartition(".")[2]  # people also type ResNet50_Weights.IMAGENET1K_V1
+    if not wanted or wanted.upper() == "DEFAULT":
+        return enum.DEFAULT
+    found = {member.name.lower(): member for member in enum}.get(wanted.lower())
+    if found is None:
+        raise ModelError(
+            f"{name} has no weights {shorten(wanted)}: choose one of {join_names(member.name for member in enum)}."
+        )
+    _categories(found)
+    return found
+
+
+def _find_model(typed: str) -> tuple[str, Any, bool] | None:
+    """The model's name, its weights' enum, and whether these were named; None where this is a function in a module.
+
+    Raises `ModelError` for unknown ones.
+    """
+    name, _, wanted = typed.partition(":")
+    if wanted and name not in list_names() and _is_module(name):
+        return None
+    check_name(name, typed)
+    return name, find_weights(name, wanted), bool(wanted)
+
+
+def _guess_meaning(typed: str) -> list[str]:
+    """What somebody who typed this may have meant, as a sentence, if anything comes to mind."""
+    path = Path(typed)
+    if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".safetensors", ".bin"):
+        return [f"A checkpoint needs its architecture: --model NAME --weights {typed}."]
+    if typed and path.is_dir():
+        return [f"A folder is named hf:{typed} where transformers saved it, timm:{typed} where timm did."]
+    if "/" in typed:
+        return [f"Hugging Face's models are named hf:{typed}."]
+    if ":" in typed:
+        return ["A function of yours is named FILE.py:FUNCTION or MODULE:FUNCTION; there is no such module here."]
+    return []
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is a module of that name, which is not imported for that."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _read_own(enum: Any) -> Checkpoint:
+    """The model's own weights from the cache, where they are fetched to if need be."""
+    path = cached_file(enum)
+    if not path.exists():
+        prefix = torch.hub.HASH_REGEX.search(path.name)
+        fetch(enum.url, path, prefix.group(1) if prefix else None)
+    try:
+        return read_checkpoint(path)
+    except ModelError as error:
+        raise ModelError(
+            f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
+        ) from error
+
+
+def _build(name: str, enum: Any, classes: int) -> nn.Module:
+    """The model as it is with these weights, before they are loaded."""
+    from torchvision import models
+
+    options: dict[str, Any] = {"num_classes": classes}
+    if name in WITH_OWN_SCALE:
+        options |= {"transform_input": True, "init_weights": False, "aux_logits": False}
+    if name.startswith("vit_"):
+        options["image_size"] = enum.meta["min_size"][0]
+    return models.get_model(name, weights=None, **options)
+
+
+def _categories(enum: Any) -> list[str]:
+    """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
+    names = enum.meta.get("categories")
+    if names is None:
+        raise ModelError(
+            f"The weights {enum} are of no classifier, since their last layers are left empty: take others."
+        )
+    return list(names)
+
+
+def to_preprocessing(transforms: Any) -> Preprocessing:
+    """What torchvision's own transforms do."""
+    (size,), (resize,) = transforms.crop_size, transforms.resize_size
+    return Preprocessing(
+        size=(size, size),
+        resize=resize,
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+        interpolation=transforms.interpolation.value,
+    )

@@ -1,0 +1,350 @@
+"""Explanations of pictures from files."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from gradcam.attributions.base import Attribution
+from gradcam.attributions.draw import draw_attribution, place
+from gradcam.cam.explain import Explanation, check_alike
+from gradcam.errors import GradcamError, ImageError, shorten
+from gradcam.hooks.nested import map_tensors
+from gradcam.images.draw import overlay, scale, sheet
+from gradcam.images.read import Pixels, Region, encode_image, encode_png, write_image
+from gradcam.images.sheets import PanelRow, draw_panel
+from gradcam.images.write import SUFFIXES, check_suffix, choose
+from gradcam.targets import ClassTarget, probabilities
+
+HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
+
+
+class Pictured:
+    """What results that remember their pictures have in common: the names of classes, captions, and what is shown."""
+
+    classes: Tensor | None
+    scores: Tensor
+    output: Any
+    method: str
+    layer: str | None
+    pictures: Sequence[Pixels]
+    labels: Sequence[str] | None
+    activation: str
+
+    def probabilities(self) -> Tensor:
+        """All classes' probabilities: float32 (N,C)."""
+        return to_probabilities(self.output, len(self.pictures), self.activation)
+
+    def label(self, i: int = 0, k: int = 0) -> str | None:
+        """The name of picture i's k-th class; None where nobody knows it, and where the target was a function.
+
+        Raises `ImageError` where there is no such picture or class.
+        """
+        choose(i, k, tuple(self.scores.shape), "class")
+        return None if self.classes is None or self.labels is None else self.labels[int(self.classes[i, k])]
+
+    def probability(self, i: int = 0, k: int = 0) -> float | None:
+        """The probability of picture i's k-th class; None where the target was a function.
+
+        Raises `ImageError` where there is no such picture or class.
+        """
+        choose(i, k, tuple(self.scores.shape), "class")
+        return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
+
+    def name_class(self, i: int = 0, k: int = 0) -> str:
+        """The label and the index of picture i's k-th class, as far as there are."""
+        if self.classes is None:
+            return f"score {k}"
+        label, index = self.label(i, k), int(self.classes[i, k])
+        return f"class {index}" if label is None else f"{label} ({index})"
+
+    def caption(self, i: int = 0, k: int = 0) -> str:
+        """One line below picture i's k-th result: the class, its probability, the method and the layer."""
+        try:
+            probability = self.probability(i, k)
+        except GradcamError:  # of a head among several, which only the target knew
+            probability = None
+        share = "" if probability is None else f", {_to_share(probability, self.activation)}"
+        evidence = getattr(self, "evidence", "positive")
+        kind = "" if evidence == "positive" else f"{evidence} evidence "
+        return f"{self.name_class(i, k)}{share}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+
+    def _draw_all(self, i: int | None = None, k: int | None = None, **options: Any) -> Pixels:
+        drawn = self._draw(i, k, **options)
+        return drawn[0][0] if len(drawn) == len(drawn[0]) == 1 else sheet(drawn)
+
+    def _draw(self, i: int | None = None, k: int | None = None, **options: Any) -> list[list[Pixels]]:
+        """A row for each picture, and a column for each class."""
+        rows, columns = choose(i, k, tuple(self.scores.shape))
+        return [[self._draw_one(row, column, **options) for column in columns] for row in rows]
+
+    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
+        raise NotImplementedError
+
+    def _repr_png_(self) -> bytes:
+        return encode_png(self._draw_all())
+
+    def _repr_html_(self) -> str:
+        drawn = self._draw()
+        height = HEIGHTS[0] if len(drawn) == len(drawn[0]) == 1 else HEIGHTS[1]
+        rows = (
+            "".join(_to_figure(picture, height, self.caption(i, k)) for k, picture in enumerate(row))
+            for i, row in enumerate(drawn)
+        )
+        return "".join(
+            f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows
+        )
+
+
+def _to_share(probability: float, activation: str) -> str:
+    """A percentage, or what the model gives in its place, as a regression does."""
+    return f"{100 * probability:.0f} %" if activation != "none" or 0 <= probability <= 1 else f"{probability:.4g}"
+
+
+def _to_figure(picture: Pixels, height: int, caption: str) -> str:
+    """A picture, scaled where it is higher than that, and what is below it."""
+    picture = scale(picture, height) if picture.shape[0] > height else picture
+    data, text = base64.b64encode(encode_image(picture, ".jpg", 90)).decode(), html.escape(caption)
+    return (
+        f'<figure style="margin: 0; max-width: {picture.shape[1]}px">'
+        f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PictureExplanation(Pictured, Explanation):
+    """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
+
+    pictures: Sequence[Pixels] = field(repr=False)
+    regions: Sequence[Region] = field(repr=False)
+    labels: Sequence[str] | None = field(repr=False)
+    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
+    activation: str = field(repr=False)
+    # how the network was shown the pictures, where not by its own preprocessing
+    fit: str | None = field(default=None, repr=False)
+
+    __repr__ = Explanation.__repr__
+
+    def overlay(
+        self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo", outline: bool = True
+    ) -> Pixels:
+        """Picture i with its k-th heatmap, on the pixels that the network saw, outlined or not: RGB, uint8 (H,W,3).
+
+        Signed evidence is red for the class and blue against it, whatever the colour map.
+        Raises `ImageError` where there is no such picture or heatmap.
+        """
+        choose(i, k, tuple(self.maps.shape))
+        heatmap = self.heatmaps[i, k]
+        signed = self.evidence == "signed"
+        look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "signed": signed, "outline": outline}
+        return overlay(self.pictures[i], heatmap, region=self.regions[i], **look)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        i: int | None = None,
+        k: int | None = None,
+        *,
+        alpha: float = 0.5,
+        colormap: str = "turbo",
+    ) -> None:
+        """Write the overlay to a picture's file, or the values to `.npz` or `.npy` as any `Explanation` does.
+
+        `i`, `k`: as in `overlay`; without them all there are, on a sheet with a row for each picture where they are several.
+        `alpha`, `colormap`: of overlays.
+        The file is whole, or not there, and its folder has to be. Raises `ImageError` for another suffix, where there is no
+        such map, and where the file cannot be written.
+        """
+        if check_suffix(path) in SUFFIXES:
+            super().save(path, i, k)
+        else:
+            write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
+
+    def one(self, i: int) -> PictureExplanation:
+        """Picture i's alone."""
+        images, picture = len(self.pictures), slice(i, i + 1)
+        return replace(
+            self,
+            maps=self.maps[picture],
+            heatmaps=self.heatmaps[picture],
+            classes=None if self.classes is None else self.classes[picture],
+            scores=self.scores[picture],
+            output=take_one(self.output, i, images),
+            pictures=self.pictures[picture],
+            regions=self.regions[picture],
+            notes=self.notes[picture],
+        )
+
+    def cpu(self) -> PictureExplanation:
+        """The same, with its maps on the CPU; the model's output stays where it is."""
+        return replace(
+            self,
+            maps=self.maps.cpu(),
+            heatmaps=self.heatmaps.cpu(),
+            classes=None if self.classes is None else self.classes.cpu(),
+            scores=self.scores.cpu(),
+        )
+
+    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
+        return self.overlay(i, k, **options)
+
+
+def take_one(output: Any, i: int, images: int) -> Any:
+    """What a model gave for image i, of so many: (1,...) in place of (N,...) wherever there is a row for each."""
+    return map_tensors(output, lambda tensor: tensor[i : i + 1] if tensor.shape[:1] == (images,) else tensor)
+
+
+def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
+    """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
+    return probabilities(ClassTarget(activation=activation).find_logits(output, images), activation)
+
+
+@dataclass(frozen=True, eq=False)
+class PictureAttribution(Pictured, Attribution):
+    """An `Attribution` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
+
+    pictures: Sequence[Pixels] = field(repr=False)
+    regions: Sequence[Region] = field(repr=False)
+    labels: Sequence[str] | None = field(repr=False)
+    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
+    activation: str = field(repr=False)
+    # how the network was shown the pictures, where not by its own preprocessing
+    fit: str | None = field(default=None, repr=False)
+
+    __repr__ = Attribution.__repr__
+
+    def picture(self, i: int = 0, k: int = 0) -> Pixels:
+        """The k-th attribution of picture i, drawn in colour on grey: RGB, uint8 (H,W,3), as large as the picture.
+
+        It lies on the pixels that the network saw; the grey around them is that of zero, since they did not count.
+        Raises `ImageError` where there is no such picture or attribution.
+        """
+        choose(i, k, tuple(self.values.shape), "attribution")
+        height, width = self.pictures[i].shape[:2]
+        return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
+
+    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
+        """Write what `picture` draws to a picture's file, or the values to `.npz` or `.npy` as any `Attribution` does.
+
+        `i`, `k`: as in `picture`; without them all there are, on a sheet with a row for each picture where they are several.
+        Raises `ImageError` as `PictureExplanation.save` does.
+        """
+        if check_suffix(path) in SUFFIXES:
+            super().save(path, i, k)
+        else:
+            write_image(path, self._draw_all(i, k))
+
+    def one(self, i: int) -> PictureAttribution:
+        """Picture i's alone."""
+        images, picture = len(self.pictures), slice(i, i + 1)
+        return replace(
+            self,
+            values=self.values[picture],
+            classes=None if self.classes is None else self.classes[picture],
+            scores=self.scores[picture],
+            output=take_one(self.output, i, images),
+            gaps=None if self.gaps is None else self.gaps[picture],
+            pictures=self.pictures[picture],
+            regions=self.regions[picture],
+            notes=self.notes[picture],
+        )
+
+    def cpu(self) -> PictureAttribution:
+        """The same, with its values on the CPU; the model's output stays where it is."""
+        return replace(
+            self,
+            values=self.values.cpu(),
+            classes=None if self.classes is None else self.classes.cpu(),
+            scores=self.scores.cpu(),
+            gaps=None if self.gaps is None else self.gaps.cpu(),
+        )
+
+    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
+        return self.picture(i, k)
+
+
+def panel(
+    explanations: Mapping[tuple[str, str], PictureExplanation],
+    i: int = 0,
+    *,
+    height: int = 224,
+    alpha: float = 0.5,
+    colormap: str = "turbo",
+) -> Pixels:
+    """Picture i as `Classifier.compare` explained it: methods across, layers and classes down, with a bar of the colours.
+
+    Where each method has a layer of its own, the title of its column has that.
+
+    RGB, uint8 (H,W,3). Shown is the part of the picture that the network saw, at `height` pixels; the first column is
+    that part itself.
+    `alpha` and `colormap` are as in `gradcam.overlay`.
+    Raises `GradcamError` for explanations that are not of one comparison, `ImageError` where there is no picture i.
+    """
+    found = list(explanations.values()) if isinstance(explanations, Mapping) else []
+    is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
+    if not found or not is_comparison or not all(isinstance(each, PictureExplanation) for each in found):
+        raise GradcamError(f"The explanations are {shorten(explanations)}, expected what Classifier.compare() gives.")
+    for other in found[1:]:
+        check_alike(found[0], other)
+    layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
+    if len(layers) > 1 and len(methods) == len(explanations):
+        return _panel_of_own_layers(list(explanations.values()), i, height=height, alpha=alpha, colormap=colormap)
+    missing = [(layer, method) for layer in layers for method in methods if (layer, method) not in explanations]
+    if missing:
+        raise GradcamError(
+            f"There is no explanation by {missing[0][1]} at {missing[0][0]}: a panel needs each method at each layer."
+        )
+    first = _check_picture(found[0], i)
+    rows = [
+        PanelRow(
+            _title(explanations[layer, methods[0]], i, k),
+            [_seen(first, i), *(_seen(explanations[layer, method], i, k, alpha, colormap) for method in methods)],
+        )
+        for layer in layers
+        for k in range(first.maps.shape[1])
+    ]
+    signed = first.evidence == "signed"
+    return draw_panel(["picture", *methods], rows, height=height, colormap=colormap, signed=signed)
+
+
+def _panel_of_own_layers(
+    found: Sequence[PictureExplanation], i: int, *, height: int, alpha: float, colormap: str
+) -> Pixels:
+    """The classes down, and the methods across, each with its layer."""
+    first = _check_picture(found[0], i)
+    rows = [
+        PanelRow(_title(first, i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in found)])
+        for k in range(first.maps.shape[1])
+    ]
+    titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
+    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=first.evidence == "signed")
+
+
+def _check_picture(explanation: PictureExplanation, i: int) -> PictureExplanation:
+    """The explanation itself. Raises `ImageError` where it has no picture i."""
+    if not -len(explanation.pictures) <= i < len(explanation.pictures):
+        raise ImageError(f"There is no picture {i}: there are {len(explanation.pictures)}.")
+    return explanation
+
+
+def _title(explanation: PictureExplanation, i: int, k: int) -> str:
+    grid = " x ".join(map(str, explanation.maps.shape[2:]))
+    kind = "" if explanation.evidence == "positive" else f", {explanation.evidence} evidence"
+    return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
+
+
+def _seen(
+    explanation: PictureExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
+) -> Pixels:
+    """The part of the picture that the network saw, with its k-th heatmap, or without."""
+    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
+    picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
+    top, left, height, width = explanation.regions[i]
+    return picture[top : top + height, left : left + width]

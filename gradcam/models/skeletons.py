@@ -1,0 +1,218 @@
+"""Models by name without their weights: modules and shapes alone, which take neither time nor memory."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from gradcam.cam.listing import LayerRow, list_layers
+from gradcam.errors import GradcamError, ModelError, shorten
+from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
+from gradcam.models.device import find_input_dtype, first_channels
+from gradcam.models.providers import DEFAULT, find_blueprint
+from gradcam.models.providers.base import Blueprint, pytorchs_own_defaults
+
+MOST_SAID = 60  # characters of a model's own error, before a hint
+MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to see where its cells lie
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels,
+    or volumes and clips of `size` (depth, height, width).
+
+    `layer`: what is explained where nothing else is said, None for the one that `gradcam.explain` takes;
+    `layer_for_positive`: the same for methods that assume activations that are not negative.
+    """
+
+    name: str
+    model: nn.Module
+    size: tuple[int, ...]
+    channels: int
+    layer: str | None = None
+    layer_for_positive: str | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A skeleton's layers. `note`: what a person should know of how they were found."""
+
+    skeleton: Skeleton
+    rows: tuple[LayerRow, ...]
+    note: str | None = None
+
+
+def build_skeleton(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
+    """The model of that name on the meta device, where no weight has a value; no weights are read or downloaded.
+
+    `size`: of its pictures, (height, width), or of its volumes, (depth, height, width); None for what its weights were
+    trained with, and a depth of 16.
+    Raises `ModelError` for an unknown name, and for a model that cannot be built.
+    """
+    return _to_skeleton(name, find_blueprint(name), size)
+
+
+def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
+    """The same with weights that are drawn at random, so that it computes; no weights are read or downloaded either.
+
+    What a function of the user's own gives is taken as it is. The random state of the caller stays as it was.
+    Raises `ModelError` as `build_skeleton` does.
+    """
+    blueprint = find_blueprint(name)
+    with torch.random.fork_rng(devices=()):
+        model = _build(name, blueprint)
+    return _to_skeleton_of(name, model, blueprint, size)
+
+
+def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Survey:
+    """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion.
+
+    A model that asks for values on its way does not run on the meta device: it is run with random weights. One that does not
+    take the usual channels gets as many as its first convolution takes.
+    Raises as `build_skeleton`, and `ModelError` for a model that does not take pictures of this size.
+    """
+    blueprint = find_blueprint(name)
+    skeleton = _to_skeleton(name, blueprint, size)
+    try:
+        return _survey(blueprint, skeleton)
+    except ModelError:
+        channels = first_channels(skeleton.model)
+        if channels in (0, skeleton.channels):
+            raise
+        return _survey(blueprint, replace(skeleton, channels=channels))
+
+
+def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
+    note = None
+    try:
+        rows = list_layers(skeleton.model, _to_images(skeleton, skeleton.model, "meta"))
+        rows = _try_places(blueprint, skeleton, rows)
+    except GradcamError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a model raises
+        if "meta" not in str(error).lower():
+            raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
+        rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
+    return Survey(skeleton, _suggest(rows, skeleton), note)
+
+
+def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
+    """With what random weights show of places that are guesses; as they are without one, or where it would take long."""
+    count = sum(parameter.numel() for parameter in skeleton.model.parameters())
+    is_volume = len(skeleton.size) > 2  # of which several passes take minutes
+    if is_volume or count > MOST_PARAMETERS or not any(row.cam and row.guessed for row in rows):
+        return rows
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)  # the same list each time
+            real = _list_for_real(blueprint, skeleton)
+    except Exception:  # whatever a model raises that could be listed without values
+        return rows
+    places = {row.name: row.places for row in real}
+    return tuple(replace(row, places=places.get(row.name)) for row in rows)
+
+
+def _to_images(skeleton: Skeleton, model: nn.Module, device: str) -> Tensor:
+    """One picture, as precise as the model's weights."""
+    return torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=find_input_dtype(model))
+
+
+def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
+    model = _build(skeleton.name, blueprint)
+    try:
+        return list_layers(model, _to_images(skeleton, model, "cpu"))
+    except GradcamError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
+
+
+def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
+    """The error for a model that fails on a picture, or a volume, of this shape (C,H,W) or (C,D,H,W)."""
+    kind, hint = "a picture", ""
+    if len(shape) > 3:
+        kind = "a volume"
+        hint = (
+            ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
+            "or model(clip.transpose(1, 2)) (frames before channels)."
+        )
+    reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
+    if isinstance(error, SystemExit):
+        reason = f"SystemExit: {reason}"  # a bare number would say nothing
+    elif hint:
+        reason = reason[:MOST_SAID].rstrip(".")
+    elif isinstance(error, (RuntimeError, AssertionError)) and not hasattr(error, "__notes__"):
+        reason, hint = reason.rstrip("."), "; --size gives another."
+    return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
+
+
+def _suggest(rows: tuple[LayerRow, ...], skeleton: Skeleton) -> tuple[LayerRow, ...]:
+    """With the model's own layers for the suggestions, if it has any."""
+    first, positive = skeleton.layer, skeleton.layer_for_positive
+    if first is None:
+        return rows
+    return tuple(
+        replace(row, is_suggested=row.name == first, suggested_for_positive=row.name == positive) for row in rows
+    )
+
+
+def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None) -> Skeleton:
+    return _to_skeleton_of(name, _build_empty(name, blueprint), blueprint, size)
+
+
+def _to_skeleton_of(name: str, model: nn.Module, blueprint: Blueprint, size: tuple[int, ...] | None) -> Skeleton:
+    layers, size = (blueprint.layer, blueprint.layer_for_positive), size or blueprint.size
+    if len(size) == 2 and takes_volumes(model):
+        size = (USUAL_DEPTH, *size)
+    return Skeleton(name, model, size, blueprint.channels, *layers)
+
+
+def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
+    """Numbers that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
+    try:
+        with _empty_parameters(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about weights that are read into nothing
+            model = _build(name, blueprint)
+    except ModelError:  # it looks at its own weights while it is built, or cannot be built at all
+        model = _build(name, blueprint)
+    return model.to("meta")
+
+
+def _build(name: str, blueprint: Blueprint) -> nn.Module:
+    """The model, with random weights. Raises `ModelError` where that fails, or gives something else."""
+    try:
+        with pytorchs_own_defaults():
+            model = blueprint.build()
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the code of somebody's model raises
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {reason})") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name}: gave {shorten(model)}, expected a torch.nn.Module.")
+    return model
+
+
+@contextlib.contextmanager
+def _empty_parameters() -> Iterator[None]:
+    """Parameters that modules get in this thread have a shape and no values: nothing is drawn at random for them."""
+    thread = threading.get_ident()
+
+    def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if threading.get_ident() != thread or parameter.is_meta or type(parameter) is not nn.Parameter:
+            return None  # one that is shared stays shared
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(cast("Callable[..., None]", empty))  # what its type leaves out
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,78 @@
+"""What there is to choose from beside methods and scores: the tables that Python checks against and the shell offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradcam.errors import GradcamError, join_names, shorten
+
+# No torch is imported here: the shell reads these before there is anything to compute.
+
+
+EVIDENCE = ("positive", "negative", "signed")
+SMOOTHINGS = ("none", "eigen")
+
+# Which number of a class is explained: see `gradcam.targets.ClassTarget`.
+SCORES = ("logit", "probability", "contrast")
+
+# What the model computes in, and what PyTorch calls it.
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+# How a layer's output may lie: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
+LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
+
+# How logits become probabilities: together (softmax), each for itself (sigmoid), or not at all, since they are
+# probabilities. "auto" is softmax, or sigmoid for a single logit.
+ACTIVATIONS = ("auto", "softmax", "sigmoid", "none")
+
+# The views of an image that are explained together: what it is multiplied by, and whether it is mirrored. The first is
+# the image.
+AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
+    "none": ((1.0, False),),
+    "flip": ((1.0, False), (1.0, True)),
+    "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
+}
+
+# What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
+# them it is classified.
+FITS = ("crop", "whole", "tiles")
+PREDICTIONS = ("own", "seen")
+
+# Which channels of a layer come first, and what each one's largest value is measured by.
+CHANNEL_ORDERS = ("strongest", "index")
+CHANNEL_SCALES = ("channel", "layer")
+
+# Of the environment: how many pixels a picture may have, whatever memory it takes to read; `--max-pixels` sets it.
+MAX_PIXELS = "GRADCAM_MAX_PIXELS"
+
+# What `gradcam batch` writes of a picture, and as what.
+SAVED = {
+    "overlay": "the heatmap on the picture",
+    "heatmap": "the heatmap alone",
+    "map": "the method's own values, float32 (h,w), as .npy",
+    "panel": "methods, layers and classes side by side",
+}
+FORMATS = ("jpg", "png", "webp")
+OUTPUT_FORMATS = ("files", "webdataset")  # of what is written: a file each, or samples in tars
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One of `FITS`; `side`: of a window, in the picture's pixels, None for as many as the network takes."""
+
+    kind: str
+    side: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.side is None else f"{self.kind}:{self.side}"
+
+
+def to_fit(given: Any) -> Fit:
+    """ "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
+    kind, _, side = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or int(side) < 1)):
+        raise GradcamError(
+            f"fit is {shorten(given)}, expected {join_names(FITS)}; 'tiles:512' for windows of 512 pixels of the picture."
+        )
+    return Fit(kind, int(side) if side else None)

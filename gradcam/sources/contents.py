@@ -1,0 +1,243 @@
+"""Where pictures lie: in files of their own, in archives, or nowhere that they may be read from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from gradcam.errors import ImageError, StoreError
+from gradcam.images.files import NotAFileError, open_file
+from gradcam.images.read import check_memory
+
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
+HEADERS = LOCAL_HEADER.size + 400  # bytes before a member's data, as far as names are not longer than usual
+
+Stamp = tuple[int, int, int]  # which file it is, its size and its time
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A picture in a file of its own."""
+
+    where: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.where)
+
+    def read(self) -> bytes:
+        """What it holds. Raises `ImageError`, without its name, where that cannot be had, or changes meanwhile."""
+        with _wording_errors(), open_file(self.where) as file:
+            before = os.fstat(file.fileno())
+            check_memory(0, 0, 0, before.st_size)
+            data = file.read()
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns, len(data)) != (after.st_size, after.st_mtime_ns, after.st_size):
+            raise ImageError("changed while it was read")
+        if not data:
+            raise ImageError("is empty")
+        return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """A picture that is not read, and the reason."""
+
+    reason: str
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """Raises `ImageError` with the reason."""
+        raise ImageError(self.reason)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenContent:
+    """A picture that somebody holds, in a form that `Classifier.prepare` takes."""
+
+    picture: Any
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """Raises `ImageError`: it is to be prepared as it is."""
+        raise ImageError("is not in a file")
+
+
+class Archive(Protocol):
+    """What the bytes of an archive's members are read from. It can be sent to other processes."""
+
+    def open(self, start: int, size: int) -> AbstractContextManager[BinaryIO]:
+        """Its bytes from there on, of which about so many will be read.
+
+        Raises `ImageError` where they are not to be had, or no longer those that were listed.
+        """
+
+
+class ArchiveFile:
+    """An archive, as it was when it was listed.
+
+    Each reader opens it anew: threads share no position, and a thousand archives need no thousand descriptors.
+    It can be sent to other processes, also on machines that give the same file another number.
+    """
+
+    def __init__(self, where: str, listed: BinaryIO) -> None:
+        self.name = where
+        self._stamp = _stamp(listed)
+        self._compared = slice(0, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compared": slice(1, None)}
+
+    @property
+    def where(self) -> tuple[str, object]:
+        """What it is told from all others by, and from itself in another state."""
+        return self.name, self._stamp
+
+    @contextlib.contextmanager
+    def open(self, start: int, size: int) -> Iterator[BinaryIO]:
+        """Its bytes from there on. Raises `ImageError` where they are no longer those that were listed."""
+        try:
+            file = open_file(self.name)  # closed below; its own errors are not those of its readers
+        except OSError as error:
+            raise ImageError(f"lies in an archive that cannot be opened ({error.strerror})") from None
+        with file:
+            if _stamp(file)[self._compared] != self._stamp[self._compared]:
+                raise ImageError("lies in an archive that changed after it was listed")
+            file.seek(start)
+            yield file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TarContent:
+    """A picture in a tar archive: so many bytes from there on."""
+
+    archive: Archive
+    start: int
+    size: int
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """What it holds. Raises `ImageError`, without its name, where that cannot be had."""
+        with _wording_errors(), self.archive.open(self.start, self.size) as file:
+            data = file.read(self.size)
+        if len(data) != self.size:
+            raise ImageError("is damaged or cut off (the archive ends before it)")
+        return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZipContent:
+    """A picture in a zip archive: where its header begins, and what the archive's directory says of it."""
+
+    # Not the ZipInfo itself, which takes five times the memory.
+    archive: Archive
+    header: int
+    packed_size: int
+    size: int
+    checksum: int
+    method: int
+
+    @property
+    def path(self) -> None:
+        return None
+
+    def read(self) -> bytes:
+        """What it holds. Raises `ImageError`, without its name, where that cannot be had, or is not what was packed."""
+        with _wording_errors(), self.archive.open(self.header, HEADERS + self.packed_size) as file:
+            signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+            if signature != b"PK\3\4":
+                raise ImageError("is damaged or cut off (it does not begin where the archive says)")
+            file.seek(name_length + extra_length, os.SEEK_CUR)
+            with zipfile.ZipExtFile(file, "r", self._describe()) as member:
+                data = b"".join(iter(partial(member.read, self._step()), b""))
+        if len(data) != self.size:
+            raise ImageError("is damaged or cut off (it is shorter than the archive says)")
+        return data
+
+    def _step(self) -> int:
+        """How much is asked for at once. Of bzip2 and LZMA, zipfile unpacks so many packed bytes, to whatever length."""
+        is_counted = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        return self.size if is_counted else zipfile.ZipExtFile.MIN_READ_SIZE
+
+    def _describe(self) -> zipfile.ZipInfo:
+        info = zipfile.ZipInfo()
+        info.compress_type, info.compress_size = self.method, self.packed_size
+        info.file_size, info.CRC = self.size, self.checksum
+        return info
+
+
+@contextlib.contextmanager
+def _wording_errors() -> Iterator[None]:
+    """Whatever goes wrong with a picture's bytes becomes one `ImageError` of one line, without its name."""
+    try:
+        yield
+    except (ImageError, StoreError):
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise ImageError("does not exist") from None
+    except IsADirectoryError:
+        raise ImageError("is not a file") from None
+    except MemoryError:
+        raise ImageError("does not fit into memory") from None
+    except NotImplementedError as error:  # from zipfile
+        raise ImageError(f"is packed in a way that cannot be read ({error})") from None
+    except NotAFileError as error:
+        raise ImageError(str(error.strerror).removeprefix("it ")) from None
+    except OSError as error:
+        if error.errno is None:  # from a decompressor
+            raise ImageError(f"is damaged or cut off ({' '.join(str(error).split())})") from None
+        raise ImageError(f"cannot be opened ({error.strerror})") from None
+    except Exception as error:  # zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"is damaged or cut off ({reason})") from None
+
+
+def _stamp(file: BinaryIO) -> Stamp:
+    status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Content(Protocol):
+    """Where a picture's bytes are. Several threads may read at once, and it can be sent to other processes."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where it is one of its own on this machine; None for what lies in an archive or a store."""
+
+    def read(self) -> bytes:
+        """All of it. Raises `ImageError`, without the picture's name, where that cannot be had, or changes meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One picture.
+
+    `name`: relative to the input's root, with "/" between folders; it tells pictures apart, and is the record's `image`.
+    `wanted`: the class that a list asks for it, by label or index; None for whatever is asked for all.
+    """
+
+    name: str
+    content: Content
+    wanted: str | None = None
+
+
+def find_url(item: Item) -> str | None:
+    """Where a picture lies in a store, if it is an object of its own there."""
+    return getattr(item.content, "url", None)

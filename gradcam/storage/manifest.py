@@ -1,0 +1,309 @@
+"""The manifest: a line for each picture, in the order of the input, appended as pictures are done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gradcam.errors import GradcamError, OutputError
+from gradcam.images.files import is_called_after, open_file, write_whole
+from gradcam.storage.disk import BLOCK, LineFile, open_lines
+from gradcam.storage.output import Shelf, StoreShelf, to_shelf
+from gradcam.storage.records import Record, parse_whole
+from gradcam.storage.run_file import Part, find_last, find_parts, list_manifests, name_piece
+from gradcam.storage.store import Store, to_place
+
+
+class Logbook:
+    """Appends events; several threads may."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFile(path)
+        self._lock = threading.Lock()
+
+    def note(self, event: str, details: dict[str, Any]) -> None:
+        """Add `{"time": ..., "event": ..., ...}`, the time in ISO 8601 with its offset."""
+        fields = {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event, **details}
+        line = json.dumps(fields, default=str).encode() + b"\n"
+        # A log that cannot be written stops no run: what matters is in the manifest, which says so when it cannot.
+        with self._lock, contextlib.suppress(OSError, ValueError):  # a closed file's is a ValueError
+            self._lines.append(line)
+
+    def close(self) -> None:
+        """Close it; what is noted later is lost."""
+        with self._lock:
+            self._lines.close()
+
+
+SECONDS = 1.0  # between two waits for the disk
+
+
+def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
+    """The records of `gradcam batch`, in their order: of its output folder with all shards' parts, or of one file.
+
+    `path`: on a disk, or the URL of a folder in a store, where a manifest is of pieces; of those each picture has one
+    record, the last. It may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not
+    known here are left out, too. Raises `OutputError`, naming file and line, for a line that is no record or of another
+    schema, and where there is no manifest; and `StoreError`.
+    """
+    place = path if isinstance(path, Store) else to_place(os.fspath(path))
+    try:
+        if isinstance(place, Path) and not place.is_dir():
+            return [record for _, record in read_lines(place)]
+        if isinstance(place, Store) and place.url.endswith(".jsonl"):
+            return list(parse_lines(StoreShelf(place.parent).read_lines(place.name), place.url))
+        return _read_folder(to_shelf(place))
+    except OSError as error:
+        where = place.url if isinstance(place, Store) else place
+        raise OutputError(f"{where}: cannot be read ({error.strerror or error})") from error
+
+
+def _read_folder(shelf: Shelf) -> list[Record]:
+    names = shelf.list_names()
+    manifests = [list_manifests(names, part) for part in find_parts(names)]
+    if not any(manifests):
+        raise OutputError(
+            f"{shelf.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
+        )
+    found: list[Record] = []
+    for pieces in manifests:
+        records = [record for name in pieces for record in parse_lines(shelf.read_lines(name), shelf.show(name))]
+        # A picture that was done again has its record in a later piece; the earlier one could not be taken away at once.
+        found += {record.image: record for record in records}.values() if len(pieces) > 1 else records
+    return found
+
+
+Parse = Callable[[bytes], Record]
+
+
+def read_lines(path: Path, parse: Parse = Record.from_json) -> Iterator[tuple[bytes, Record]]:
+    """Each line and the record in it; a last one that is not whole is left out. Raises `OSError` and `OutputError`."""
+    yield from _pair_lines(open_lines(path), str(path), parse)
+
+
+def parse_lines(lines: Iterable[bytes], where: str, parse: Parse = Record.from_json) -> Iterator[Record]:
+    """The record in each line; a last one that is not whole is left out. Raises `OutputError`."""
+    return (record for _, record in _pair_lines(lines, where, parse))
+
+
+def _pair_lines(lines: Iterable[bytes], where: str, parse: Parse) -> Iterator[tuple[bytes, Record]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line, parse(line)
+        except GradcamError as error:  # noqa: PERF203  (it is of this line)
+            if not line.endswith(b"\n"):
+                return
+            raise OutputError(f"{where}, line {number}: {error}; mend the line, or remove it") from error
+
+
+def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
+    """Keep the lines of what is done, each picture's once, and no part of a line; gives the names of those pictures.
+
+    The file is written anew where it has other lines. Raises `OSError` and `OutputError`.
+    """
+    done: set[str] = set()
+    kept: list[tuple[int, int]] = []  # where lines begin and end; neighbours are joined, so that there are few of them
+    size = 0
+    for line, record in read_lines(path, parse_whole):
+        if line.endswith(b"\n") and record.image not in done and is_done(record):
+            done.add(record.image)
+            if kept and kept[-1][1] == size:
+                kept[-1] = (kept[-1][0], size + len(line))
+            else:
+                kept.append((size, size + len(line)))
+        size += len(line)
+    if sum(end - start for start, end in kept) < path.stat().st_size:
+        write_whole(path, _cut_out(path, kept), beside=temporary)
+    return done
+
+
+def is_of(record: Record, model: str, stems: Mapping[str, str]) -> bool:
+    """Whether the record says that a picture was explained by that model into files that are called after it now.
+
+    `stems`: what the names of each picture's results begin with. What failed is tried again.
+    """
+    stem = stems.get(record.image)
+    is_named = stem is None or record.tar is not None or all(is_called_after(name, stem) for name in record.files)
+    return record.error is None and record.model == model and bool(record.explained) and is_named
+
+
+def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
+    """Bring the lines into the order of the pictures' names, whole, where they are not; what has no place goes behind.
+
+    Of those, what has a file that is another picture's by now goes. Raises `OSError`, and `OutputError` for such a line that
+    is no record.
+    """
+    ranks = {name: rank for rank, name in enumerate(order)}
+    found, start = [], 0
+    strays: dict[str, tuple[int, int, int]] = {}  # the places of lines that have none in the order, by their files
+    with open_file(path) as file:
+        for line in file:
+            place = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
+            if place[0] == len(ranks):
+                strays |= dict.fromkeys(_list_own(Record.from_json(line)), place)
+            found.append(place)
+            start += len(line)
+    owned = (record for _, record in read_lines(path) if record.image in ranks) if strays else ()
+    gone = {strays[name] for record in owned for name in _list_own(record) if name in strays}
+    wanted = sorted(place for place in found if place not in gone)
+    if found != wanted:
+        write_whole(path, _cut_out(path, [(start, end) for _, start, end in wanted]), beside=temporary)
+
+
+def _list_own(record: Record) -> Iterable[str]:
+    """The files that are of this picture alone, as a tar is not."""
+    return record.files if record.tar is None else ()
+
+
+def _cut_out(path: Path, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """What lies between these places of a file."""
+    with open_file(path) as file:
+        for start, end in pieces:
+            file.seek(start)
+            for position in range(start, end, BLOCK):
+                yield file.read(min(BLOCK, end - position))
+
+
+class ManifestWriter:
+    """Appends records. Each is there for readers at once; on the disk itself it is within a second or so.
+
+    A power cut takes the last records with it at most, and never leaves one whose overlays are lost for good: they were
+    written to the disk and had their names before the record was appended, and resuming looks for each recorded file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFile(path)
+        self._synced = time.monotonic()
+
+    def check(self) -> None:
+        """Raises `OutputError` where somebody else removed, replaced or changed the file, and `OSError`."""
+        self._lines.check()
+
+    def append(self, record: Record) -> None:
+        """Add a record. Raises `OSError`; nothing of it is in the file then."""
+        self._lines.append(record.to_json().encode() + b"\n")
+        if time.monotonic() - self._synced >= SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk. Raises `OSError`."""
+        self._lines.sync()
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Close it; more than once does no harm."""
+        self._lines.close()
+
+
+class PieceWriter:
+    """Collects lines, and writes them as the next piece of a folder in a store when it is told to; several threads may add.
+
+    `last`: the highest number that there is already.
+    """
+
+    def __init__(self, store: Store, folder: str, last: int) -> None:
+        self._store, self._folder, self._number = store, folder, last
+        self._lines: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many lines are waiting."""
+        return len(self._lines)
+
+    def add(self, line: bytes) -> None:
+        """Add a line, with its end. It is lost unless it is written."""
+        with self._lock:
+            self._lines.append(line)
+
+    def write(self) -> None:
+        """Write what is waiting; nothing where nothing is.
+
+        Raises `OutputError` where somebody else wrote that piece, and what a `Store` does; the lines wait on then.
+        """
+        with self._lock:
+            if not self._lines:
+                return
+            name, data = name_piece(self._folder, self._number + 1), b"".join(self._lines)
+            # It may be ours, written by a request whose answer was lost.
+            if self._store.is_file(name) and self._store.read(name) != data:
+                raise OutputError(
+                    f"{self._store.below(name).url}: another process wrote it meanwhile; one at a time works there, or one "
+                    "for each --shard. Go on with --resume"
+                )
+            self._store.write(name, data)
+            self._number += 1
+            self._lines.clear()
+
+
+LINES = 1000  # of a piece that is written anew
+HELD = 16  # pieces in memory meanwhile
+
+Place = tuple[int, int, int, int]  # of a line: its rank in the order, its piece, where it begins and where it ends
+
+
+def find_done(
+    shelf: StoreShelf, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
+) -> tuple[frozenset[str], dict[str, bool]]:
+    """The names of pictures that need not be done again, and of those that are recorded and need to be, whether they failed.
+
+    Done is what `is_of` takes, by its last record, and whose files are all there with something in them. `sizes`: of all
+    objects in the store, by name: to ask for each on its own would take hours for a million.
+    Raises `OutputError` for a line that is no record, and what a `Shelf` does.
+    """
+    done: set[str] = set()
+    other: dict[str, bool] = {}
+    for piece in pieces:
+        for record in parse_lines(shelf.read_lines(piece), shelf.show(piece), parse_whole):
+            if is_of(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
+                done.add(record.image)
+                other.pop(record.image, None)
+            else:
+                done.discard(record.image)
+                other[record.image] = record.error is not None
+    return frozenset(done), other
+
+
+def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collection[str]) -> None:
+    """Bring the records into the order of the pictures' names, each picture's last alone; none of those that are unwanted.
+
+    What has no place in the order goes behind. From the first piece on that has other lines, or in another order, all are
+    written anew, under higher numbers, and only then the old ones are removed: readers take the last record of a picture,
+    so that a stop in between does no harm. Raises what a `Store` does.
+    """
+    names = StoreShelf(store).list_names()
+    pieces, ranks = list_manifests(names, part), {name: rank for rank, name in enumerate(order)}
+    last: dict[str, Place] = {}
+    stored: list[list[Place]] = []  # the lines of each piece
+    for number, piece in enumerate(pieces):
+        lines = dict(_find_lines(store.read(piece), number, ranks))
+        last |= lines
+        stored.append(list(lines.values()))
+    wanted = sorted(place for image, place in last.items() if image not in unwanted)
+    kept = position = 0
+    while kept < len(pieces) and wanted[position : position + len(stored[kept])] == stored[kept]:
+        position += len(stored[kept])
+        kept += 1
+    number, read = find_last(names, part.records), lru_cache(HELD)(store.read)
+    for start in range(position, len(wanted), LINES):
+        number += 1
+        cut = (read(pieces[piece])[begin:end] for _, piece, begin, end in wanted[start : start + LINES])
+        store.write(name_piece(part.records, number), b"".join(cut))
+    store.remove(pieces[kept:])
+
+
+def _find_lines(data: bytes, piece: int, ranks: Mapping[str, int]) -> Iterator[tuple[str, Place]]:
+    """The picture of each whole line, and where the line is."""
+    start = 0
+    for line in data.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            image = json.loads(line)["image"]
+            yield image, (ranks.get(image, len(ranks)), piece, start, start + len(line))
+        start += len(line)

@@ -1,0 +1,200 @@
+"""What goes wrong with stores: what passes is waited for, and what stays is said in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gradcam.errors import StoreError
+
+LOG = logging.getLogger("gradcam")
+NOTICE = 5.0  # seconds after which somebody is told what is waited for
+STEP = 0.5  # seconds between two looks at what is open
+
+
+@dataclass(eq=False)
+class Request:
+    """What is asked of a store. `reason`: why the last try failed; None as long as none did."""
+
+    where: str
+    bucket: str
+    start: float = field(default_factory=time.monotonic)
+    reason: str | None = None
+
+
+class Watch:
+    """Looks at the requests that are open, from a thread that is there as long as there are any.
+
+    A client may try again by itself for minutes before it says that a store is not there, and a store that is only silent
+    raises nothing at all: so it is the time that counts. Of a bucket that was told of nothing more is said before a
+    request that began after that came to its end in good time.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[Request] = set()
+        self._told: dict[str, float] = {}  # when that was, by bucket
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def over(self, where: str, bucket: str) -> Iterator[Request]:
+        """While it is asked for."""
+        request = Request(where, bucket)
+        with self._lock:
+            self._open.add(request)
+            if self._thread is None or not self._thread.is_alive():  # a process that was forked has none of its own
+                self._thread = threading.Thread(target=self._look, name="gradcam-stores", daemon=True)
+                self._thread.start()
+        try:
+            yield request
+        except BaseException:
+            self._take_away(request)
+            raise
+        self._take_away(request, has_answer=True)
+
+    def _take_away(self, request: Request, *, has_answer: bool = False) -> None:
+        with self._lock:
+            self._open.discard(request)
+            if not has_answer or time.monotonic() - request.start >= NOTICE:
+                return
+            if request.start > self._told.get(request.bucket, request.start):
+                del self._told[request.bucket]
+
+    def _look(self) -> None:
+        while True:
+            threading.Event().wait(STEP)
+            with self._lock:
+                if not self._open:
+                    self._thread = None
+                    return
+                late = self._find_late(time.monotonic())
+            for request in late:
+                LOG.warning("%s", describe_wait(request))
+
+    def _find_late(self, now: float) -> list[Request]:
+        """The first request of each bucket that has taken long, and of which nobody was told."""
+        late: dict[str, Request] = {}
+        for request in self._open:
+            if now - request.start >= NOTICE and request.bucket not in self._told:
+                late.setdefault(request.bucket, request)
+        self._told |= dict.fromkeys(late, now)
+        return list(late.values())
+
+
+def describe_wait(request: Request) -> str:
+    """What is waited for, in one line."""
+    if request.reason is None:
+        return f"{request.where}: no full answer from the store for {NOTICE:.0f} s; waiting for it"
+    return f"{request.where}: the store does not answer as it should ({request.reason}); waiting for it"
+
+
+WATCH = Watch()
+
+
+T = TypeVar("T")
+
+PATIENCE = 60.0  # seconds that a store may fail at one request before it counts as down
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries
+# Waiting does not mend these.
+LASTING = (
+    FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
+)  # fmt: skip
+LASTING_NUMBERS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
+# The clients of stores have errors of their own, by whose packages they are known: none is installed with this one.
+CLIENTS = ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs")
+CREDENTIALS = (
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
+    "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
+)  # fmt: skip
+MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
+REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
+# When that was, by the bucket's URL: threads and `close` do not wait one after another.
+_given_up: dict[str, float] = {}
+
+
+def patiently(call: Callable[[], T], where: str) -> T:
+    """What the call gives; while the store fails in a way that may pass, it is tried again, with growing waits.
+
+    `where`: what the error is said of. Raises what the store says of the object itself, which are `FileNotFoundError`,
+    `PermissionError` and other `OSError`s of `LASTING`; and `StoreError` for what has nothing to do with the object:
+    credentials, an unknown address, or a store that fails for longer than `PATIENCE`; what is asked of it right after that
+    is tried once. What is waited for is told by `waiting.WATCH`.
+    """
+    bucket = "/".join(where.split("/")[:3])
+    with WATCH.over(where, bucket) as request:
+        return _try_on(call, request)
+
+
+def _try_on(call: Callable[[], T], request: Request) -> T:
+    wait, start, bucket = FIRST_WAIT, time.monotonic(), request.bucket
+    patience = 0.0 if start - _given_up.get(bucket, -math.inf) < PATIENCE else PATIENCE
+    while True:
+        try:
+            with _translated(request.where):
+                found = call()
+            _given_up.pop(bucket, None)
+            return found
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            request.reason = refusal_of(error)
+            waited = time.monotonic() - start
+            left = patience - waited
+            if left <= 0:
+                _given_up[bucket] = time.monotonic()
+                raise StoreError(
+                    f"{request.where}: the store does not answer as it should ({request.reason}), for "
+                    f"{max(PATIENCE, waited):.0f} s now; try again when it does"
+                ) from error
+        time.sleep(min(wait, left))
+        wait = min(2 * wait, LONGEST_WAIT)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same may succeed a little later."""
+    if isinstance(error, LASTING):
+        return False
+    if isinstance(error, OSError):
+        return error.errno not in LASTING_NUMBERS
+    import asyncio
+
+    return isinstance(error, asyncio.TimeoutError) or _is_of_a_client(error)
+
+
+def refusal_of(error: BaseException) -> str:
+    """The reason alone, in one line, for the middle of a sentence."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    line = " ".join(str(reason).split()).rstrip(".")
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+@contextlib.contextmanager
+def _translated(where: str) -> Iterator[None]:
+    """What a client raises that no waiting mends becomes a `StoreError`, or an `OSError` of the object."""
+    try:
+        yield
+    except Exception as error:
+        name = type(error).__name__
+        if name in CREDENTIALS:
+            raise StoreError(
+                f"{where}: there are no credentials for it that hold ({refusal_of(error)}); they are taken from the "
+                "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            ) from error
+        if name in MISTAKES:
+            raise StoreError(f"{where}: cannot be asked for ({refusal_of(error)})") from error
+        status = getattr(error, "status", None)  # of HTTP, as aiohttp has it
+        if isinstance(status, int) and 400 <= status < 500 and status not in PASSING:
+            kind = PermissionError if status in REFUSED else OSError
+            raise kind(errno.EACCES if status in REFUSED else errno.EINVAL, refusal_of(error)) from error
+        raise
+
+
+def _is_of_a_client(error: BaseException) -> bool:
+    return any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(error).__mro__)

@@ -1,0 +1,331 @@
+"""run.json: what made the records of a manifest, so that they can be made again, and a resumed run stays of one piece."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradcam._version import __version__
+from gradcam.errors import OutputError, shorten
+from gradcam.images.files import read_text_file
+from gradcam.storage.store import Store
+
+SHARD = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
+# In a store, where nothing can be added to an object, a manifest is a folder of pieces with numbers, and so is a log.
+OWN = re.compile(rf"(manifest|log){SHARD}(?:/(\d{{5,}}))?\.jsonl|run{SHARD}\.json")
+FOLDER = re.compile(rf"(?:manifest|log){SHARD}")
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """A shard, counted from 1, of so many; 0 of 0 is a whole run."""
+
+    of: int = 0
+    index: int = 0
+
+    @property
+    def manifest(self) -> str:
+        """The records' file."""
+        return f"{self.records}.jsonl"
+
+    @property
+    def records(self) -> str:
+        """The folder of the records' pieces, in a store."""
+        return f"manifest{self._ending}"
+
+    @property
+    def run(self) -> str:
+        """The file of the settings."""
+        return f"run{self._ending}.json"
+
+    @property
+    def log(self) -> str:
+        """The file of events and times."""
+        return f"{self.events}.jsonl"
+
+    @property
+    def events(self) -> str:
+        """The folder of the log's pieces, in a store."""
+        return f"log{self._ending}"
+
+    @property
+    def lock(self) -> str:
+        """The file that is locked while a process is at work. It stays there: taking it away could free it for two."""
+        return f".gradcam{self._ending}.lock"
+
+    @property
+    def temporary(self) -> str:
+        """The folder of files that are not whole yet."""
+        return f".gradcam-partial{self._ending}"
+
+    def tar(self, number: int) -> str:
+        """One of the tars of the results, counted from 1."""
+        return f"results{self._ending}-{number:06}.tar"
+
+    def find_tars(self, names: Iterable[str]) -> list[int]:
+        """The numbers of those that are among these names, in order."""
+        tar = re.compile(rf"results{self._ending}-(\d{{6,}})\.tar")
+        return sorted(int(match[1]) for name in names if (match := tar.fullmatch(name)))
+
+    @property
+    def _ending(self) -> str:
+        return f"-{self.index}-of-{self.of}" if self.of else ""
+
+    def __str__(self) -> str:
+        return f"shard {self.index}/{self.of}" if self.of else "a run without shards"
+
+
+def find_parts(names: Iterable[str]) -> list[Part]:
+    """The parts whose manifest, or a piece of it, or run.json is among these names of an output folder."""
+    matches = [match for name in names if (match := OWN.fullmatch(name)) and match[1] != "log"]
+    return sorted({Part(int(match[3] or match[6] or 0), int(match[2] or match[5] or 0)) for match in matches})
+
+
+def list_manifests(names: Iterable[str], part: Part) -> list[str]:
+    """The part's manifest, and the pieces of one, in their order, as far as they are among these names."""
+    return [part.manifest for name in names if name == part.manifest] + list_pieces(names, part.records)
+
+
+def list_pieces(names: Iterable[str], folder: str) -> list[str]:
+    """The pieces in such a folder, in the order of their numbers."""
+    found = ((int(match[4]), name) for name, match in _match_pieces(names) if name.rpartition("/")[0] == folder)
+    return [name for _, name in sorted(found)]
+
+
+def name_piece(folder: str, number: int) -> str:
+    """The name of a piece of a manifest, or of a log; numbers are counted from 1."""
+    return f"{folder}/{number:05}.jsonl"
+
+
+def find_last(names: Iterable[str], folder: str) -> int:
+    """The highest number of a piece in such a folder; 0 where there is none."""
+    return max((int(match[4]) for name, match in _match_pieces(names) if name.rpartition("/")[0] == folder), default=0)
+
+
+def _match_pieces(names: Iterable[str]) -> Iterator[tuple[str, re.Match[str]]]:
+    return ((name, match) for name in names if (match := OWN.fullmatch(name)) and match[4])
+
+
+SCHEMA = 1
+DEEPEST = 20  # level
+NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run does. There are no times in it: the same run gives the same file.
+
+    `weights`: as `describe_weights` gives them. `settings`: whatever changes the results or their names, as values that
+    JSON has. `inputs`: as they were given. `root`: as `describe_root` gives it. `pictures`: how many there are to do;
+    `left_out`: how many files are no pictures.
+    """
+
+    device: str
+    model: str
+    weights: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    inputs: Sequence[str]
+    root: str | None
+    pictures: int
+    left_out: int
+
+    def to_fields(self) -> dict[str, Any]:
+        """What is in the file, as it is when read back."""
+        fields = {
+            "schema": SCHEMA,
+            "gradcam": __version__,
+            "versions": describe_versions(),
+            "device": self.device,
+            "model": {"name": self.model, "weights": dict(self.weights)},
+            "settings": dict(self.settings),
+            "inputs": list(self.inputs),
+            "root": self.root,
+            "pictures": self.pictures,
+            "left_out": self.left_out,
+        }
+        found: dict[str, Any] = json.loads(json.dumps(fields))
+        return found
+
+
+def encode_run(fields: Mapping[str, Any]) -> bytes:
+    """The contents of run.json."""
+    return json.dumps(fields, indent=2).encode() + b"\n"
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What is in a run.json. Raises as `decode_run`, and `OSError`."""
+    return decode_run(read_text_file(path), str(path))
+
+
+def decode_run(data: bytes, where: str) -> dict[str, Any]:
+    """What is in these contents of a run.json. Raises `OutputError` for what is none, or is of another schema."""
+    found = load_fields(data)
+    if found is None or "schema" not in found:
+        raise OutputError(f"{where}: is not what a run says of itself: {WAY_OUT}")
+    if found["schema"] != SCHEMA or isinstance(found["schema"], (bool, float)):
+        raise OutputError(
+            f"{where}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
+            "one that wrote it, or start anew with --overwrite"
+        )
+    fault = find_fault(found, FIELDS)
+    if fault is not None:
+        raise OutputError(f"{where}: was changed, {fault}: {WAY_OUT}")
+    return found
+
+
+def load_fields(data: bytes) -> dict[str, Any] | None:
+    """The object in this JSON; None where it is anything else, or is nested as nothing is that a run says of itself."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and _is_shallow(found, DEEPEST) else None
+
+
+def _is_shallow(value: Any, most: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most >= 0 and all(_is_shallow(part, most - 1) for part in parts)
+
+
+def find_fault(found: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these fields that is missing, or is nothing that a run writes, for a sentence."""
+    for name in names:
+        if name not in found:
+            return f"it has no {name}"
+        if not FIELDS[name](found[name]):
+            return f"its {name} is {shorten(found[name])}"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and "sha256" in _dict(value.get("weights"))
+
+
+# What must be there, and how it is told from what somebody, or a disk, made of it.
+FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "gradcam": lambda value: isinstance(value, str),
+    "versions": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+    "device": lambda value: isinstance(value, str),
+    "model": _is_model,
+    "settings": lambda value: isinstance(value, dict),
+    "inputs": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    "root": lambda value: value is None or isinstance(value, str),
+    "pictures": _is_count,
+    "left_out": _is_count,
+}
+WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
+
+
+def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of a run that goes on: the versions that it began with are kept."""
+    return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}}
+
+
+def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Where two runs would not give the same results: "name: earlier → now" for each difference."""
+    before, after = _to_compare(earlier), _to_compare(now)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    found = [f"{_cut(name)}: {_cut(before.get(name))} → {_cut(after.get(name))}" for name in names]
+    return found if len(found) <= NAMED else [*found[:NAMED], f"and {len(found) - NAMED} more"]
+
+
+def _cut(value: str | None) -> str:
+    return "nothing" if value is None else value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
+
+
+def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a person should know who goes on with the earlier run, although nothing speaks against it."""
+    before = {"gradcam": str(earlier.get("gradcam"))} | {
+        name: str(version) for name, version in _dict(earlier.get("versions")).items()
+    }
+    after = {"gradcam": now["gradcam"], **now["versions"]}
+    changed = [f"{name} {_cut(before.get(name))} → {after[name]}" for name in after if before.get(name) != after[name]]
+    notes = []
+    if changed:
+        notes.append(
+            f"The earlier run had other versions ({', '.join(changed)}): results may differ in their last digits."
+        )
+    if earlier.get("pictures") != now["pictures"]:
+        notes.append(
+            f"The input had {shorten(earlier.get('pictures'))} pictures and has {now['pictures']} now: those that came are "
+            "added, and what was recorded of others is kept."
+        )
+    return notes
+
+
+def _to_compare(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Names and values of all that counts, as text."""
+    model = _dict(fields.get("model"))
+    counted = {
+        "model": model.get("name"),
+        "weights": _dict(model.get("weights")).get("sha256"),
+        "device": str(fields.get("device")).partition(":")[0],  # one of several alike gives the same
+        "output_format": "files",  # of runs from before there was another one
+        **dict(_flatten(_dict(fields.get("settings")))),
+        # Where the pictures are counts, not how that was said; what has no root has nothing else to tell it by.
+        "input": fields.get("root") or fields.get("inputs"),
+    }
+    return {name: _to_text(value) for name, value in counted.items()}
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:
+    """Where the input's names start from, as seen from the output folder: it holds when both are moved together.
+
+    Of a store it is the URL. From a store, a folder of this machine can be told by its absolute path alone; reports leave
+    that out.
+    """
+    if root is None:
+        return None
+    if isinstance(root, Store):
+        return root.url
+    if isinstance(folder, Store):
+        return Path(os.path.realpath(root)).as_posix()
+    try:
+        return Path(os.path.relpath(os.path.realpath(root), os.path.realpath(folder))).as_posix()
+    except ValueError:  # on another drive
+        return Path(os.path.realpath(root)).as_posix()
+
+
+def describe_versions() -> dict[str, str]:
+    """The versions of whatever has a part in the numbers."""
+    import numpy as np
+    import PIL
+    import torch
+    import torchvision
+
+    from gradcam.images.opencv import cv2
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torchvision": str(torchvision.__version__),
+        "opencv": str(cv2.__version__),
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
+    }

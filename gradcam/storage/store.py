@@ -1,0 +1,247 @@
+"""A folder in a store: listed, read and written through fsspec, by names relative to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from gradcam.errors import StoreError
+from gradcam.images.files import is_url, to_path
+from gradcam.storage.retry import patiently, refusal_of
+
+REMOVERS = 16  # requests at once: each takes a while, and costs next to nothing here
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+# What stores call the state of an object; the best that one has comes first.
+MARKS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
+
+
+@dataclass(frozen=True)
+class Store:
+    """What lies below a URL, such as `s3://bucket/photos`; it can be pickled, and several threads may use it at once.
+
+    Names are relative to it, with "/" between folders. A store knows objects alone: a folder is there as long as
+    something is in it, an object under its name is whole, and nothing can be added to it or renamed.
+
+    All methods raise `StoreError` where the store cannot be asked, or does not answer for longer than
+    `failures.PATIENCE`, and `FileNotFoundError` and `PermissionError` for what it says of one object, or of the bucket.
+    """
+
+    url: str
+
+    def __post_init__(self) -> None:
+        protocol, mark, path = self.url.rstrip("/").partition(":")
+        object.__setattr__(self, "url", f"{protocol.lower()}{mark}{path or '//'}")
+
+    def __str__(self) -> str:
+        return f"{self.url}/" if not self.url.endswith("://") else self.url
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url}  # each process has a client of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        object.__setattr__(self, "url", state["url"])
+
+    @property
+    def parent(self) -> Store:
+        """The folder that it is in."""
+        return Store(self.url.rpartition("/")[0])
+
+    @property
+    def name(self) -> str:
+        """The last part of its URL."""
+        return self.url.rpartition("/")[2]
+
+    def below(self, name: str) -> Store:
+        """A folder, or an object, in it; itself where there is no name."""
+        return Store(self._show(name))
+
+    def check(self) -> None:
+        """Raises `StoreError` for a URL that cannot be followed; the store itself is not asked."""
+        _ = self._place
+
+    def find(self, prefix: str = "") -> dict[str, int]:
+        """The names of all objects in it, in the order of their code points, and their sizes in bytes.
+
+        `prefix`: those below this folder alone. Empty where there is none; a bucket that does not exist is an error.
+        """
+        path = self._to_path(prefix)
+        found: dict[str, dict[str, Any]] = self._ask(lambda: self._list(path), prefix)
+        start = len(self._root) + 1 if self._root else 0
+        sizes = {
+            path.lstrip("/")[start:] if not self._root else path[start:]: int(entry.get("size") or 0)
+            for path, entry in found.items()
+            if entry.get("type") == "file"
+        }
+        return {name: sizes[name] for name in sorted(sizes) if name and not name.endswith("/")}
+
+    def list_names(self, folder: str = "") -> list[str]:
+        """What is directly in a folder, in the order of code points: objects, and folders, whose names end with "/".
+
+        Names are relative to the store. Empty where there is nothing; a bucket that does not exist is an error.
+        """
+        path = self._to_path(folder)
+        found = self._ask(lambda: self._look_into(path), folder)
+        names = []
+        for entry in found:
+            name = str(entry["name"]).removeprefix(self._root).strip("/")
+            if str(entry["name"]).strip("/") != path.strip("/"):  # that marks the folder, or stands in its place
+                names.append(name if entry.get("type") == "file" else f"{name}/")
+        return sorted(names)
+
+    def size(self, name: str = "") -> int | None:
+        """The size of an object in bytes; None where there is no such object."""
+        return self.stamp(name)[0] if self.is_file(name) else None
+
+    def is_file(self, name: str = "") -> bool:
+        """Whether there is an object of that name."""
+        try:
+            return self._info(name).get("type") == "file"
+        except FileNotFoundError:
+            return False
+
+    def stamp(self, name: str = "") -> tuple[int, str]:
+        """The size of an object, and what tells two states of it apart. Raises `FileNotFoundError`."""
+        info = self._info(name)
+        mark = next((info[key] for key in MARKS if key in info), "")
+        return int(info.get("size") or 0), str(mark)
+
+    def read(self, name: str = "") -> bytes:
+        """All of an object."""
+        return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name)), name))
+
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        """So many bytes of an object from there on; fewer where it ends before."""
+        if not size:
+            return b""
+        return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make an object of that name, in place of one that there is: whole, or not at all."""
+        self._ask(lambda: self._put(self._to_path(name), data), name)
+
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Make all these objects, each as `write` does, several at once where the store's client can."""
+        paths = {self._to_path(name): data for name, data in files.items()}
+        if paths and not self._needs_folders:
+            self._ask(lambda: self._fs.pipe(paths), next(iter(files)))
+        else:
+            for name, data in files.items():
+                self.write(name, data)
+
+    def upload(self, name: str, file: str) -> None:
+        """Make an object of a file of this machine's, as `write` does."""
+        self._ask(lambda: self._fs.put_file(file, self._to_path(name)), name)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove these objects; those that are not there do no harm."""
+        with ThreadPoolExecutor(REMOVERS) as pool:
+            for _ in pool.map(self._remove, names):
+                pass
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(partial(self._fs.rm_file, self._to_path(name)), name)
+
+    def _put(self, path: str, data: bytes) -> None:
+        parent = posixpath.dirname(path)
+        if parent and self._needs_folders:
+            self._fs.makedirs(parent, exist_ok=True)
+        self._fs.pipe_file(path, data)
+
+    def _list(self, path: str) -> dict[str, dict[str, Any]]:
+        self._fs.invalidate_cache()
+        try:
+            return dict(self._fs.find(path, detail=True))
+        except NotADirectoryError:
+            return {}
+        finally:
+            self._fs.invalidate_cache()  # of a million objects it is a gigabyte
+
+    def _look_into(self, path: str) -> list[dict[str, Any]]:
+        self._fs.invalidate_cache()
+        try:
+            return list(self._fs.ls(path, detail=True))
+        except NotADirectoryError:
+            return []
+        except FileNotFoundError:
+            self._list(path)  # raises the same where it is the bucket that is not there
+            return []
+
+    def _info(self, name: str) -> dict[str, Any]:
+        self._fs.invalidate_cache()
+        return dict(self._ask(lambda: self._fs.info(self._to_path(name)), name))
+
+    def _ask(self, call: Any, name: str) -> Any:
+        return patiently(call, self._show(name))
+
+    def _show(self, name: str) -> str:
+        if not name:
+            return self.url
+        return f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}"
+
+    def _to_path(self, name: str) -> str:
+        return f"{self._root}/{name}" if self._root and name else self._root or name
+
+    @property
+    def _root(self) -> str:
+        return self._place[1]
+
+    @property
+    def _fs(self) -> Any:
+        return self._place[0]
+
+    @property
+    def _needs_folders(self) -> bool:
+        return "memory" in str(self._fs.protocol) or "ftp" in str(self._fs.protocol)
+
+    @cached_property
+    def _place(self) -> tuple[Any, str]:
+        """The file system of fsspec's, and the path in it. Raises `StoreError` for a URL that it cannot follow."""
+        from fsspec.core import url_to_fs
+
+        protocol = self.url.partition(":")[0].lower()
+        try:
+            fs, path = url_to_fs(self.url, **_patience_of_ours(protocol))
+        except ImportError as error:
+            extra = EXTRAS.get(protocol)
+            advice = (
+                f'pip install "gradcam-torch[{extra}]"' if extra else f"pip install what fsspec needs for {protocol}"
+            )
+            raise StoreError(
+                f"{self.url}: {protocol}:// needs another package: {advice} ({refusal_of(error)})"
+            ) from error
+        except ValueError as error:
+            raise StoreError(
+                f"{self.url}: is no URL that can be followed ({refusal_of(error)}); s3://, gs://, az:// and what else "
+                "fsspec knows can be"
+            ) from error
+        return fs, str(path).rstrip("/")
+
+
+def _patience_of_ours(protocol: str) -> dict[str, Any]:
+    """Options that keep a client from trying again for minutes, in silence, what `patiently` tries again anyway.
+
+    Once it may: of a long listing it has to ask for one page again, and we for all of it. What the environment or the
+    settings of fsspec say of that is left as it is.
+    """
+    from fsspec.config import conf
+
+    if protocol not in ("s3", "s3a") or "AWS_MAX_ATTEMPTS" in os.environ:
+        return {}
+    given = conf.get(protocol, {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"max_attempts": 1}, **given}}
+
+
+def to_place(text: str) -> Path | Store:
+    """What somebody means by that: a URL is a store, and anything else, `file://` too, a path."""
+    return Store(text) if is_url(text) else Path(to_path(text))
+
+
+__all__ = ["Store", "is_url", "to_path", "to_place"]
