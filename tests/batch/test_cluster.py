@@ -1,0 +1,541 @@
+"""The parts of the engine on Ray that need no Ray: what is sent, what an actor answers, addresses, and endings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gradcam
+from gradcam.batch.engine import Work, explain_here
+from gradcam.batch.findings import Question
+from gradcam.batch.names import Saving
+from gradcam.batch.pool import cut
+from gradcam.batch.ray import session
+from gradcam.batch.ray import session as addresses
+from gradcam.batch.ray.actor import SHARES, Actor, Answer, Job, pack, to_blocks, to_job, unpack
+from gradcam.batch.ray.ending import _folder, end_here
+from gradcam.batch.ray.session import SILENT, Layout, check_address, find_layout, import_ray, quiet
+from gradcam.batch.save import Saver
+from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
+from gradcam.sources.contents import Item
+from gradcam.sources.list import list_inputs
+from gradcam.storage.fetch import StoreContent
+from gradcam.storage.output import Disk
+from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+NAMES = ("chelsea.jpg", "coffee.jpg", "macaw.webp", "koala.webp", "panda.webp")
+
+
+def load(device: str) -> gradcam.Classifier:
+    return gradcam.load_classifier(device=device)
+
+
+@pytest.fixture
+def photos(folder: Path, photo: Photo) -> Path:
+    """Five photographs, and one that is broken."""
+    (folder / "photos").mkdir()
+    for name in NAMES:
+        shutil.copy(photo(name), folder / "photos" / name)
+    (folder / "photos" / "broken.jpg").write_bytes(photo("coffee.jpg").read_bytes()[:2000])
+    return folder / "photos"
+
+
+@pytest.fixture
+def work(classifier: gradcam.Classifier, photos: Path) -> Work:
+    question = Question([classifier.layer])
+    return Work(classifier, question, list_inputs([photos]).items, batch_size=2, workers=1)
+
+
+def to_saver(work: Work, place: Any) -> Saver:
+    stems = {item.name: item.name for item in work.items}
+    return Saver(place, stems, Saving(("overlay",), "jpg", 90, 0.5, "turbo"), work.classifier, work.question)
+
+
+@pytest.fixture
+def disk(folder: Path) -> Disk:
+    (folder / "out" / ".unfinished").mkdir(parents=True)
+    return Disk(folder / "out", folder / "out" / ".unfinished")
+
+
+@pytest.fixture
+def act() -> Iterator[Callable[[Job], Actor]]:
+    """An actor in this process, which has signed out again."""
+    threads, signed_in = torch.get_num_threads(), list[str]()
+
+    def make(job: Job) -> Actor:
+        actor = Actor(pickle.dumps(job), cores=1)
+        signed_in.append(job.run)
+        actor._signed_in.release()
+        return actor
+
+    yield make
+    torch.set_num_threads(threads)
+    for run in signed_in:
+        shutil.rmtree(_folder(run))
+
+
+def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[Answer]:
+    blocks = to_blocks(work, stems, lambda item: True, actors=1)
+    rows = [row for block in blocks for row in actor({"block": [pack(block)]})]
+    return [pickle.loads(answer) for row in rows for answer in row["answer"]]
+
+
+# What is sent
+
+
+def items(count: int) -> list[Item]:
+    return [Item(f"{i}.jpg", content=None) for i in range(count)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("pictures", "actors"), [(1, 1), (24, 1), (25, 2), (400, 1), (400, 2), (10000, 3)])
+def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> None:
+    work = Work(None, None, items(pictures), batch_size=4, workers=1)  # type: ignore[arg-type]
+    stems = {item.name: item.name[:-4] for item in work.items}
+
+    def is_needed(item: Item) -> bool:
+        return not 8 <= int(item.name[:-4]) < 17
+
+    blocks = list(to_blocks(work, stems, is_needed, actors))
+    assert [batch for block in blocks for batch in block.batches] == list(cut(work.items, 4, is_needed))
+    assert all(
+        block.stems[item.name] == stems[item.name] for block in blocks for each in block.batches for item in each.items
+    )
+    assert all(len(block.batches) <= 32 for block in blocks)
+    if pictures >= 400:
+        assert len(blocks) >= SHARES * actors  # enough for all to end at about the same time
+
+
+def test_two_million_pictures_fit() -> None:
+    """Of pictures that lie in a store, whose names are as long as theirs are: in memory, and in Ray's."""
+    names = [f"2024-03/{i % 1000:04}/IMG_{i:08}_{i * 7919 % 99991:05}" for i in range(20_000)]
+    pictures = [Item(f"{name}.jpg", StoreContent(f"memory://bucket/photos/{name}.jpg")) for name in names]
+    work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
+    blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
+    packed = [pack(block) for block in blocks]
+    assert [unpack(each) for each in packed] == blocks
+    assert sum(map(len, packed)) / len(pictures) < 60
+
+
+# What an actor answers
+
+
+def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, act: Callable[[Job], Actor]) -> None:
+    told = list[tuple[str, int]]()
+    here = explain_here(
+        work,
+        to_saver(work, None),
+        is_needed=lambda item: True,
+        tell=lambda event, **it: told.append((event, it["start"])),
+    )
+    expected = {outcome.record: outcome.files for outcome in here}
+    for place in (None, disk):
+        saver = to_saver(work, place)
+        answers = ask(act(to_job(load, work, saver, "cpu", 1)), work, dict(saver.stems))
+        outcomes = [outcome for answer in answers for outcome in answer.outcomes]
+        assert [len(answer.outcomes) for answer in answers] == [2, 2, 2]
+        assert [outcome.record for outcome in outcomes] == list(expected)
+        written = {
+            outcome.record: {name: (disk.folder / name).read_bytes() for name in outcome.record.files}
+            if place
+            else outcome.files
+            for outcome in outcomes
+        }
+        assert written == expected
+        (name, ready), *events = [event for answer in answers for event in answer.events]
+        assert name == "actor"
+        assert 0 < ready["seconds"] < time.time() - ready["ready"] + ready["seconds"]
+        assert (
+            [(name, details["start"]) for name, details in events] == told == [("batch", 0), ("batch", 2), ("batch", 4)]
+        )
+        assert {(details["node"], details["actor"]) for _, details in events} == {(socket.gethostname(), os.getpid())}
+
+
+def fail(device: str, error: Exception) -> gradcam.Classifier:
+    raise error
+
+
+def load_another(device: str) -> gradcam.Classifier:
+    classifier = gradcam.load_classifier(device=device)
+    with torch.no_grad():
+        next(classifier.model.parameters()).add_(1)
+    return classifier
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (
+            {"load": load_another},
+            "ClusterError",
+            "The model's weights on .+ are not those where the run was started: give",
+        ),
+        ({"load": partial(fail, error=OSError("no"))}, "ClusterError", r"The actor on .+ cannot work: OSError: no \("),
+        ({"load": partial(fail, error=ModelError("no"))}, "ClusterError", "The actor on .+ cannot work: no"),
+        ({"load": partial(fail, error=StoreError("no"))}, "StoreError", "no"),
+        (
+            {"version": "0.1"},
+            "ClusterError",
+            r"gradcam is .+ on .+, and 0\.1 where the run was started: install the same",
+        ),
+        (
+            {"seen": [Path("/nowhere/out")]},
+            "ClusterError",
+            "/nowhere/out is not on .+: give a folder that all machines share",
+        ),
+        ({"seen": [Path("/")], "folder": Path("/nowhere")}, "ClusterError", "/nowhere is not on .+: give a folder"),
+    ],
+)
+def test_an_actor_that_cannot_work_says_why(
+    work: Work, disk: Disk, act: Callable[[Job], Actor], *, change: dict[str, Any], kind: str, said: str
+) -> None:
+    saver = to_saver(work, disk)
+    job = replace(to_job(load, work, saver, "cpu", 1), **change)
+    *_, answer = ask(act(job), work, dict(saver.stems))
+    assert answer.error is not None
+    assert answer.error.kind == kind
+    assert re.match(said, answer.error.text), answer.error.text
+    assert not answer.outcomes
+    assert not list(disk.folder.glob("*.jpg"))
+
+
+def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
+    work: Work, disk: Disk, act: Callable[[Job], Actor]
+) -> None:
+    job = to_job(load, work, to_saver(work, disk), "cpu", 1)
+    for made, said in (
+        (replace(job, version="0.1", run="another"), "gradcam is "),
+        (job, "The actor on .+ cannot work: error: "),
+    ):
+        (answer,) = [pickle.loads(row["answer"][0]) for row in act(made)({"block": [b"of another version"]})]
+        assert re.match(said, answer.error.text), answer.error.text
+
+
+def test_what_ray_says_is_the_reason_and_no_advice() -> None:
+    pytest.importorskip("ray")
+    from ray import exceptions
+
+    from gradcam.batch.ray.engine import _word
+
+    class Ray:
+        pass
+
+    Ray.exceptions = exceptions  # type: ignore[attr-defined]
+    error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
+    said = "Ray stopped the work: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
+    assert _word(Ray, error.as_instanceof_cause()) == said
+    assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the work: last"
+
+
+class Full:
+    """A place that has no room."""
+
+    def write(self, files: object, views: object) -> None:
+        raise OutputError("out/: no space left on device; free some, then go on with --resume")
+
+
+def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[Job], Actor]) -> None:
+    saver = to_saver(work, Full())
+    answers = ask(act(to_job(load, work, saver, "cpu", 1)), work, dict(saver.stems))
+    assert [(each.error and each.error.kind, len(each.outcomes)) for each in answers] == [("OutputError", 0)] * len(
+        answers
+    )
+    assert "no space left" in str(answers[0].error)
+
+
+# Which cluster
+
+
+class Plain(socketserver.BaseRequestHandler):
+    """Speaks HTTP, and no HTTP/2."""
+
+    def handle(self) -> None:
+        self.request.recv(100)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+class Grpc(socketserver.BaseRequestHandler):
+    """Speaks HTTP/2."""
+
+    def handle(self) -> None:
+        self.request.recv(100)
+        self.request.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+
+
+@contextlib.contextmanager
+def served(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
+    with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:  # where the test fails, too: nobody would end the thread
+            server.shutdown()
+            thread.join()
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "SECONDS", 0.2)
+    check_address("auto")
+    with served(Grpc) as address:
+        check_address(address)
+    with served(Plain) as address, pytest.raises(ClusterError, match=f"^{address}: what answers there is not Ray: "):
+        check_address(address)
+    with pytest.raises(
+        ClusterError, match=f"^{address}: nothing answers there \\(connection refused\\): is the head up"
+    ):
+        check_address(address)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"^{address}: nothing answers there \\(timed out\\)"):
+            check_address(address)
+    for wrong in ("nonsense", "http://a:1", "a b:1", ":1", "a:"):
+        with pytest.raises(ClusterError, match="expected HOST:PORT, such as"):
+            check_address(wrong)
+    with pytest.raises(ClusterError, match=r"^ray://a:1: .+ `ray job submit`"):
+        check_address("ray://a:1")
+
+
+class Nodes:
+    """As much of Ray as says what machines there are."""
+
+    def __init__(self, *nodes: dict[str, float], dead: int = 0) -> None:
+        self._nodes = [{"Resources": node, "Alive": i >= dead} for i, node in enumerate(nodes)]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "device", "expected"),
+    [
+        (Nodes({"CPU": 2}), "auto", Layout(1, 2, "cpu")),
+        (Nodes({"CPU": 16}), "cpu", Layout(4, 4, "cpu")),
+        (Nodes({"CPU": 1}, {"CPU": 1}), "auto", Layout(2, 1, "cpu")),
+        (Nodes({"CPU": 6}, {"CPU": 3}, {}), "auto", Layout(3, 3, "cpu")),
+        (Nodes({"CPU": 8}, {"CPU": 3}, dead=1), "auto", Layout(1, 3, "cpu")),
+        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), "auto", Layout(6, 6, "cuda")),
+        (Nodes({"CPU": 1, "GPU": 2}), "cuda", Layout(2, 0.5, "cuda")),
+        (Nodes({"CPU": 8, "GPU": 2}), "cpu", Layout(2, 4, "cpu")),
+    ],
+)
+def test_an_actor_for_each_gpu_or_few_cores(nodes: Nodes, device: str, expected: Layout) -> None:
+    assert find_layout(nodes, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_gpu", "expected", "threads"),
+    [
+        (Nodes({"CPU": 16, "GPU": 1}), 8, Layout(8, 2, "cuda", 8), 2),
+        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), 2, Layout(12, 3, "cuda", 2), 3),
+        (Nodes({"CPU": 16, "GPU": 1}), 7, Layout(7, 2, "cuda", 7), 2),
+        (Nodes({"CPU": 2, "GPU": 1}), 3, Layout(3, 0.6666, "cuda", 3), 1),
+        (Nodes({"GPU": 1}), 2, Layout(2, 0, "cuda", 2), 1),
+    ],
+)
+def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: Layout, threads: int) -> None:
+    layout = find_layout(nodes, "auto", per_gpu)
+    assert layout == expected
+    assert layout.threads == threads
+
+
+@pytest.mark.parametrize("per_gpu", range(1, 101))
+def test_as_many_fit_on_a_gpu_as_are_to_share_it(per_gpu: int) -> None:
+    """Ray counts in parts of ten thousand, to the nearest."""
+    parts = Layout(per_gpu, 1, "cuda", per_gpu).gpus * 10_000
+    assert parts == pytest.approx(round(parts), abs=1e-6)
+    assert 10_000 - per_gpu < round(parts) * per_gpu <= 10_000
+
+
+def test_no_gpu_and_no_core() -> None:
+    with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster"):
+        find_layout(Nodes({"CPU": 2}), "cuda")
+    with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster: leave --actors-per-gpu out"):
+        find_layout(Nodes({"CPU": 2}), "auto", 2)
+    with pytest.raises(ClusterError, match="There is no core to be had"):
+        find_layout(Nodes({}), "auto")
+
+
+# Before a model is loaded
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "gradcam.models.load.load_classifier", lambda *args, **kwargs: pytest.fail("a model was loaded")
+    )
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def batch(*arguments: str) -> str:
+        outcome = gradcam_command("batch", "photos", "-o", "out", *arguments)
+        assert outcome.status == 2
+        assert outcome.out == ""
+        assert not (folder / "out").exists()
+        return outcome.err
+
+    assert "--ray-address is for --engine ray" in batch("--ray-address", "a:1")
+    assert "--actors-per-gpu is for --engine ray" in batch("--actors-per-gpu", "2")
+    assert "--actors-per-gpu is for GPUs" in batch("--engine", "ray", "--device", "cpu", "--actors-per-gpu", "2")
+    assert "choose one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dead = f"127.0.0.1:{server.getsockname()[1]}"
+    said = (
+        f"Error: {dead}: nothing answers there (connection refused): is the head up, started with `ray start --head`?\n"
+    )
+    assert batch("--engine", "ray", "--ray-address", dead) == said
+    monkeypatch.setenv("RAY_ADDRESS", dead)
+    assert batch("--engine", "ray") == said
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert batch("--engine", "ray") == "Error: Ray is not installed: pip install 'gradcam-torch[ray]'\n"
+
+
+def test_a_broken_ray_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(
+        ClusterError, match=r"^Ray cannot be imported \(No module named 'no_such_module'\): pip install"
+    ):
+        import_ray()
+
+
+def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mismatched:
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, **options: object) -> None:
+            raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n")
+
+        def shutdown(self) -> None:
+            ended.append(True)
+
+    ended = list[bool]()
+    monkeypatch.setattr(session, "import_ray", Mismatched)
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    said = r"^auto: Ray cannot be joined there \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
+    with pytest.raises(ClusterError, match=said + r" Where .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
+        pass
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(ClusterError, match=said + "$"), session.joined("auto"):
+        pass
+    assert ended == [True, True]
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+# Leaving
+
+
+SIGNED_IN = """
+import sys, time
+from gradcam.batch.cluster.ending import sign_in
+lock = sign_in(sys.argv[1])
+print("signed in", flush=True)
+time.sleep(60)
+"""
+
+
+@POSIX
+def test_who_signed_in_is_ended_and_nobody_else(tmp_path: Path) -> None:
+    run = f"test-of-ending-{os.getpid()}"
+    elsewhere = os.environ | {"TMPDIR": str(tmp_path)}  # as it is where Ray was started by somebody else
+    with subprocess.Popen([sys.executable, "-c", SIGNED_IN, run], env=elsewhere, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        # One that ended, whose number is another process's now: this one's.
+        (_folder(run) / str(os.getpid())).touch()
+        end_here(run)
+        assert worker.poll() == -signal.SIGKILL or worker.wait(1) == -signal.SIGKILL
+    assert not _folder(run).exists()
+    end_here(run)  # nobody is there
+
+
+def test_loggers_are_as_they_were() -> None:
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.INFO)
+    logger = logging.getLogger("ray.data")
+    logger.addHandler(handler)
+    try:
+        with quiet():
+            assert handler.level == SILENT
+        assert handler.level == logging.INFO
+    finally:
+        logger.removeHandler(handler)
+
+
+# Last words
+
+
+WATCHED = """
+import os, signal, sys, time
+from gradcam.batch.cluster.last_words import last_words
+with last_words(sys.argv[1], "Ray has ended. To go on:", is_own=sys.argv[2] == "own"):
+    print("watched", flush=True)
+    sys.stdin.readline()
+    if sys.argv[3] == "abort":
+        os.abort()
+    if sys.argv[3] == "group":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(60)
+    raise SystemExit(1)
+"""
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("kind", "head", "end", "speaks"),
+    [
+        ("joined", "gone", "abort", True),
+        ("own", "gone", "abort", True),
+        ("own", "here", "group", True),
+        ("joined", "here", "abort", False),  # somebody killed it
+        ("own", "here", "abort", False),
+        ("joined", "gone", "raise", False),  # it has said so itself
+        ("own", "here", "raise", False),
+    ],
+)
+def test_last_words(kind: str, head: str, end: str, *, speaks: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", WATCHED, address, kind, end]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "watched\n"
+            time.sleep(0.3)  # for the witness to begin
+            if head == "gone":
+                server.shutdown(socket.SHUT_RDWR)
+                server.close()
+                time.sleep(0.8)  # more than its pause
+            _, err = process.communicate("\n", timeout=30)
+    assert process.returncode != 0
+    assert err == ("Ray has ended. To go on:\n" if speaks else "")

@@ -1,0 +1,28 @@
+"""Runs that are killed, and what runs left, cut and changed: a few of each, of which two scripts beside this try more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are forked, and signals are others elsewhere")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [["mutated_runs", "--count", "12"], ["killed_runs", "--kills", "4", "--pictures", "12"]]
+)
+def test_a_run_is_resumed_rightly_or_refused_clearly(command: list[str]) -> None:
+    name, *options = command
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.{name}", *options],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

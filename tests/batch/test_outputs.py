@@ -1,0 +1,556 @@
+"""What is written of each picture: the same pixels and values that Python gives, under names that say what they are."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gradcam
+from gradcam.batch import save as outputs
+from gradcam.batch.findings import Finding, Question, find
+from gradcam.batch.names import Saving, check_outputs, name_result
+from gradcam.batch.save import Saver
+from gradcam.errors import GradcamError, ImageError, OutputError
+from gradcam.sources.contents import Item
+from gradcam.storage import output as places
+from gradcam.storage.output import Disk
+from gradcam.storage.store import Store
+from gradcam.targets import ClassTarget
+from tests.storage.test_output_folder import mounted
+
+Photo = Callable[[str], Path]
+TIGER_CAT, ESPRESSO = 282, 967
+
+
+@dataclass(frozen=True)
+class File:
+    path: Path | None
+
+    def read(self) -> bytes:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """As the pipeline has it."""
+
+    item: Item
+    sha256: str | None = None
+
+
+@dataclass
+class Work:
+    """Pictures found and saved in a folder, as a run does it."""
+
+    classifier: gradcam.Classifier
+    folder: Path
+    question: Question
+    saving: Saving = field(default_factory=Saving)
+    draw_views: Any = None
+
+    def save(self, path: Path, stem: str = "sub/cat", found: Any = None) -> outputs.Outcome:
+        temporary = self.folder / ".partial"
+        temporary.mkdir(parents=True, exist_ok=True)
+        item = Item(f"{stem}.jpg", File(path))
+        place = Disk(self.folder, temporary)
+        saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.question, self.draw_views)
+        outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if found is None else found)
+        assert os.listdir(temporary) == []
+        return outcome
+
+    def find(self, path: Path) -> Finding:
+        (found,) = find(self.classifier, self.question, [self.classifier.prepare(path)])
+        assert isinstance(found, Finding)
+        return found
+
+    def files(self) -> set[str]:
+        return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def do(classifier: gradcam.Classifier, tmp_path: Path) -> Callable[..., Work]:
+    def make(saving: Saving | None = None, *, classes: Sequence[int] = (), **asked: Any) -> Work:
+        target = ClassTarget([list(classes)] if classes else None, top=asked.pop("top", 1))
+        question = Question(layers=asked.pop("layers", (classifier.layer,)), target=target, **asked)
+        return Work(classifier, tmp_path / "explained", question, saving or Saving())
+
+    return make
+
+
+def test_an_overlay_is_the_one_that_python_gives(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    for number, saving in enumerate([Saving(format="png"), Saving(format="png", alpha=0.8, colormap="viridis")]):
+        work = do(saving)
+        record = work.save(path, f"{number}").record
+        explanation = work.classifier.explain(path)
+        expected = explanation.overlay(alpha=saving.alpha, colormap=saving.colormap)
+        (entry,) = record.explained
+        assert entry.overlay == f"{number}-gradcam.png"
+        assert np.array_equal(gradcam.read_image(work.folder / entry.overlay), expected)
+        assert entry.score == explanation.scores.item()
+        assert entry.index == explanation.classes.item()
+
+
+@pytest.mark.parametrize("name", ["jpg", "webp"])
+def test_an_overlay_is_as_good_as_its_quality(do: Callable[..., Work], photo: Photo, name: str) -> None:
+    path, errors, sizes = photo("chelsea.jpg"), [], []
+    for quality in (30, 90):
+        work = do(Saving(format=name, quality=quality))
+        (entry,) = work.save(path, str(quality)).record.explained
+        written = gradcam.read_image(work.folder / str(entry.overlay))
+        expected = work.find(path).drawings[0].draw()
+        errors.append(np.abs(written.astype(int) - expected).mean())
+        sizes.append((work.folder / str(entry.overlay)).stat().st_size)
+    assert errors[1] < 2.5
+    assert errors[1] < errors[0] < 12
+    assert sizes[0] * 1.5 < sizes[1]
+
+
+def test_a_map_is_written_to_the_last_bit(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    work = do(Saving(kinds=("map",)), classes=(TIGER_CAT, ESPRESSO))
+    record = work.save(path).record
+    maps = work.classifier.explain(path, target=[[TIGER_CAT, ESPRESSO]]).maps
+    for k, entry in enumerate(record.explained):
+        values = np.load(work.folder / str(entry.map))
+        assert values.dtype == np.float32
+        assert values.max() > 0
+        assert np.array_equal(values, maps[0, k].numpy())
+        assert entry.overlay is entry.heatmap is entry.panel is None
+    assert not np.array_equal(*(np.load(work.folder / str(entry.map)) for entry in record.explained))
+    assert work.files() == {"sub/cat-gradcam-282-tiger_cat.npy", "sub/cat-gradcam-967-espresso.npy"}
+
+
+def test_a_heatmap_alone_lies_on_black_where_the_network_saw(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    work = do(Saving(kinds=("heatmap",), format="png", alpha=0.1))
+    (entry,) = work.save(path).record.explained
+    assert entry.heatmap == "sub/cat-gradcam-heatmap.png"
+    found = work.find(path)
+    height, width = found.picture.shape[:2]
+    written = gradcam.read_image(work.folder / entry.heatmap)
+    assert written.shape == (height, width, 3)
+    top, left, rows, columns = found.region
+    seen = np.zeros((height, width), bool)
+    seen[top : top + rows, left : left + columns] = True
+    assert not seen.all()
+    assert not written[~seen].any()
+    heatmap = work.classifier.explain(path).heatmaps[0]
+    expected = gradcam.overlay(np.zeros((rows, columns, 3), np.uint8), heatmap[0], alpha=1)
+    assert np.array_equal(written[seen].reshape(rows, columns, 3), expected)
+    bar = gradcam.overlay(np.zeros((1, 1, 3), np.uint8), np.ones((1, 1), np.float32), alpha=1)
+    assert (written == bar).all(axis=2).any()  # the most evidence has the last colour of the map, undiluted
+
+
+def test_signed_heatmaps_keep_their_two_colours(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    work = do(Saving(kinds=("heatmap", "overlay"), format="png"), classes=(ESPRESSO,), evidence="signed")
+    record = work.save(path).record
+    (entry,) = record.explained
+    assert (entry.overlay, entry.heatmap) == ("sub/cat-gradcam-signed.png", "sub/cat-gradcam-signed-heatmap.png")
+    written = gradcam.read_image(work.folder / str(entry.heatmap))
+    heatmap = work.classifier.explain(path, target=ESPRESSO, evidence="signed").heatmaps[0, 0]
+    assert heatmap.min() < 0 < heatmap.max()
+    black = np.zeros_like(written)
+    assert np.array_equal(written, gradcam.overlay(black, heatmap, alpha=1, region=record.region, signed=True))
+
+
+def test_a_panel_is_the_one_that_python_gives(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("chelsea.jpg")
+    work = do(Saving(kinds=("panel",), format="png", alpha=0.7), methods=("gradcam", "layercam"))
+    record = work.save(path).record
+    assert [entry.panel for entry in record.explained] == ["sub/cat-compare.png"] * 2
+    compared = work.classifier.compare(path, layers=[work.classifier.layer], methods=["gradcam", "layercam"])
+    assert np.array_equal(gradcam.read_image(work.folder / "sub/cat-compare.png"), gradcam.panel(compared, alpha=0.7))
+    assert work.files() == {"sub/cat-compare.png"}
+
+
+def test_attributions_are_written_in_their_own_way(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("chelsea.jpg")
+    kinds = ("overlay", "heatmap", "map", "panel")
+    work = do(Saving(kinds=kinds, format="png"), attributions=("guided-gradcam",))
+    of_map, of_attribution = work.save(path).record.explained
+    expected = work.classifier.attribute(path, "guided-gradcam")
+    assert of_attribution.panel is None
+    assert of_map.panel == "sub/cat-compare.png"
+    assert of_attribution.evidence == "signed"
+    for name in (of_attribution.overlay, of_attribution.heatmap):
+        assert np.array_equal(gradcam.read_image(work.folder / str(name)), expected.picture())
+    values = np.load(work.folder / str(of_attribution.map))
+    assert values.dtype == np.float32
+    assert values.min() < 0 < values.max()
+    assert np.array_equal(values, expected.values[0, 0].numpy())
+    assert work.files() == {
+        "sub/cat-compare.png",
+        *(f"sub/cat-{name}" for name in ("gradcam.png", "gradcam-heatmap.png", "gradcam.npy")),
+        *(f"sub/cat-guided-gradcam{ending}" for ending in (".png", "-heatmap.png", ".npy")),
+    }
+
+
+def test_the_record_says_all_that_the_contract_names(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    work = do(Saving(kinds=("overlay", "map")))
+    outcome = work.save(path)
+    record, found = outcome.record, work.find(path)
+    assert (record.image, record.model, record.status) == ("sub/cat.jpg", "efficientnet_lite0", "ok")
+    assert record.size == found.picture.shape[:2] == (640, 800)
+    assert record.region == found.region
+    assert record.sha256 == "ab" * 32
+    assert list(record.predictions) == list(found.predictions)
+    assert [(entry.layer, entry.method, entry.blank, entry.label) for entry in record.explained] == [
+        (work.classifier.layer, "gradcam", False, work.classifier.label(record.explained[0].index))
+    ]
+    assert 0 < outcome.seconds < 600
+    assert gradcam.records.Record.from_json(record.to_json()) == record
+
+
+def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    layers = ("layer3", "layer4")
+    work = do(classes=(TIGER_CAT, ESPRESSO), layers=layers)
+    record = work.save(path, "cat").record
+    names = {"282-tiger_cat-layer3", "967-espresso-layer3", "282-tiger_cat-layer4", "967-espresso-layer4"}
+    assert {entry.overlay for entry in record.explained} == {f"cat-gradcam-{name}.jpg" for name in names}
+    for entry in record.explained:
+        assert str(entry.overlay).endswith(f"-{entry.index}-{str(entry.label).replace(' ', '_')}-{entry.layer}.jpg")
+    assert {entry.overlay for entry in do(classes=(ESPRESSO,)).save(path, "one").record.explained} == {
+        "one-gradcam.jpg"
+    }
+
+
+def test_names_that_are_alike_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
+    work = do(Saving(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
+    found = work.find(photo("chelsea.jpg"))
+    alike = [replace(drawing, layer=name) for drawing, name in zip(found.drawings, ("a/b", "A_B"))]
+
+    class Renamed(Finding):
+        drawings = alike  # type: ignore[assignment]
+
+    record = work.save(Path("x"), found=Renamed(found.maps, found.attributions, found.predictions)).record
+    assert [(entry.overlay, entry.heatmap, entry.map) for entry in record.explained] == [
+        ("sub/cat-gradcam-a_b.png", "sub/cat-gradcam-a_b-heatmap.png", "sub/cat-gradcam-a_b.npy"),
+        ("sub/cat-gradcam-A_B-2.png", "sub/cat-gradcam-A_B-2-heatmap.png", "sub/cat-gradcam-A_B-2.npy"),
+    ]
+    assert len(work.files()) == 6
+    assert np.array_equal(np.load(work.folder / "sub/cat-gradcam-A_B-2.npy"), alike[1].map.numpy())
+
+
+def test_long_stems_of_two_pictures_stay_apart() -> None:
+    ending = "-gradcam-1-" + "l" * 80 + ".jpg"
+    names = {name_result(f"folder-1/{'猫' * 70}{last}", ending) for last in "ab"}
+    assert len(names) == 2
+    for name in names:
+        folder, _, file = name.partition("/")
+        assert folder == "folder-1"
+        assert file.endswith(ending)
+        assert file.startswith("猫" * 40)
+        assert len(os.fsencode(file)) <= 240
+    assert name_result("a-b/short", ending) == f"a-b/short{ending}"
+
+
+def test_a_picture_that_failed_has_one_line_that_names_it_once(do: Callable[..., Work], tmp_path: Path) -> None:
+    work, path = do(), tmp_path / "photos" / "sub" / "cat.jpg"
+    for lines in (("is cut", " off"), ("sub/cat.jpg: is cut", " off")):
+        record = work.save(path, found=ImageError(*lines)).record
+        assert record.error == "sub/cat.jpg: is cut off"
+        assert (record.status, record.explained, record.sha256) == ("failed", (), "ab" * 32)
+        assert record.image == "sub/cat.jpg"
+    assert work.files() == set()
+
+
+def test_a_picture_that_cannot_be_drawn_fails_by_itself(
+    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = do(Saving(kinds=("overlay", "map")))
+    found = work.find(photo("chelsea.jpg"))
+    monkeypatch.setattr(outputs, "_encode_map", lambda drawing: list(range(1))[1])
+    said = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
+    assert work.save(Path("x"), found=found).record.error == said
+    with monkeypatch.context() as patch:
+        patch.setenv("GRADCAM_TRACEBACK", "1")
+        work.save(Path("x"), found=found)
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    assert work.files() == set()  # nor is anything written of it
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            gradcam.batch.findings.PictureExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
+        )
+        error = work.save(Path("x"), found=found).record.error
+    assert error == "sub/cat.jpg: 70000 x 9 pixels do not fit into this format: choose .png"
+
+
+def test_a_name_that_the_disk_does_not_take_is_of_its_picture_alone(do: Callable[..., Work], photo: Photo) -> None:
+    work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
+    work.folder.mkdir()
+    (work.folder / "sub").write_text("a file, where a folder is needed")
+    error = str(work.save(path).record.error)
+    assert error == "sub/cat.jpg: sub/cat-gradcam.png: this result cannot be written (file exists)"
+    (work.folder / "cat-gradcam.npy").mkdir()
+    error = str(work.save(path, "cat").record.error)
+    assert error == "cat.jpg: cat-gradcam.npy: this result cannot be written (is a directory)"
+    assert work.files() == {"sub"}  # the overlay, which could be written, is gone again
+    assert str(work.save(path, "x/" * 3000 + "cat").record.error).endswith("cannot be written (file name too long)")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT])
+def test_a_disk_that_fails_ends_the_run(
+    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    work = do(Saving(kinds=("overlay", "map")))
+    found, write = work.find(photo("chelsea.jpg")), places.write_whole
+
+    def fail(path: Path, data: bytes, **how: Any) -> None:
+        if path.suffix == ".npy":
+            raise OSError(number, os.strerror(number), str(path))
+        write(path, data, **how)
+
+    monkeypatch.setattr(places, "write_whole", fail)
+    with pytest.raises(OutputError) as raised:
+        work.save(Path("x"), found=found)
+    reason = os.strerror(number)
+    assert str(raised.value).startswith(f"{work.folder}/: {reason[0].lower()}{reason[1:]}; ")
+    assert work.files() == set()
+
+
+def test_a_full_disk_leaves_nothing_half_written(do: Callable[..., Work], photo: Photo, tmp_path: Path) -> None:
+    work = do(Saving(format="png"))
+    found = work.find(photo("chelsea.jpg"))
+    with mounted(tmp_path / "disk", "1m") as disk:
+        work.folder = disk / "explained"
+        with pytest.raises(OutputError) as raised:
+            any(work.save(Path("x"), str(number), found).record.error for number in range(20))
+        assert str(raised.value) == f"{disk}/explained/: no space left on device; free some, then go on with --resume"
+        assert 1 <= len(work.files()) < 20
+        expected = found.drawings[0].draw()
+        for name in work.files():
+            assert np.array_equal(gradcam.read_image(work.folder / name), expected)
+        subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
+        assert work.save(Path("x"), "more", found).record.status == "ok"
+
+
+def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], photo: Photo) -> None:
+    path, calls = photo("chelsea.jpg"), []
+
+    def draw_views(stem: str, picture: Any, overlays: Any) -> dict[str, bytes]:
+        calls.append((stem, picture, overlays))
+        return {"report/views/a.jpg": b"small"}
+
+    work = do(Saving(kinds=("map",), views=True))
+    work.draw_views = draw_views
+    work.save(path)
+    ((stem, picture, (overlay,)),) = calls
+    assert stem == "sub/cat"
+    assert np.array_equal(picture, gradcam.read_image(path))
+    assert np.array_equal(overlay, work.find(path).drawings[0].draw())
+    view, result = work.folder / "report/views/a.jpg", work.folder / "sub/cat-gradcam.npy"
+    assert view.read_bytes() == b"small"
+    assert view.stat().st_mtime_ns >= result.stat().st_mtime_ns  # an older one would count as out of date
+    work.saving = Saving(kinds=("map",))
+    work.save(path)
+    assert len(calls) == 1
+
+    def fail(*_: Any) -> dict[str, bytes]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    work.saving, work.draw_views = Saving(views=True), fail
+    assert "No space left" in str(work.save(path).record.error)
+
+
+def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work], photo: Photo) -> None:
+    work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
+    (item, found) = Item("sub/cat.jpg", File(path)), work.find(path)
+    saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.question)
+    outcome = saver.save(Fetched(item), found)
+    assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
+    assert not work.folder.exists()
+    work.save(path)
+    assert {name: (work.folder / name).read_bytes() for name in outcome.files} == outcome.files
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"kinds": ()}, r"to be written is \(\), expected some of 'overlay', 'heatmap', 'map', 'panel'"),
+        ({"kinds": ("overlay", "film")}, "'film'"),
+        ({"format": "gif"}, "format is 'gif', expected one of 'jpg', 'png', 'webp'"),
+        ({"quality": 0}, "quality is 0, expected a whole number from 1 to 100"),
+        ({"quality": 101}, "quality is 101"),
+        ({"quality": True}, "quality is True"),
+        ({"alpha": 1.5}, "alpha is 1.5, expected an opacity from 0 to 1"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"colormap": "tubro"}, "no colour map 'tubro'. Nearest: 'turbo'"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(GradcamError, match=message):
+        Saving(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "unfit"),
+    [
+        ({"methods": (), "attributions": ("guided-gradcam",)}, "guided-gradcam"),
+        ({"methods": ("gradcam", "rise")}, "rise"),
+    ],
+)
+def test_a_panel_of_no_maps_is_refused_before_work_begins(
+    do: Callable[..., Work], asked: dict[str, Any], unfit: str
+) -> None:
+    with pytest.raises(GradcamError, match=f"made of maps at layers, and {unfit} makes none there"):
+        check(do(Saving(kinds=("panel",)), **asked), ["cat"])
+
+
+def check(
+    work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None, labels: Sequence[str] | None = ()
+) -> None:
+    items = [Item(f"{stem}.jpg", File((paths or {}).get(stem))) for stem in stems]
+    labels = work.classifier.labels if labels == () else labels
+    check_outputs(
+        work.folder,
+        items,
+        {item.name: item.name.removesuffix(".jpg") for item in items},
+        saving=work.saving,
+        question=work.question,
+        labels=labels,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stems", "asked", "kinds"),
+    [
+        (("cat", "cat-guided"), {"attributions": ("guided-gradcam",)}, ("overlay",)),
+        (("a/cat", "A/Cat-Guided"), {"attributions": ("guided-gradcam",)}, ("map",)),
+        (("a-b/cat", "a-b/cat-guided"), {"attributions": ("guided-gradcam",)}, ("heatmap",)),
+    ],
+)
+def test_pictures_whose_results_would_have_one_name_are_refused(
+    do: Callable[..., Work], stems: Sequence[str], asked: dict[str, Any], kinds: tuple[str, ...]
+) -> None:
+    with pytest.raises(OutputError, match=f"{stems[0]}.jpg and {stems[1]}.jpg: both would have results of one name"):
+        check(do(Saving(kinds=kinds), **asked), stems[::-1])
+
+
+@pytest.mark.parametrize(
+    ("stems", "asked"),
+    [
+        (("cat", "cat-gradcam", "cat-gradcam-heatmap", "cat-compare", "cat-2"), {}),
+        (("cat", "cat-guided"), {}),
+        (("x/cat", "y/cat-guided"), {"attributions": ("guided-gradcam",)}),
+        (("cat", "cat-gradcam-282"), {"top": 3}),
+        (("cat", "cat-gradcam-282-tiger_cat"), {"classes": (TIGER_CAT, ESPRESSO)}),
+        (("img", *(f"img-{number}" for number in range(2000))), {"top": 2, "layers": ("layer3", "layer4")}),
+    ],
+)
+def test_other_pictures_are_not(do: Callable[..., Work], stems: Sequence[str], asked: dict[str, Any]) -> None:
+    check(do(Saving(kinds=("overlay", "heatmap", "map")), **asked), stems)
+
+
+def test_a_label_can_be_what_makes_two_names_one(do: Callable[..., Work]) -> None:
+    work = do(top=2)
+    names = {name_result(stem, ending) for stem, ending in (("cat", "-gradcam-7-gradcam.jpg"),)}
+    assert names == {name_result("cat-gradcam-7", "-gradcam.jpg")}  # as of one class that a list asks for
+    check(work, ["cat", "cat-gradcam-7"], labels=["tench", "goldfish"])
+    check(work, ["cat", "cat-gradcam-x"], labels=["tench", "gradcam"])
+    with pytest.raises(OutputError, match="both would have results of one name"):
+        check(work, ["cat", "cat-gradcam-7"], labels=["tench", "Gradcam"])
+
+
+def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work], tmp_path: Path) -> None:
+    work = do(Saving(kinds=("overlay", "heatmap")), top=2)
+    folder = work.folder
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder / "sub")
+    (tmp_path / "elsewhere").mkdir()
+    name = "cat-gradcam-282-tiger_cat-heatmap.jpg"
+    (tmp_path / "elsewhere" / "link.jpg").symlink_to(folder / "sub" / name)
+    for path in (
+        folder / "sub" / name,
+        folder / "sub" / "CAT-gradcam-282-Tiger_cat.JPG",
+        tmp_path / "link" / name,
+        tmp_path / "elsewhere" / "link.jpg",
+    ):
+        with pytest.raises(
+            OutputError, match=f"{path}: a result in {folder}/ would replace this picture; choose another"
+        ):
+            check(work, ["sub/cat", "sub/other"], {"sub/other": path})
+    for path in (
+        folder / "sub" / "cat.jpg",
+        folder / "sub" / name.replace(".jpg", ".png"),
+        folder / "sub" / "dog-gradcam-282-tiger_cat.jpg",
+        folder / "sub" / "cat-gradcam-282-unicorn.jpg",
+        folder / name,
+        tmp_path / "sub" / name,
+    ):
+        check(work, ["sub/cat", "sub/other"], {"sub/other": path})
+
+
+@dataclass(frozen=True)
+class Stored:
+    url: str
+    path: None = None
+
+    def read(self) -> bytes:
+        raise NotImplementedError
+
+
+def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable[..., Work]) -> None:
+    work, store = do(), Store("s3://bucket/out")
+    how: dict[str, Any] = {"saving": work.saving, "question": work.question, "labels": work.classifier.labels}
+    for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
+        item = Item("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
+        with pytest.raises(
+            OutputError, match=rf"^s3://bucket/out/{name}: a result in s3://bucket/out/ would replace this picture"
+        ):
+            check_outputs(store, [item], {item.name: item.name.removesuffix(".jpg")}, **how)
+    for url in ("s3://bucket/a/cat-gradcam.jpg", "s3://other/out/a/cat-gradcam.jpg", "s3://bucket/out/a/cat.jpg"):
+        check_outputs(store, [Item("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **how)
+
+
+def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[..., Work], tmp_path: Path) -> None:
+    work = do()
+    work.folder.mkdir()
+    (tmp_path / "photos").mkdir()
+    (work.folder / "Sub").symlink_to(tmp_path / "photos")
+    with pytest.raises(OutputError, match="would replace this picture"):
+        check(work, ["Sub/cat", "other"], {"other": tmp_path / "photos" / "cat-gradcam.jpg"})
+
+
+def test_what_is_not_whole_yet_lies_in_the_folder_for_that(
+    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, places, replace_file = do(Saving(kinds=("overlay", "map"))), [], os.replace
+
+    def spy(old: Path, new: Path) -> None:
+        places.append((old.parent, new.name))
+        replace_file(old, new)
+
+    monkeypatch.setattr(os, "replace", spy)
+    work.save(photo("chelsea.jpg"))
+    assert places == [(work.folder / ".partial", f"cat-gradcam{suffix}") for suffix in (".jpg", ".npy")]
+
+
+def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    work = do(Saving(format="png"))
+    found = work.find(photo("chelsea.jpg"))
+    temporary = work.folder / ".partial"
+    temporary.mkdir(parents=True)
+    items = [Item(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
+    stems = {item.name: item.name.removesuffix(".jpg") for item in items}
+    saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.question)
+    with ThreadPoolExecutor(4) as pool:
+        records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), found), items)]
+    assert [record.error for record in records] == [None] * 12
+    assert [record.sha256 for record in records] == [None] * 12
+    assert len({(work.folder / str(record.explained[0].overlay)).read_bytes() for record in records}) == 1
+    assert torch.equal(found.drawings[0].source.maps, work.find(photo("chelsea.jpg")).drawings[0].source.maps)

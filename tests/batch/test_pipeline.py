@@ -1,0 +1,1004 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.batch import compute as computing
+from gradcam.batch import pipeline
+from gradcam.batch.engine import Work, explain_into
+from gradcam.batch.explain_files import FileResult, explain_files
+from gradcam.batch.findings import Finding, Question, find
+from gradcam.batch.pipeline import explain_items
+from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut
+from gradcam.batch.read import Fetched
+from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
+from gradcam.hooks.memory import is_out_of_memory
+from gradcam.sources.contents import Item
+from gradcam.targets import ClassTarget
+
+from .helpers import tiny_model
+
+NAMES = (
+    "cat_and_espresso.jpg", "koala.webp", "camera.png", "chelsea.jpg", "lemur.webp",
+    "panda.webp", "macaw.webp", "coffee.jpg", "rocket.jpg", "astronaut.jpg",
+)  # fmt: skip
+PIXELS = Question(layers=["4"])  # of the tiny model
+
+
+@dataclass
+class Content:
+    """Bytes, as of an archive, or a file; and how often they were read."""
+
+    data: bytes = b""
+    path: Path | None = None
+    reads: list[None] = field(default_factory=list)
+
+    def read(self) -> bytes:
+        self.reads.append(None)
+        return self.data if self.path is None else self.path.read_bytes()
+
+
+def reads(item: Item) -> int:
+    assert isinstance(item.content, Content)
+    return len(item.content.reads)
+
+
+def files(folder: Path, names: Iterable[str] = NAMES) -> list[Item]:
+    return [Item(name, Content(path=folder / name)) for name in names]
+
+
+def noise(seed: int, height: int = 24, width: int = 20) -> bytes:
+    """A picture's file."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def noises(count: int) -> list[Item]:
+    return [Item(f"folder/{i:03}.png", Content(noise(i))) for i in range(count)]
+
+
+def keep(fetched: Fetched, found: Finding | GradcamError) -> tuple[Fetched, Finding | GradcamError]:
+    return fetched, found
+
+
+def name(fetched: Fetched, found: Finding | GradcamError) -> str:
+    return fetched.item.name
+
+
+def run(
+    classifier: gradcam.Classifier, items: Iterable[Item], question: Question = PIXELS, **options: Any
+) -> list[Finding | GradcamError]:
+    settings: dict[str, Any] = {"batch_size": 4, "workers": 2} | options
+    return [found for _, found in explain_items(classifier, question, items, finish=keep, **settings)]
+
+
+def map_of(found: Finding | GradcamError) -> Any:
+    assert isinstance(found, Finding), found
+    (explanation,) = found.maps.values()
+    return explanation
+
+
+def assert_equal(one: Finding | GradcamError, other: Finding | GradcamError) -> None:
+    """To the last bit."""
+    ours, theirs = map_of(one), map_of(other)
+    for part in ("maps", "heatmaps", "classes", "scores", "output"):
+        assert torch.equal(getattr(ours, part), getattr(theirs, part)), part
+    assert isinstance(one, Finding)
+    assert isinstance(other, Finding)
+    assert one.predictions == other.predictions
+    assert np.array_equal(one.picture, other.picture)
+
+
+def pixel_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gradcam-pixels")]
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace() -> Iterator[None]:
+    threads, opencv = torch.get_num_threads(), cv2.getNumThreads()
+    yield
+    assert pixel_threads() == []
+    assert (torch.get_num_threads(), cv2.getNumThreads()) == (threads, opencv)
+
+
+def within(seconds: float, function: Callable[[], Any]) -> Any:
+    """What the function gives; fails where it takes longer, as it would for ever in a deadlock."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "waits for ever"
+    return found[0]
+
+
+class Spy(nn.Module):
+    """The tiny model, which somebody listens to before each run."""
+
+    def __init__(self, listen: Callable[[Tensor], None] = lambda images: None) -> None:
+        super().__init__()
+        self.inner = tiny_model().eval()
+        self.listen = listen
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.listen(images)
+        return self.inner(images)
+
+
+def tiny(listen: Callable[[Tensor], None] = lambda images: None, **options: Any) -> gradcam.Classifier:
+    """A classifier that listens from now on."""
+    model = Spy()
+    made = gradcam.load_classifier(model, **{"size": 16, "layer": "inner.4"} | options)
+    model.listen = listen
+    return made
+
+
+INNER = Question(layers=["inner.4"])
+
+
+class TestNumbers:
+    def test_they_are_those_of_one_by_one(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        found = run(classifier, files(photo("")), Question(layers=[classifier.layer]))
+        for each, image in zip(found, NAMES):
+            ours, alone = map_of(each), classifier.explain(photo(image))
+            assert torch.equal(ours.classes, alone.classes)
+            for part in ("maps", "heatmaps", "scores"):
+                torch.testing.assert_close(getattr(ours, part), getattr(alone, part), rtol=1e-5, atol=1e-5)
+            assert np.array_equal(each.picture, alone.pictures[0])  # type: ignore[union-attr]
+            assert each.region == alone.regions[0]  # type: ignore[union-attr]
+            best = alone.probabilities()[0].argmax().item()
+            assert each.predictions[0].index == best  # type: ignore[union-attr]
+
+    def test_they_are_those_of_the_same_batches(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        question = Question(layers=[classifier.layer], methods=["gradcam", "layercam"])
+        paths = [photo(image) for image in NAMES]
+        expected = [
+            each
+            for start in range(0, 10, 4)
+            for each in find(classifier, question, [classifier.prepare(path) for path in paths[start : start + 4]])
+        ]
+        found = run(classifier, files(photo("")), question, workers=3)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            assert isinstance(one, Finding)
+            assert isinstance(other, Finding)
+            assert one.maps.keys() == other.maps.keys()
+            for key in one.maps:
+                assert torch.equal(one.maps[key].maps, other.maps[key].maps)
+                assert torch.equal(one.maps[key].heatmaps, other.maps[key].heatmaps)
+            assert one.predictions == other.predictions
+
+    def test_a_second_run_for_some_gives_the_very_same(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        question = Question(layers=[classifier.layer])
+        whole = run(classifier, files(photo("")), question)
+        items = files(photo(""))
+        rest = run(classifier, items, question, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
+        assert len(rest) == 2
+        assert_equal(rest[0], whole[1])
+        assert_equal(rest[1], whole[8])
+        # The batch between them is passed over.
+        assert [reads(item) for item in items] == [1] * 4 + [0] * 4 + [1] * 2
+
+    def test_they_do_not_depend_on_how_many_threads_read(self) -> None:
+        made = gradcam.load_classifier(tiny_model().eval(), size=16)
+        one, other = (run(made, noises(30), workers=workers) for workers in (1, 5))
+        assert len(one) == 30
+        for ours, theirs in zip(one, other):
+            assert_equal(ours, theirs)
+
+    def test_pictures_of_several_sizes_once_preprocessed(self) -> None:
+        class AsItIs:
+            def __call__(self, image: Any) -> Tensor:
+                return torch.from_numpy(image).permute(2, 0, 1).float() / 255
+
+            def region(self, height: int, width: int) -> tuple[int, int, int, int]:
+                return 0, 0, height, width
+
+        batches: list[tuple[int, ...]] = []
+        made = replace(tiny(lambda images: batches.append(tuple(images.shape))), preprocess=AsItIs())
+        sizes = [(16, 20), (18, 12), (16, 20), (18, 12), (16, 20)]
+        items = [Item(f"{i}.png", Content(noise(i, *size))) for i, size in enumerate(sizes)]
+        found = run(made, items, INNER, batch_size=5)
+        assert batches == [(3, 3, 16, 20), (2, 3, 18, 12)]
+        for i, (each, size) in enumerate(zip(found, sizes)):
+            assert map_of(each).heatmaps.shape == (1, 1, *size)
+            pixels = np.array(Image.open(BytesIO(noise(i, *size))))
+            torch.testing.assert_close(map_of(each).maps, made.explain(pixels).maps, rtol=1e-5, atol=1e-6)
+
+
+class TestWanted:
+    def test_some_pictures_have_a_class_of_their_own(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        wanted = {NAMES[0]: "espresso", NAMES[2]: "7", NAMES[3]: "tiger cat"}
+        items = [replace(item, wanted=wanted.get(item.name)) for item in files(photo(""), NAMES[:5])]
+        question = Question(layers=[classifier.layer], target=ClassTarget(top=2))
+        found = run(classifier, items, question, batch_size=5)
+        top = [
+            alone.probabilities()[0].topk(2).indices.tolist() for alone in map(classifier.explain, map(photo, NAMES))
+        ]
+        assert [map_of(each).classes.tolist()[0] for each in found] == [[967], top[1], [7], [282], top[4]]
+        alone = classifier.explain(photo(NAMES[0]), target="espresso")
+        torch.testing.assert_close(map_of(found[0]).heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
+
+    def test_those_that_have_one_are_explained_together(self) -> None:
+        sizes: list[int] = []
+        items = [replace(item, wanted=wanted) for item, wanted in zip(noises(5), ("1", None, "3", None, "1"))]
+        found = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
+        assert sizes == [3, 2]
+        assert [map_of(found[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
+
+    def test_an_unknown_class_is_that_pictures_failure(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        first, second = files(photo(""), NAMES[:2])
+        found = run(classifier, [replace(first, wanted="espreso"), second], Question(layers=[classifier.layer]))
+        assert str(found[0]).startswith(f"{NAMES[0]}: No class is called 'espreso'; nearest: 'espresso'")
+        assert isinstance(found[1], Finding)
+
+
+class TestBrokenPictures:
+    def test_one_in_the_middle_drops_out_of_its_batch(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        items = files(photo(""), NAMES[:6])
+        items[1] = Item("cut/off.jpg", Content(photo("chelsea.jpg").read_bytes()[:9000]))
+        question = Question(layers=[classifier.layer])
+        found = run(classifier, items, question)
+        assert isinstance(found[1], ImageError)
+        assert str(found[1]).startswith("cut/off.jpg: is damaged or cut off")
+        assert str(found[1]).count("off.jpg") == 1
+        rest = find(classifier, question, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
+        for i, other in zip((0, 2, 3), rest):
+            assert_equal(found[i], other)
+
+    def test_all_of_a_batch(self) -> None:
+        items = noises(12)
+        items[4:8] = [Item(f"{i}.png", Content(b"")) for i in range(4)]
+        found = run(gradcam.load_classifier(tiny_model().eval(), size=16), items)
+        assert [str(each) for each in found[4:8]] == [f"{i}.png: is empty" for i in range(4)]
+        assert all(isinstance(each, Finding) for each in found[:4] + found[8:])
+
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [
+            (ImageError("is gone"), "a b.png: is gone"),
+            (ImageError("a b.png: is gone"), "a b.png: is gone"),
+            (MemoryError(), "a b.png: does not fit into memory"),
+            (KeyError("no\nsuch"), "a b.png: KeyError: 'no\\nsuch' (GRADCAM_TRACEBACK=1 shows where)"),
+            (SystemExit(3), "a b.png: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)"),
+        ],
+    )
+    def test_whatever_reading_raises_is_a_line_of_that_picture(self, error: BaseException, line: str) -> None:
+        class Broken(Content):
+            def read(self) -> bytes:
+                raise error
+
+        found = run(tiny(), [*noises(1), Item("a b.png", Broken()), *noises(1)], INNER)
+        assert str(found[1]) == line
+        assert isinstance(found[1], GradcamError)
+        assert found[1].__traceback__ is found[1].__cause__ is found[1].__context__ is None  # they would keep pixels
+        assert_equal(found[0], found[2])
+
+    def test_a_model_that_fails_on_one_picture(self) -> None:
+        sizes: list[int] = []
+
+        def listen(images: Tensor) -> None:
+            sizes.append(len(images))
+            if (images.mean((1, 2, 3)) > 1.5).any():  # a white one
+                raise ValueError("on\npurpose")
+
+        items = noises(4)
+        white = BytesIO()
+        Image.new("RGB", (20, 24), "white").save(white, "png")
+        items[2] = Item("white.png", Content(white.getvalue()))
+        found = run(tiny(listen), items, INNER)
+        assert str(found[2]) == "white.png: ValueError: on purpose (GRADCAM_TRACEBACK=1 shows where)"
+        assert sizes == [4, 1, 1, 1, 1]
+        for i in (0, 1, 3):
+            assert_equal(found[i], run(tiny(), [items[i]], INNER)[0])
+
+    def test_a_model_that_ends_the_program(self) -> None:
+        def listen(images: Tensor) -> None:
+            sys.exit("enough")
+
+        found = run(tiny(listen), noises(2), INNER)
+        assert [str(each) for each in found] == [
+            f"folder/00{i}.png: SystemExit: enough (GRADCAM_TRACEBACK=1 shows where)" for i in range(2)
+        ]
+
+    def test_an_output_that_is_nan_names_its_picture(self) -> None:
+        made = tiny()
+        with torch.no_grad():
+            made.model.inner[8].bias.fill_(float("nan"))  # type: ignore[union-attr, operator, index]
+        (found,) = run(made, noises(1), INNER)
+        assert str(found).startswith("folder/000.png: The scores are NaN in places: look for")
+
+    def test_probabilities_that_are_nan_are_a_failure_as_well(self) -> None:
+        made = tiny()
+        with torch.no_grad():
+            made.model.inner[8].bias[0] = float("nan")  # type: ignore[union-attr, operator, index]
+        (found,) = run(made, noises(1), replace(INNER, target=ClassTarget([[1]])))
+        assert str(found).startswith("folder/000.png: The model's output is NaN or infinite in places")
+
+    def test_a_traceback_on_request(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
+        run(tiny(), [Item("broken.png", Content(b"nothing"))], INNER)
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+class TestReaders:
+    """Of the user's own, who read files."""
+
+    def test_a_file_is_read_where_it_is(self, tmp_path: Path) -> None:
+        (tmp_path / "one.png").write_bytes(noise(1))
+        seen = []
+
+        def reader(path: Path) -> Any:
+            seen.append(path)
+            return gradcam.read_image(path)
+
+        item = Item("folder/one.png", Content(path=tmp_path / "one.png"))
+        (found,) = run(tiny(reader=reader), [item], INNER)
+        assert seen == [tmp_path / "one.png"]
+        assert reads(item) == 0
+        assert_equal(found, run(tiny(), [item], INNER)[0])
+
+    def test_what_lies_in_an_archive_gets_a_file_meanwhile(self) -> None:
+        seen: list[Path] = []
+
+        def reader(path: Path) -> Any:
+            seen.append(path)
+            return gradcam.read_image(path)
+
+        (found,) = run(tiny(reader=reader), [Item("folder/one.PNG", Content(noise(1)))], INNER)
+        assert_equal(found, run(tiny(), [Item("one.png", Content(noise(1)))], INNER)[0])
+        assert seen[0].suffix == ".PNG"
+        assert not seen[0].parent.exists()
+
+    @pytest.mark.parametrize("in_archive", [True, False])
+    def test_its_errors_are_of_the_item(self, tmp_path: Path, in_archive: bool) -> None:
+        (tmp_path / "one.png").write_bytes(b"nothing")
+
+        def reader(path: Path) -> Any:
+            raise OSError(f"cannot read {path}")
+
+        content = Content(b"nothing") if in_archive else Content(path=tmp_path / "one.png")
+        (found,) = run(tiny(reader=reader), [Item("folder/one.png", content)], INNER)
+        assert str(found) == "folder/one.png: the reader reader failed (OSError: cannot read folder/one.png)"
+
+    def test_a_path_relative_to_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("one.png").write_bytes(b"nothing")
+        item = Item("folder/one.png", Content(path=Path("one.png")))
+        (found,) = run(tiny(reader=gradcam.read_image), [item], INNER)
+        assert str(found) == "folder/one.png: is not a picture in a format that can be read"
+
+    def test_a_reader_that_ends_the_program(self) -> None:
+        def reader(path: Path) -> Any:
+            sys.exit(1)
+
+        (found,) = run(tiny(reader=reader), noises(1), INNER)
+        assert str(found) == "folder/000.png: the reader reader failed (SystemExit: 1)"
+
+    def test_a_file_that_is_changed_while_it_is_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "one.png"
+        path.write_bytes(noise(1))
+
+        def reader(path: Path) -> Any:
+            image = gradcam.read_image(path)
+            with path.open("ab") as file:
+                file.write(b"more")
+            return image
+
+        (found,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
+        assert str(found) == "one.png: was changed while it was read: try again once it is whole"
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        item = Item("one.png", Content(path=tmp_path / "one.png"))
+        (found,) = run(tiny(reader=gradcam.read_image), [item], INNER)
+        assert str(found) == "one.png: cannot be opened (No such file or directory)"
+
+    @pytest.mark.parametrize("own_reader", [True, False])
+    def test_an_audit_says_what_was_read(self, tmp_path: Path, own_reader: bool) -> None:
+        (tmp_path / "good.png").write_bytes(noise(1) + bytes(3 * 2**20))  # of several chunks
+        (tmp_path / "broken.png").write_bytes(b"nothing")
+        items = [*files(tmp_path, ("good.png", "broken.png")), Item("in_archive.png", Content(noise(2)))]
+        items.append(Item("gone.png", Content(path=tmp_path / "gone.png")))
+        made = tiny(reader=gradcam.read_image) if own_reader else tiny()
+        fetched = [
+            each for each, _ in explain_items(made, INNER, items, finish=keep, batch_size=4, workers=2, audit=True)
+        ]
+        contents = [(tmp_path / "good.png").read_bytes(), b"nothing", noise(2)]
+        assert [each.item for each in fetched] == items
+        assert [each.sha256 for each in fetched] == [*(hashlib.sha256(data).hexdigest() for data in contents), None]
+
+    def test_without_an_audit_nothing_is_hashed(self) -> None:
+        ((fetched, _),) = explain_items(tiny(), INNER, noises(1), finish=keep, batch_size=4, workers=1)
+        assert fetched.sha256 is None
+
+
+class TestOrder:
+    def test_results_come_in_the_order_of_the_items(self) -> None:
+        def finish(fetched: Fetched, found: Any) -> str:
+            time.sleep(0.02 * (int(fetched.item.name[-5]) % 3))
+            return fetched.item.name
+
+        found = explain_items(tiny(), INNER, noises(20), finish=finish, batch_size=3, workers=4)
+        assert list(found) == [item.name for item in noises(20)]
+
+    def test_the_first_comes_before_the_last_is_asked_for(self) -> None:
+        endless = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
+        stream = explain_items(tiny(), INNER, endless, finish=name, batch_size=2, workers=2)
+        assert within(60, lambda: [next(stream) for _ in range(50)]) == [f"{i}.png" for i in range(50)]
+        stream.close()
+
+    def test_a_result_does_not_wait_for_the_reading_of_others(self) -> None:
+        came = threading.Event()
+        waited: list[bool] = []
+
+        class Slow(Content):
+            def read(self) -> bytes:
+                waited.append(came.wait(10))
+                return super().read()
+
+        def finish(fetched: Fetched, found: Any) -> str:
+            time.sleep(0.1)  # so that it is not done before the stream begins to wait
+            return fetched.item.name
+
+        items = noises(4)
+        items[1] = Item("slow.png", Slow(noise(1)))
+        for each in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
+            if each == "folder/000.png":
+                came.set()
+        assert waited == [True]
+
+    def test_no_items(self) -> None:
+        assert run(tiny(), []) == []
+        assert run(tiny(), noises(3), is_needed=lambda item: False) == []
+
+    def test_what_is_urgent_comes_first(self) -> None:
+        done: list[str] = []
+        gate = threading.Event()
+        with Pool(1) as pool:
+            pool.submit(LATER, gate.wait)
+            last = [pool.submit(urgency, lambda it=it: done.append(it)) for urgency, it in  # type: ignore[misc]
+                    ((LATER, "a"), (LATER, "b"), (URGENT, "c"), (URGENT, "d"))]  # fmt: skip
+            gate.set()
+            for each in last:
+                each.result(10)
+        assert done == ["c", "d", "a", "b"]
+
+
+class TestBounds:
+    def test_memory_does_not_grow_with_the_number_of_pictures(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Counted: pictures that were read, and findings, that are alive at once."""
+        lock = threading.Lock()
+        alive = {"read": weakref.WeakSet[Any](), "found": weakref.WeakSet[Any]()}
+        most = {"read": 0, "found": 0}
+        read_item, find, submit = pipeline.read_item, pipeline.find, Pool.submit
+
+        def count(kind: str, value: Any) -> Any:
+            with lock:
+                alive[kind].add(value)
+                most[kind] = max(most[kind], len(alive[kind]))
+            return value
+
+        def read(*args: Any, **options: Any) -> Any:
+            found = read_item(*args, **options)
+            count("read", found.picture)
+            return found
+
+        def submit_and_rest(pool: Pool, urgency: int, task: Callable[[], Any]) -> Any:
+            future = submit(pool, urgency, task)
+            time.sleep(0.003)  # for the threads to get on with it
+            return future
+
+        def finish(fetched: Fetched, found: Any) -> str:
+            time.sleep(0.05)
+            return fetched.item.name
+
+        monkeypatch.setattr(pipeline, "read_item", read)
+        monkeypatch.setattr(
+            pipeline, "find", lambda *args, **about: [count("found", it) for it in find(*args, **about)]
+        )
+        monkeypatch.setattr(Pool, "submit", submit_and_rest)
+        pulled = 0
+
+        def source() -> Iterator[Item]:
+            nonlocal pulled
+            for item in noises(100):
+                pulled += 1
+                yield item
+
+        ahead = 0
+        for done, _ in enumerate(explain_items(tiny(), INNER, source(), finish=finish, batch_size=4, workers=3)):
+            ahead = max(ahead, pulled - done)
+            if done in (30, 60):
+                time.sleep(0.3)  # a slow consumer
+        assert pulled == 100
+        late = 3  # one for each thread, which may have yet to let go of what it did last
+        assert 2 * 4 <= most["read"] <= 3 * 4 + late  # the batch in the model, and two that are read
+        assert 4 < most["found"] <= 2 * 4 + late
+        assert ahead <= 5 * 4
+
+    def test_a_slow_finish(self) -> None:
+        def finish(fetched: Fetched, found: Any) -> str:
+            time.sleep(0.05)
+            return fetched.item.name
+
+        found = within(
+            60, lambda: list(explain_items(tiny(), INNER, noises(30), finish=finish, batch_size=2, workers=1))
+        )
+        assert found == [item.name for item in noises(30)]
+
+    def test_more_threads_than_pictures(self) -> None:
+        assert len(within(60, lambda: run(tiny(), noises(3), INNER, workers=9, batch_size=1))) == 3
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"),
+            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+            RuntimeError("MPS backend out of memory"),
+            MemoryError(),
+        ],
+        ids=str,
+    )
+    def test_a_batch_that_does_not_fit_is_halved(self, error: Exception) -> None:
+        sizes: list[int] = []
+
+        def listen(images: Tensor) -> None:
+            sizes.append(len(images))
+            if len(images) > 3:
+                raise error
+
+        told: list[tuple[str, dict[str, Any]]] = []
+        found = run(
+            tiny(listen), noises(20), INNER, batch_size=8, tell=lambda event, **details: told.append((event, details))
+        )
+        assert sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # and it stays small
+        assert [details for event, details in told if event == "out of memory"] == [
+            {"pictures": 8, "from_now_on": 4},
+            {"pictures": 4, "from_now_on": 2},
+        ]
+        for ours, theirs in zip(found, run(tiny(), noises(20), INNER, batch_size=2)):
+            assert_equal(ours, theirs)
+
+    def test_a_picture_that_does_not_fit_even_alone(self) -> None:
+        def listen(images: Tensor) -> None:
+            if (images.mean((1, 2, 3)) > 1.5).any():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        white = BytesIO()
+        Image.new("RGB", (20, 24), "white").save(white, "png")
+        items = noises(6)
+        items[1] = Item("white.png", Content(white.getvalue()))
+        found = run(tiny(listen), items, INNER)
+        assert str(found[1]).startswith("white.png: does not fit into memory even alone: take a layer or a method")
+        assert [isinstance(each, Finding) for each in found] == [True, False, True, True, True, True]
+
+    def test_nothing_of_what_did_not_fit_is_kept(self) -> None:
+        """When the half is tried, the tensors of the whole are gone."""
+        kept: list[weakref.ref[Tensor]] = []
+        found_alive: list[bool] = []
+
+        def listen(images: Tensor) -> None:
+            found_alive.extend(ref() is not None for ref in kept)
+            if len(images) > 2:
+                large = images * 2
+                kept.append(weakref.ref(large))
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        assert len(run(tiny(listen), noises(4), INNER)) == 4
+        assert found_alive
+        assert not any(found_alive)
+
+    @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("out of memory"), KeyError("x")])
+    def test_what_is_something_else(self, error: Exception) -> None:
+        assert not is_out_of_memory(error)
+
+
+class Unwritable(GradcamError):
+    """As the shell raises it for a full disk."""
+
+
+class TestEndings:
+    @pytest.mark.parametrize("error", [Unwritable("the disk is full"), ZeroDivisionError("unexpected"), SystemExit(5)])
+    def test_an_error_of_finish_comes_in_its_pictures_place(self, error: BaseException) -> None:
+        def finish(fetched: Fetched, found: Any) -> str:
+            if fetched.item.name.endswith("7.png"):
+                raise error
+            time.sleep(0.02)  # the error is there before those in front of it
+            return fetched.item.name
+
+        got: list[str] = []
+
+        def take() -> None:
+            for each in explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=4):
+                got.append(each)
+
+        with pytest.raises(type(error)) as caught:
+            take()
+        assert caught.value is error
+        assert got == [item.name for item in noises(7)]
+        assert pixel_threads() == []
+
+    def test_closing_gives_up_what_has_not_begun(self) -> None:
+        begun: list[str] = []
+        gate = threading.Event()
+
+        def finish(fetched: Fetched, found: Any) -> str:
+            begun.append(fetched.item.name)
+            if len(begun) > 1:
+                gate.wait(20)
+            return fetched.item.name
+
+        stream = explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=1)
+        assert next(stream) == "folder/000.png"
+        assert len(pixel_threads()) == 1
+        timer = threading.Timer(0.3, gate.set)
+        timer.start()
+        within(30, stream.close)
+        timer.join()
+        assert pixel_threads() == []
+        assert len(begun) <= 2  # the one that was given, and one that was waited for
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+    def test_an_interruption_of_the_consumer(self, error: type[BaseException]) -> None:
+        stream = explain_items(tiny(), INNER, noises(40), finish=name, batch_size=4, workers=3)
+        next(stream)
+        with pytest.raises(error):
+            stream.throw(error())  # type: ignore[attr-defined]
+        assert pixel_threads() == []
+
+    def test_an_interruption_of_the_model(self) -> None:
+        def listen(images: Tensor) -> None:
+            batches.append(len(images))
+            if len(batches) == 3:
+                raise KeyboardInterrupt
+
+        batches: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(listen), noises(40), INNER)
+        assert len(batches) == 3
+        assert pixel_threads() == []
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT cannot be sent to one process there")
+    def test_ctrl_c_ends_a_run_that_waits(self) -> None:
+        code = """
+import itertools, os, time
+from gradcam.batch.items import Item
+from tests.batch.test_pipeline import INNER, Content, explain_items, noise, pixel_threads, tiny
+
+def finish(fetched, found):
+    os.write(1, b"finishes\\n")  # a line at once: two threads finish
+    time.sleep(0.3)
+
+items = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
+try:
+    for _ in explain_items(tiny(), INNER, items, finish=finish, batch_size=4, workers=2):
+        pass
+except KeyboardInterrupt:
+    print("stopped", len(pixel_threads()), flush=True)
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(3):
+                assert process.stdout.readline() == "finishes\n"
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=60)
+        assert rest.splitlines()[-1] == "stopped 0"
+        assert process.returncode == 0
+
+    def test_items_that_cannot_be_listed_to_their_end(self) -> None:
+        def source() -> Iterator[Item]:
+            yield from noises(2)
+            raise GradcamError("the list ends in the middle of a line")
+
+        with pytest.raises(GradcamError, match="the list ends"):
+            run(tiny(), source(), INNER, batch_size=1)
+
+    def test_an_abandoned_stream_leaves_no_thread(self) -> None:
+        stream = explain_items(tiny(), INNER, noises(40), finish=name, batch_size=4, workers=3)
+        next(stream)
+        del stream
+        assert pixel_threads() == []
+
+    def test_no_thread_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started = threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            if len(pixel_threads()) == 2:
+                raise RuntimeError("can't start new thread")
+            started(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            run(tiny(), noises(3), INNER, workers=4)
+
+
+class TestThreads:
+    def test_the_model_runs_in_the_callers(self) -> None:
+        seen: list[threading.Thread] = []
+        run(tiny(lambda images: seen.append(threading.current_thread())), noises(9), INNER)
+        assert seen == [threading.current_thread()] * 3
+
+    def test_pixels_have_threads_of_their_own_that_give_way(self) -> None:
+        seen: list[tuple[int, int, int]] = []
+
+        def note() -> None:
+            nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 10
+            seen.append((torch.get_num_threads(), cv2.getNumThreads(), nice))
+
+        class Noting(Content):
+            def read(self) -> bytes:
+                note()
+                return super().read()
+
+        def finish(fetched: Fetched, found: Any) -> None:
+            note()
+
+        before = torch.get_num_threads()
+        usual = os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
+        torch.set_num_threads(2)
+        try:
+            in_model: list[int] = []
+            made = tiny(lambda images: in_model.append(torch.get_num_threads()))
+            items = [Item(f"{i}.png", Noting(noise(i))) for i in range(6)]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(computing, "count_cores", lambda: 2)
+                list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
+                assert within(10, torch.get_num_threads) == 2  # in threads of others, from now on
+                patch.setattr(computing, "count_cores", lambda: 1)
+                list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
+            assert in_model == [2, 2, 1, 1]
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+        assert len(seen) == 24
+        assert set(seen) == {(1, 1, min(usual + 10, 19))}
+        if sys.platform == "linux":
+            assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+    def test_opencv_is_put_back_by_the_last_of_several(self) -> None:
+        before = cv2.getNumThreads()
+        cv2.setNumThreads(2)
+        try:
+            one, other = (
+                explain_items(tiny(), INNER, noises(9), finish=name, batch_size=2, workers=1) for _ in range(2)
+            )
+            next(one), next(other)
+            one.close()  # type: ignore[attr-defined]
+            assert cv2.getNumThreads() == 1
+            other.close()  # type: ignore[attr-defined]
+            assert cv2.getNumThreads() == 2
+        finally:
+            cv2.setNumThreads(before)
+
+
+class TestSizes:
+    def test_batches_are_cut_at_the_same_places_whatever_is_needed(self) -> None:
+        items = noises(10)
+        batches = list(cut(iter(items), 4, lambda item: item is items[1] or item is items[9]))
+        assert [(each.start, each.items, each.needed) for each in batches] == [
+            (0, items[:4], [False, True, False, False]),
+            (8, items[8:], [False, True]),
+        ]
+
+    def test_the_batch_size_by_itself(self) -> None:
+        assert choose_batch_size(tiny()) == 8
+        elsewhere: Any = SimpleNamespace(device=torch.device("cuda"))
+        assert choose_batch_size(elsewhere) == 32
+
+    @pytest.mark.parametrize("name", ["batch_size", "workers"])
+    @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4", None])
+    def test_what_is_no_count(self, name: str, value: Any) -> None:
+        with pytest.raises(GradcamError, match=f"{name} is {value!r}, expected a number of .*, 1 or more"):
+            run(tiny(), noises(1), INNER, **{name: value})
+
+    def test_somebody_hears_of_each_batch(self) -> None:
+        told: list[tuple[str, dict[str, Any]]] = []
+        items = noises(7)
+        run(
+            tiny(), items, INNER, batch_size=3, is_needed=lambda item: item not in items[3:6],
+            tell=lambda event, **details: told.append((event, details)),
+        )  # fmt: skip
+        assert [(event, details["start"], details["pictures"]) for event, details in told] == [
+            ("batch", 0, 3),
+            ("batch", 6, 1),
+        ]
+        assert all(0 < details["seconds"] < 60 for _, details in told)
+
+
+class TestStreaming:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, photo: Any) -> Path:
+        for image in NAMES[:4]:
+            (tmp_path / image).write_bytes(photo(image).read_bytes())
+        (tmp_path / "broken.jpg").write_bytes(b"nothing")
+        return tmp_path
+
+    def test_an_archive_gives_what_its_folder_gives(self, folder: Path, classifier: gradcam.Classifier) -> None:
+        with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+            for path in sorted(folder.glob("*.*")):
+                if path.suffix != ".zip":
+                    archive.write(path, path.name)
+        plain, packed = (list(explain_files(folder / name, classifier)) for name in ("", "all.zip"))
+        assert [each.name for each in packed] == [each.name for each in plain]
+        assert {each.path for each in packed} == {None}
+        for one, other in zip(packed, plain):
+            assert str(one.error) == str(other.error)
+            for key, each in one.explanations.items():
+                assert torch.equal(each.heatmaps, other.explanations[key].heatmaps)
+
+    def test_every_picture_has_its_result_and_a_broken_one_stops_nothing(
+        self, folder: Path, classifier: gradcam.Classifier
+    ) -> None:
+        results = list(explain_files(folder))
+        assert [each.name for each in results] == sorted([*NAMES[:4], "broken.jpg"])
+        for each in results:
+            assert isinstance(each, FileResult)
+            assert each.path == folder / each.name
+            if each.name == "broken.jpg":
+                assert str(each.error) == "broken.jpg: is not a picture in a format that can be read"
+                assert (each.explanations, each.attributions, each.predictions) == ({}, (), ())
+                continue
+            assert each.error is None
+            alone = classifier.explain(folder / each.name)
+            ours = each.explanations["layer4", "gradcam"]
+            torch.testing.assert_close(ours.heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(torch.tensor(ours.overlay().astype(float)), torch.tensor(alone.overlay().astype(float)), rtol=0, atol=2)  # fmt: skip  # noqa: E501
+            assert each.predictions[0].index == alone.probabilities().argmax().item()
+
+    def test_several_layers_methods_and_attributions(self, folder: Path, classifier: gradcam.Classifier) -> None:
+        for image in ("broken.jpg", *NAMES[1:4]):
+            (folder / image).unlink()
+        (found,) = explain_files(
+            [folder], classifier, layers=["layer4", "layer3", "layer4"],
+            methods=["gradcam", "guided-gradcam", "layercam"], target=["espresso", 282], evidence="positive",
+        )  # fmt: skip
+        expected = classifier.compare(
+            folder / NAMES[0], layers=["layer4", "layer3"], methods=["gradcam", "layercam"], target=[["espresso", 282]]
+        )
+        assert found.explanations.keys() == expected.keys()
+        for key, each in expected.items():
+            assert found.explanations[key].classes.tolist() == [[967, 282]]  # type: ignore[union-attr]
+            torch.testing.assert_close(found.explanations[key].maps, each.maps, rtol=1e-5, atol=1e-5)
+        assert [each.layer for each in found.attributions] == ["layer4", "layer3"]
+        alone = classifier.attribute(folder / NAMES[0], layer="layer3", target=[["espresso", 282]])
+        torch.testing.assert_close(found.attributions[1].values, alone.values, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("target", "classes"),
+        [
+            ("espresso", [967]),
+            (7, [7]),
+            ([7, "espresso"], [7, 967]),
+            ([[7, 8]], [7, 8]),
+            (torch.tensor([7, 8]), [7, 8]),
+            (ClassTarget("espresso", score="probability"), [967]),
+            (ClassTarget(top=2), None),
+        ],
+        ids=str,
+    )
+    def test_targets(
+        self, folder: Path, classifier: gradcam.Classifier, target: Any, classes: list[int] | None
+    ) -> None:
+        (folder / "broken.jpg").unlink()
+        for each in explain_files(str(folder), classifier, target=target, batch_size=3, workers=1):
+            ours = each.explanations["layer4", "gradcam"]
+            expected = classes or classifier.explain(folder / each.name).probabilities()[0].topk(2).indices.tolist()
+            assert ours.classes.tolist() == [expected]  # type: ignore[union-attr]
+            if isinstance(target, ClassTarget) and target.score == "probability":
+                torch.testing.assert_close(ours.scores[0, 0], ours.probabilities()[0, 967])
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"layers": "layer4"}, LayerError, "layers is 'layer4', expected a list"),
+            ({"layers": []}, LayerError, "expected a list of at least one"),
+            ({"layers": 4}, LayerError, "layers is 4, expected a list"),
+            ({"classifier": "resnet50"}, ModelError, "classifier is 'resnet50', expected what gradcam.load_classifier"),
+            ({"inputs": None}, InputError, "The inputs are None, expected paths"),
+            ({"reshape": "x"}, LayerError, "reshape is 'x', expected the grid"),
+            ({"target": ClassTarget(top=1001)}, TargetError, "top 1001 classes are asked for: this model has 1000"),
+            ({"layers": ["layer9"]}, LayerError, "layer9"),
+            ({"methods": "gradcam"}, GradcamError, "methods is 'gradcam', expected a list"),
+            ({"methods": []}, GradcamError, "expected a list of at least one"),
+            ({"methods": ["guided-gradcam", "gradcm"]}, GradcamError, "gradcm"),
+            ({"methods": ["gradcam-pp"], "evidence": "signed"}, GradcamError, "positive evidence only"),
+            ({"smoothing": "much"}, GradcamError, "smoothing is 'much'"),
+            ({"augmentation": "much"}, GradcamError, "augmentation"),
+            ({"target": "espreso"}, TargetError, "nearest: 'espresso'"),
+            ({"target": 1000}, TargetError, "Class 1000 does not exist"),
+            ({"target": 1.5}, TargetError, "1.5"),
+            ({"target": [[1], [2]]}, TargetError, "does not fit"),
+            ({"target": max}, TargetError, "expected classes, a ClassTarget, or None"),
+            ({"batch_size": 0}, GradcamError, "batch_size is 0"),
+            ({"batch_size": "some"}, GradcamError, "batch_size is 'some'"),
+            ({"workers": 0}, GradcamError, "workers is 0"),
+        ],
+        ids=str,
+    )
+    def test_what_does_not_fit_is_said_at_once(
+        self, folder: Path, classifier: gradcam.Classifier, options: Any, error: type[GradcamError], message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            explain_files(**({"inputs": folder, "classifier": classifier} | options))
+
+
+@pytest.mark.cuda
+class TestCuda:
+    def test_it_agrees_with_the_cpu(self, classifier: gradcam.Classifier, photo: Any) -> None:
+        question = Question(layers=["layer4"])
+        there = gradcam.load_classifier(device="cuda")
+        ours = run(there, files(photo("")) * 4, question, batch_size=8, workers=4)
+        for one, other in zip(ours, run(classifier, files(photo("")), question) * 4):
+            assert map_of(one).heatmaps.device.type == "cpu"
+            torch.testing.assert_close(map_of(one).heatmaps, map_of(other).heatmaps, rtol=0, atol=2e-2)
+
+    def test_pictures_are_there_before_the_model_is(self, photo: Any) -> None:
+        there = gradcam.load_classifier(device="cuda")
+        upload = pipeline.find_upload(there.device)
+        assert upload is not None
+        prepared = there.prepare(photo("koala.webp"))
+        uploaded = upload(prepared.image)
+        assert uploaded.is_cuda
+        assert torch.equal(uploaded.cpu(), prepared.image)
+
+    @pytest.mark.parametrize(
+        "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=str
+    )
+    def test_no_room_for_an_upload_is_no_failure(
+        self, photo: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+    ) -> None:
+        def full(image: Tensor) -> Tensor:
+            raise error
+
+        monkeypatch.setattr(Tensor, "pin_memory", full)
+        there = gradcam.load_classifier(device="cuda")
+        assert all(isinstance(each, Finding) for each in run(there, files(photo("")), Question(layers=["layer4"])))
+
+
+def test_on_the_cpu_nothing_is_uploaded() -> None:
+    assert pipeline.find_upload(torch.device("cpu")) is None
+
+
+def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
+    class Interrupted(SimpleNamespace):
+        done, log = (), staticmethod(lambda event, **details: None)
+
+        def append(self, record: Any, files: Any) -> None:
+            raise KeyboardInterrupt
+
+    work = Work(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
+    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None, files={}))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
+    assert pixel_threads() == []
+    del caught  # its traceback has kept the frames until here, as a handler's does

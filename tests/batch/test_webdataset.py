@@ -1,0 +1,705 @@
+"""WebDatasets: results as samples in tars, which the webdataset library reads, and shards as inputs."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gradcam
+from gradcam.batch.formats import webdataset as tar_results
+from gradcam.batch.formats.base import Mode
+from gradcam.batch.formats.webdataset import TarResults, name_field, plan_keys
+from gradcam.errors import GradcamError, InputError, OutputError
+from gradcam.sources import archives
+from gradcam.sources.list import list_inputs
+from gradcam.storage.output import DiskTars, StoreTars
+from gradcam.storage.records import Explained, Record
+from gradcam.storage.run_file import Part
+from gradcam.storage.store import Store
+from tests.cli.test_cli import Command, Photo, folder, gradcam_command
+from tests.stores import objects
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+NAMES = {
+    "chelsea.jpg": "chelsea.png",
+    "macaw.webp": "b/macaw.v2.png",
+    "koala.webp": "b/koala.png",
+    "coffee.jpg": "z.jpg",
+}
+
+
+@pytest.fixture
+def batch(gradcam_command: Command) -> Command:
+    return lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
+
+
+@pytest.fixture
+def photos(folder: Path, photo: Photo) -> Path:
+    """Four small photographs, a broken one, and an animal that has two dots in its name."""
+    for name, place in NAMES.items():
+        path = folder / "photos" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(photo(name)).convert("RGB").reduce(4).save(path)
+    (folder / "photos" / "b" / "broken.jpg").write_bytes((folder / "photos" / "z.jpg").read_bytes()[:1000])
+    return folder / "photos"
+
+
+def read_samples(*tars: Path) -> list[dict[str, Any]]:
+    """As the library gives them; it leaves files open."""
+    import webdataset
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        samples = list(webdataset.WebDataset([str(tar) for tar in tars], shardshuffle=False))
+        gc.collect()
+    return samples
+
+
+def read_member(out: Path, name: str) -> bytes:
+    tar, _, member = name.partition("/")
+    with tarfile.open(out / tar) as archive:
+        found = archive.extractfile(member)
+        assert found is not None
+        return found.read()
+
+
+def tars(out: Path) -> list[str]:
+    return sorted(path.name for path in out.glob("*.tar"))
+
+
+ASKED = ("--save", "overlay", "--save", "map", "--save", "panel", "-n", "gradcam", "-n", "layercam", "--top-k", "2")
+
+
+# Output
+
+
+def test_samples_hold_what_files_would(batch: Command, photos: Path) -> None:
+    asked = [{"-n": "--method"}.get(word, word) for word in ASKED]
+    ones, others = (
+        batch(photos, "-o", "files", *asked),
+        batch(photos, "-o", "out", "--output-format", "webdataset", *asked),
+    )
+    assert (ones.status, others.status) == (1, 1), others.err
+    assert tars(Path("out")) == ["results-000001.tar"]
+    assert sorted(os.listdir("out")) == [
+        ".gradcam.lock",
+        "log.jsonl",
+        "manifest.jsonl",
+        "results-000001.tar",
+        "run.json",
+    ]
+    samples = {sample["__key__"]: sample for sample in read_samples(Path("out/results-000001.tar"))}
+    assert list(samples) == ["chelsea", "z", "b/koala", "b/macaw_v2"]
+    by_files = {record.image: record for record in gradcam.read_manifest("files")}
+    in_tars = gradcam.read_manifest("out")
+    assert [record.image for record in in_tars] == list(by_files)
+    for record in in_tars:
+        other = by_files[record.image]
+        if record.error is not None:
+            assert record == other
+            continue
+        assert record.tar == "results-000001.tar"
+        sample = samples[{"b/macaw.v2.png": "b/macaw_v2"}.get(record.image, record.image[:-4])]
+        assert Record.from_json(sample["json"]) == record
+        count = 0
+        for ours, theirs in zip(record.explained, other.explained, strict=True):
+            assert (ours.label, ours.score, ours.method) == (theirs.label, theirs.score, theirs.method)
+            for kind in ("overlay", "map", "panel"):
+                name, file = getattr(ours, kind), getattr(theirs, kind)
+                assert read_member(Path("out"), name) == Path("files", file).read_bytes()
+                field = name.removeprefix(f"results-000001.tar/{sample['__key__']}.")
+                assert sample[field] == Path("files", file).read_bytes()
+                count += 1
+        assert count == 12
+        assert len({name for name in sample if not name.startswith("__")}) == 4 + 4 + 1 + 1
+    facts = json.loads(Path("out/run.json").read_text())
+    assert facts["settings"]["output_format"] == "webdataset"
+
+
+def test_a_map_decodes(batch: Command, photos: Path) -> None:
+    from webdataset.autodecode import Decoder, basichandlers
+
+    assert batch(photos / "chelsea.png", "-o", "out", "--output-format", "webdataset", "--save", "map").status == 0
+    (sample,) = read_samples(Path("out/results-000001.tar"))
+    decoded = Decoder([basichandlers])(sample)
+    assert (decoded["gradcam.npy"].dtype, decoded["gradcam.npy"].ndim) == (np.float32, 2)
+    assert decoded["json"]["image"] == "chelsea.png"
+
+
+def test_records_are_printed_as_they_are_kept(batch: Command, photos: Path) -> None:
+    outcome = batch(photos, "-o", "out", "--output-format", "webdataset", "--json")
+    assert outcome.out == Path("out/manifest.jsonl").read_text()
+    assert "results-000001.tar/chelsea.gradcam.jpg" in outcome.out
+
+
+def test_the_same_run_gives_the_same_tars(batch: Command, photos: Path) -> None:
+    for out in ("one", "two"):
+        assert batch(photos, "-o", out, "--output-format", "webdataset").status == 1
+    assert Path("one/results-000001.tar").read_bytes() == Path("two/results-000001.tar").read_bytes()
+    assert Path("one/manifest.jsonl").read_bytes() == Path("two/manifest.jsonl").read_bytes()
+
+
+def test_a_tar_ends_with_so_many_pictures_or_bytes(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    assert batch(photos, "-o", "out", "--output-format", "webdataset").status == 1
+    # The broken one is second: it waits for the tar of the first.
+    assert [record.tar for record in gradcam.read_manifest("out")] == [
+        "results-000001.tar", "results-000001.tar", None, "results-000002.tar", "results-000002.tar",
+    ]  # fmt: skip
+    monkeypatch.setattr(tar_results, "BYTES", 1)
+    assert batch(photos, "-o", "small", "--output-format", "webdataset").status == 1
+    assert len(tars(Path("small"))) == 4
+    assert len(read_samples(*sorted(Path("small").glob("*.tar")))) == 4
+
+
+def test_shards_of_a_run_have_tars_of_their_own(batch: Command, photos: Path) -> None:
+    for share in ("1/2", "2/2"):
+        assert batch(photos, "-o", "out", "--output-format", "webdataset", "--shard", share).status in (0, 1)
+    assert tars(Path("out")) == ["results-1-of-2-000001.tar", "results-2-of-2-000001.tar"]
+    assert len(read_samples(*Path("out").glob("*.tar"))) == 4
+    assert len(gradcam.read_manifest("out")) == 5
+
+
+# Going on
+
+
+def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None:
+    ours = ("--output-format", "webdataset", "--batch-size", 1)
+    assert batch(photos, "-o", "whole", *ours).status == 1
+    stopped = batch(photos, "-o", "out", *ours, "--max-failures", 0)
+    assert stopped.status == 1
+    assert re.search("[34] of 5 pictures are finished", stopped.err)  # another may have been under way
+    first = Path("out/results-000001.tar").read_bytes()
+    Image.open(photos / "z.jpg").save(photos / "b" / "broken.jpg")
+    outcome = batch(photos, "-o", "out", *ours, "--resume")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert Path("out/results-000001.tar").read_bytes() == first
+    assert tars(Path("out")) == ["results-000001.tar", "results-000002.tar"]
+    images = [record.image for record in gradcam.read_manifest("out")]
+    assert images == [record.image for record in gradcam.read_manifest("whole")]
+    assert len(read_samples(*sorted(Path("out").glob("*.tar")))) == 5
+    again = batch(photos, "-o", "out", *ours, "--resume")
+    assert "nothing was left to do" in again.out
+    assert tars(Path("out")) == ["results-000001.tar", "results-000002.tar"]
+
+
+def test_what_was_in_a_tar_that_is_gone_is_done_again(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    ours = ("--output-format", "webdataset")
+    assert batch(photos, "-o", "out", *ours).status == 1
+    Path("out/results-000001.tar").unlink()
+    assert batch(photos, "-o", "out", *ours, "--resume").status == 1
+    assert tars(Path("out")) == ["results-000002.tar", "results-000003.tar"]
+    records = gradcam.read_manifest("out")
+    assert sorted(record.image for record in records) == sorted({record.image for record in records})
+    assert {record.tar for record in records} == {"results-000002.tar", "results-000003.tar", None}
+
+
+def test_the_other_format_is_another_setting(batch: Command, photos: Path) -> None:
+    assert batch(photos / "z.jpg", "-o", "out", "--output-format", "webdataset").status == 0
+    outcome = batch(photos / "z.jpg", "-o", "out", "--resume")
+    assert outcome.status == 2
+    assert "other settings: output_format: webdataset → files." in outcome.err
+    assert batch(photos / "z.jpg", "-o", "files").status == 0
+    facts = json.loads(Path("files/run.json").read_text())
+    del facts["settings"]["output_format"]  # as of an earlier version
+    Path("files/run.json").write_text(json.dumps(facts))
+    assert batch(photos / "z.jpg", "-o", "files", "--resume").status == 0
+    outcome = batch(photos / "z.jpg", "-o", "files", "--resume", "--output-format", "webdataset")
+    assert "other settings: output_format: files → webdataset." in outcome.err
+
+
+def test_overwriting_removes_the_tars_that_are_recorded(batch: Command, photos: Path) -> None:
+    ours = ("--output-format", "webdataset")
+    assert batch(photos, "-o", "out", *ours).status == 1
+    Path("out/mine.tar").write_bytes(b"x")
+    assert batch(photos / "z.jpg", "-o", "out", "--overwrite").status == 0
+    assert tars(Path("out")) == ["mine.tar"]
+    assert batch(photos / "z.jpg", "-o", "out", "--overwrite", *ours).status == 0
+    assert tars(Path("out")) == ["mine.tar", "results-000001.tar"]
+    assert not Path("out/z-gradcam.jpg").exists()
+
+
+def test_an_input_is_never_removed_or_replaced(batch: Command, photos: Path) -> None:
+    ours = ("--output-format", "webdataset")
+    assert batch(photos / "z.jpg", "-o", "out", *ours).status == 0
+    tar = Path("out/results-000001.tar").read_bytes()
+    outcome = batch("out/results-000001.tar", "-o", "out", *ours, "--overwrite")
+    assert outcome.status == 2
+    assert "is both a picture to explain and a result of the earlier run" in outcome.err
+    assert Path("out/results-000001.tar").read_bytes() == tar
+
+
+def test_tars_that_no_record_tells_of_are_not_mixed_with(batch: Command, photos: Path) -> None:
+    ours = ("--output-format", "webdataset")
+    Path("out").mkdir()
+    Path("out/results-000007.tar").write_bytes(b"somebody's")
+    outcome = batch(photos / "z.jpg", "-o", "out", *ours)
+    assert outcome.status == 2
+    assert "out/: holds results-000007.tar, which is of no run that is recorded there" in outcome.err
+    assert os.listdir("out") == ["results-000007.tar"]
+    assert batch(photos / "z.jpg", "-o", "out").status == 0, "files are not in its way"
+    assert batch(photos / "z.jpg", "-o", "out", "--overwrite", *ours).status == 2
+    assert Path("out/results-000007.tar").read_bytes() == b"somebody's"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are others here")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_stopped(
+    folder: Path, photo: Photo, how: signal.Signals
+) -> None:
+    picture = Image.open(photo("coffee.jpg")).convert("RGB").reduce(8)
+    (folder / "in").mkdir()
+    for number in range(30):
+        picture.rotate(number).save(folder / "in" / f"{number:02}.jpg")
+    code = (
+        "import gradcam.batch.output.tar_results as t; t.PICTURES = 7\n"
+        "import time, gradcam.batch.output.outputs as o; save = o.Saver.save\n"
+        "o.Saver.save = lambda *a: (time.sleep(0.02), save(*a))[1]\n"
+        "from gradcam.cli import main; main()"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "batch",
+        "in",
+        "-o",
+        "out",
+        "--output-format",
+        "webdataset",
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (folder / "out" / "results-000002.tar").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(how)
+    process.wait()
+    before = len(gradcam.read_manifest(folder / "out"))
+    assert 7 <= before < 30
+    subprocess.run([*command, "--resume"], cwd=folder, check=True, capture_output=True)
+    assert [record.image for record in gradcam.read_manifest(folder / "out")] == [
+        f"{number:02}.jpg" for number in range(30)
+    ]
+    samples = read_samples(*sorted((folder / "out").glob("*.tar")))
+    assert sorted(sample["__key__"] for sample in samples) == [f"{number:02}" for number in range(30)]
+    assert not (folder / "out" / ".gradcam-partial").exists()
+
+
+# In a store
+
+
+def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    ours = ("--output-format", "webdataset")
+    assert batch(photos, "-o", "out", *ours).status == 1
+    with objects():
+        store = Store("objects://bucket/out")
+        outcome = batch(photos, "-o", store.url, *ours)
+        assert outcome.status == 1
+        assert [name for name in store.find() if name.endswith(".tar")] == tars(Path("out"))
+        for name in tars(Path("out")):
+            assert store.read(name) == Path("out", name).read_bytes()
+        assert gradcam.read_manifest(store.url) == gradcam.read_manifest("out")
+        Image.open(photos / "z.jpg").save(photos / "b" / "broken.jpg")
+        assert batch(photos, "-o", store.url, *ours, "--resume").status == 0
+        assert "results-000003.tar" in store.find()
+        assert len(gradcam.read_manifest(store.url)) == 5
+        outcome = batch(f"{store.url}/results-{{000001..000003}}.tar", "-o", store.url, *ours, "--overwrite")
+        assert outcome.status == 2
+        assert "is both a picture to explain and a result of the earlier run" in outcome.err
+        assert batch(photos / "z.jpg", "-o", store.url, *ours, "--overwrite").status == 0
+        assert [name for name in store.find() if name.endswith(".tar")] == ["results-000001.tar"]
+
+
+def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradcam.batch.formats.store import StoreResults
+
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    ours = ("--output-format", "webdataset")
+    with objects():
+        store = Store("objects://bucket/out")
+        with monkeypatch.context() as killed:  # what waits in memory is lost
+            killed.setattr(StoreResults, "_write", lambda self: None)
+            assert batch(photos, "-o", store.url, *ours).status == 1
+        assert "manifest/00001.jsonl" not in store.find()
+        before = {name: store.read(name) for name in store.find() if name.endswith(".tar")}
+        assert len(before) == 2
+        assert batch(photos, "-o", store.url, *ours, "--resume").status == 1
+        assert {name: store.read(name) for name in store.find() if name.endswith(".tar")} == before
+        assert len(gradcam.read_manifest(store.url)) == 5
+
+
+# Without a model
+
+
+class Kept:
+    """Results in memory."""
+
+    place = None
+    notes = ()
+    manifest = "manifest"
+    failed = frozenset[str]()
+
+    def __init__(self, done: frozenset[str] = frozenset()) -> None:
+        self.done, self.records, self.order, self.closed = done, [], (), 0
+
+    @property
+    def recorded(self) -> int:
+        return len(self.records)
+
+    def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
+        assert files == {}
+        self.records.append(record)
+        return record
+
+    def log(self, event: str, **details: Any) -> None:
+        pass
+
+    def close(self, order: Any = ()) -> None:
+        self.order = order
+        self.closed += 1
+
+
+STEMS = {f"{number}.jpg": f"{number}" for number in range(20)}
+
+
+def record(number: int) -> tuple[Record, dict[str, bytes]]:
+    name = f"{number}-gradcam.jpg"
+    entry = Explained(1, "x", 1.0, "l", "gradcam", name, False)
+    return Record(f"{number}.jpg", "m", explained=(entry,)), {name: b"x" * number}
+
+
+def failed(number: int) -> Record:
+    return Record(f"{number}.jpg", "m", error="broken")
+
+
+@pytest.fixture(params=["disk", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskTars | StoreTars]:
+    if request.param == "disk":
+        yield DiskTars(tmp_path, tmp_path)
+    else:
+        with objects():
+            yield StoreTars(Store("objects://bucket/out"))
+
+
+def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) -> tuple[TarResults, Kept]:
+    kept = Kept(done)
+    return TarResults(kept, place, Part(), STEMS, mode), kept
+
+
+def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_results, "PICTURES", 3)
+    results, kept = start(place)
+    results.append(failed(0), {})
+    assert results.recorded == 1, "nothing keeps it"
+    for number in (1, 2):
+        results.append(*record(number))
+    results.append(failed(3), {})
+    assert (results.recorded, Part().find_tars(place.list_names())) == (1, [])
+    results.append(*record(4))
+    assert [one.image for one in kept.records] == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "4.jpg"]
+    assert Part().find_tars(place.list_names()) == [1]
+    results.append(*record(5))
+    results.close(["a"])
+    results.close()
+    assert [one.tar for one in kept.records] == [
+        None,
+        "results-000001.tar",
+        "results-000001.tar",
+        None,
+        "results-000001.tar",
+        "results-000002.tar",
+    ]
+    assert (kept.order, kept.closed) == (["a"], 1)
+    assert set(place.list_names()) == {"results-000001.tar", "results-000002.tar"}
+    with place.open("results-000001.tar") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
+        assert tar.getnames() == ["1.gradcam.jpg", "1.json", "2.gradcam.jpg", "2.json", "4.gradcam.jpg", "4.json"]
+
+
+def test_nothing_is_left_of_nothing(place: Any) -> None:
+    results, kept = start(place)
+    results.append(failed(0), {})
+    results.close()
+    assert (len(kept.records), place.list_names()) == (1, [])
+
+
+def test_a_tar_that_was_kept_before_its_records_were_is_recorded_when_it_goes_on(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, kept = start(place)
+    for number in range(4):
+        results.append(*record(number))
+
+    def stop(record: Record, files: Any) -> Record:
+        if record.image == "2.jpg":
+            raise KeyboardInterrupt
+        return Kept.append(kept, record, files)
+
+    monkeypatch.setattr(kept, "append", stop)
+    with pytest.raises(KeyboardInterrupt):
+        results.close()
+    assert [one.image for one in kept.records] == ["0.jpg", "1.jpg"]
+    results, later = start(place, "resume", frozenset({"0.jpg", "1.jpg"}))
+    assert [one.image for one in later.records] == ["2.jpg", "3.jpg"]
+    assert results.done == {"0.jpg", "1.jpg", "2.jpg", "3.jpg"}
+    results.append(*record(5))
+    results.close()
+    assert later.records[-1].tar == "results-000002.tar"
+    for mode in ("new", "overwrite"):
+        with pytest.raises(OutputError, match=r"holds results-000001\.tar, which is of no run"):
+            start(place, mode)  # type: ignore[arg-type]
+
+
+def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where records are kept in a store, a part of many at a time."""
+    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    results, _ = start(place)
+    for number in range(7):
+        results.append(*record(number))
+    results.close()
+    opened = []
+    read = tar_results._read_records
+    monkeypatch.setattr(tar_results, "_read_records", lambda tars, name: opened.append(name) or read(tars, name))
+    results, later = start(place, "resume", frozenset({"0.jpg", "1.jpg", "2.jpg"}))
+    assert [one.image for one in later.records] == ["3.jpg", "4.jpg", "5.jpg", "6.jpg"]
+    assert [one.tar for one in later.records] == [f"results-00000{number}.tar" for number in (2, 3, 3, 4)]
+    assert len(opened) == 4, "up to one that is recorded, in which the others end"
+    results, later = start(place, "resume", results.done)
+    assert (later.records, opened[4:]) == ([], ["results-000004.tar"])
+
+
+def test_a_tar_of_others_is_not_gone_on_behind(tmp_path: Path) -> None:
+    place = DiskTars(tmp_path, tmp_path)
+    for data in (b"", b"nonsense" * 200):
+        (tmp_path / "results-000003.tar").write_bytes(data)
+        with pytest.raises(OutputError, match=r"results-000003\.tar: is no tar of this run's results .*; move it away"):
+            start(place, "resume")
+    with tarfile.open(tmp_path / "results-000003.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("x.json"))
+    with pytest.raises(OutputError, match="is no tar of this run's results"):
+        start(place, "resume")
+
+
+def test_a_sample_that_was_cut_off_is_in_no_tar(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from webdataset import TarWriter
+
+    write = TarWriter.write
+    for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+        results, kept = start(place)
+        results.append(*record(1))
+
+        def fail(self: Any, sample: Any, error: BaseException = error) -> int:
+            write(self, {"__key__": "half", "jpg": b"x"})
+            raise error
+
+        monkeypatch.setattr(TarWriter, "write", fail)
+        with pytest.raises((OutputError, KeyboardInterrupt)) as caught:
+            results.append(*record(2))
+        assert "free some, then go on with --resume" in str(caught.value) or isinstance(error, KeyboardInterrupt)
+        monkeypatch.setattr(TarWriter, "write", write)
+        results.close()
+        assert (kept.records, kept.closed, place.list_names()) == ([], 1, [])
+
+
+def test_a_tar_that_cannot_be_put_in_its_place(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, kept = start(place)
+    results.append(*record(1))
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(Store, "upload", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Access Denied")))
+    with pytest.raises(OutputError, match="--resume|--output"):
+        results.close()
+    assert (kept.records, kept.closed, place.list_names()) == ([], 1, [])
+
+
+def test_keys_have_no_dots_and_are_unique() -> None:
+    stems = {"1": "a", "2": "b/x.y", "3": "b/x_y", "4": "c.d/e", "5": "b/X.y", "6": ".hidden", "7": "b/x_y-2"}
+    assert plan_keys(stems) == {
+        "1": "a", "2": "b/x_y-3", "3": "b/x_y", "4": "c.d/e", "5": "b/X_y-4", "6": "_hidden", "7": "b/x_y-2",
+    }  # fmt: skip
+
+
+def test_fields_are_what_stands_behind_a_stem() -> None:
+    assert name_field("A", "A-gradcam-285-Egyptian_cat.jpg") == "gradcam-285-egyptian_cat.jpg"
+    assert name_field("b/x.y", "b/x.y-gradcam.jpg") == "gradcam.jpg"
+    assert name_field("a", "a-gradcam-281-tabby-layer4.1.npy") == "gradcam-281-tabby-layer4.1.npy"
+    assert name_field("b/long", "b/lo-12345678-gradcam.jpg") == "lo-12345678-gradcam.jpg"
+
+
+def test_long_and_foreign_names_come_back(place: Any) -> None:
+    stem = "ordner/" * 20 + "猫é" * 20
+    kept = Kept()
+    results = TarResults(kept, place, Part(), {"x.jpg": stem}, "new")
+    entry = Explained(1, "x", 1.0, "l", "gradcam", f"{stem}-gradcam.jpg", False)
+    results.append(Record("x.jpg", "m", explained=(entry,)), {f"{stem}-gradcam.jpg": b"data"})
+    results.close()
+    with place.open("results-000001.tar") as file:
+        data = io.BytesIO(file.read())
+    import webdataset
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    (sample,) = group_by_keys(tar_file_expander([{"url": "x", "stream": data}]))
+    assert (sample["__key__"], sample["gradcam.jpg"]) == (stem, b"data")
+    assert webdataset
+
+
+# What is refused
+
+
+def test_what_cannot_be_had_is_said_at_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = batch(photos, "-o", "out", "--output-format", "webdataset", "--report")
+    assert outcome.status == 2
+    assert "--report shows files, and --output-format webdataset writes none: leave one of them out." in outcome.err
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    outcome = batch(photos, "-o", "out", "--output-format", "webdataset")
+    assert outcome.status == 2
+    assert 'pip install "gradcam-torch[webdataset]"' in outcome.err
+    assert not Path("out").exists()
+
+
+def test_no_report_is_made_of_tars(batch: Command, gradcam_command: Command, photos: Path) -> None:
+    assert batch(photos / "z.jpg", "-o", "out", "--output-format", "webdataset").status == 0
+    outcome = gradcam_command("report", "out")
+    assert outcome.status == 2
+    assert "results lie in tars such as results-000001.tar, which a report cannot show" in outcome.err
+
+
+# Input
+
+
+def make_shard(samples: Mapping[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name, content in samples.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+SHARDS = {
+    f"shard-{number:06}.tar": {
+        f"x/{number}a.jpg": b"one", f"x/{number}a.cls": b"3", f"x/{number}a.json": b"{}",
+        f"{number}b.left.png": b"two", f"{number}b.right.png": b"three", f"{number}b.txt": b"a caption",
+    }
+    for number in range(8, 12)
+}  # fmt: skip
+
+
+@pytest.fixture(params=["disk", "store"])
+def shards(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with objects():
+        for name, samples in SHARDS.items():
+            (tmp_path / name).write_bytes(make_shard(samples))
+            Store("objects://bucket/data").write(name, make_shard(samples))
+        yield str(tmp_path) if request.param == "disk" else "objects://bucket/data"
+
+
+def test_shards_by_braces(shards: str) -> None:
+    listing = list_inputs(f"{shards}/shard-{{000008..000011}}.tar")
+    assert {item.name: item.content.read() for item in listing.items} == {
+        f"{shard}/{name}": data
+        for shard, samples in SHARDS.items()
+        for name, data in samples.items()
+        if name.endswith(("jpg", "png"))
+    }
+    assert [item.name for item in listing.items] == [
+        f"{shard}/{name}" for shard, samples in SHARDS.items() for name in samples if name.endswith(("jpg", "png"))
+    ]
+    assert listing.left_out == 0, "fields of samples are not files that were left out"
+    names = [item.name for item in list_inputs(f"{shards}/shard-{{000010,000008}}.tar").items]
+    assert [name.partition("/")[0] for name in names[::3]] == ["shard-000010.tar", "shard-000008.tar"]
+    assert len(list_inputs(f"{shards}/*-{{000010,000008}}.tar").items) == 6
+    with pytest.raises(InputError, match=r"shard-000012\.tar: does not exist"):
+        list_inputs(f"{shards}/shard-{{000010..000012}}.tar")
+
+
+def test_fields_without_a_picture_are_left_out(tmp_path: Path) -> None:
+    samples = {"a.jpg": b"x", "a.json": b"x", "b.json": b"x", "x/a.txt": b"x", "README": b"x"}
+    (tmp_path / "a.tar").write_bytes(make_shard(samples))
+    listing = list_inputs(tmp_path / "a.tar")
+    assert ([item.name for item in listing.items], listing.left_out) == (["a.jpg"], 3)
+
+
+def test_braces_of_what_is_no_shard_are_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    (tmp_path / "{a,b}.jpg").write_bytes(b"x")
+    (tmp_path / "{1..2}.tar").write_bytes(make_shard({"a.jpg": b"x"}))
+    (tmp_path / "a{1}.tar").write_bytes(make_shard({"b.jpg": b"x"}))
+    for name, inside in (("{a,b}.jpg", "{a,b}.jpg"), ("{1..2}.tar", "a.jpg"), ("a{1}.tar", "b.jpg")):
+        assert [item.name for item in list_inputs(tmp_path / name).items] == [inside]
+    with pytest.raises(GradcamError, match=r'pip install "gradcam-torch\[webdataset\]"'):
+        list_inputs(tmp_path / "{3..4}.tar")
+
+
+def test_many_shards_in_a_store_are_looked_into_at_once_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    list_archive = archives.list_archive
+
+    def look(where: str) -> Any:
+        looked.append((where, threading.current_thread().name))
+        time.sleep(0.01 if where.endswith("8.tar") else 0)
+        return list_archive(where)
+
+    monkeypatch.setattr(archives, "list_archive", look)
+    with objects():
+        for name, samples in SHARDS.items():
+            Store("objects://bucket").write(name, make_shard(samples))
+        given = "objects://bucket/shard-{000008..000011}.tar"
+        names = [item.name for item in list_inputs([given, given]).items]
+        assert [name.partition("/")[0] for name in names[::3]] == list(SHARDS)
+        assert len(looked) == 4
+        assert threading.main_thread().name not in {thread for _, thread in looked}
+        Store("objects://bucket").write("shard-000009.tar", b"nonsense" * 100)
+        with pytest.raises(InputError, match=r"shard-000009\.tar: this archive is damaged"):
+            list_inputs(given)
+
+
+def test_what_was_written_can_be_read_again(batch: Command, photos: Path) -> None:
+    assert batch(photos, "-o", "out", "--output-format", "webdataset").status == 1
+    listing = list_inputs("out/results-{000001..000001}.tar")
+    assert [item.name for item in listing.items] == [
+        "chelsea.gradcam.jpg", "z.gradcam.jpg", "b/koala.gradcam.jpg", "b/macaw_v2.gradcam.jpg",
+    ]  # fmt: skip
+    assert listing.left_out == 0
+    assert batch("out/results-{000001..000001}.tar", "-o", "again", "--output-format", "webdataset").status == 0
+    assert read_samples(Path("again/results-000001.tar"))[0]["__key__"] == "chelsea_gradcam"
+
+
+def test_a_store_that_refuses_tars_is_told_of_as_for_files() -> None:
+    with objects() as fs:
+        fs.failures.append(PermissionError(errno.EACCES, "Access Denied"))
+        with pytest.raises(OutputError) as caught:
+            StoreTars(Store("objects://bucket/out")).list_names()
+    assert str(caught.value) == (
+        "objects://bucket/out/: may not be listed, read or written to with these credentials (Access Denied); take "
+        "others, or choose another --output"
+    )

@@ -1,0 +1,825 @@
+"""Methods that follow attention, against loops over matrices that come from elsewhere; and how attention is reached."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import gradcam
+from gradcam.cam.methods.attention import accumulate, roll_out, weigh
+from gradcam.cam.methods.attention_capture import Interception
+from gradcam.errors import BlindLayerError, GradcamError, ModelError
+from tests import attention_oracles as slow
+from tests.attention_oracles import Block, OpenViT
+from tests.cli.test_cli import Command, folder, gradcam_command, run
+from tests.helpers import TINY, assert_same, tiny_model, traces
+
+__all__ = ["folder", "gradcam_command", "run"]  # fixtures
+
+METHODS = ["rollout", "gradient-rollout", "legrad"]
+CLASSES = [[0, 3], [4, 1]]
+IMAGES = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+SQUARE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
+def assert_maps(found: Tensor, expected: Tensor) -> None:
+    assert expected.abs().max() > 0
+    assert expected.flatten(2).std(2).min() > 0
+    peak = expected.abs().max().item()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * peak)
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """With weights large enough that attention is no even mean."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.double().eval()
+
+
+def torchvision_vit() -> nn.Module:
+    torch.manual_seed(0)
+    options = {"num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32, "num_classes": 5}
+    return awake(torchvision.models.VisionTransformer(image_size=32, patch_size=8, **options))
+
+
+def hugging_face_vit(attention: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=32,
+        patch_size=8,
+        num_labels=5,
+        attn_implementation=attention,
+    )
+    return awake(transformers.ViTForImageClassification(config))
+
+
+def timm_vit(fused: bool, **options: Any) -> Any:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    shape = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
+    model = awake(timm.models.VisionTransformer(**shape, **options))
+    for block in model.blocks:
+        block.attn.fused_attn = fused
+    return model
+
+
+Opened = tuple[nn.Module, Tensor, slow.Anatomy, list[int], tuple[int, int]]
+
+
+def open_vit(reads: str, prefix: int, read: list[int], blocks: int = 3) -> Opened:
+    model = OpenViT(reads, prefix, blocks)
+    return model, IMAGES, model.open(IMAGES), read, (2, 3)
+
+
+def open_timm(read: list[int], **options: Any) -> Opened:
+    return timm_vit(True, **options), IMAGES, slow.open_timm(timm_vit(False, **options), IMAGES), read, (2, 3)
+
+
+MODELS: dict[str, Callable[[], Opened]] = {
+    "a class token": lambda: open_vit("class", 1, [0]),
+    "registers behind the class token": lambda: open_vit("class", 4, [0]),
+    "a mean over the patches": lambda: open_vit("patches", 0, [0, 1, 2, 3, 4, 5]),
+    "a mean over the patches beside a class token": lambda: open_vit("patches", 1, [1, 2, 3, 4, 5, 6]),
+    "a mean over all tokens": lambda: open_vit("all", 1, [0, 1, 2, 3, 4, 5, 6]),
+    "one block": lambda: open_vit("class", 1, [0], blocks=1),
+    "torchvision": lambda: (torchvision_vit(), SQUARE, slow.open_torchvision(torchvision_vit(), SQUARE), [0], (4, 4)),
+    "transformers, eager": lambda: (
+        hugging_face_vit("eager"),
+        SQUARE,
+        slow.open_hugging_face(hugging_face_vit("eager"), SQUARE),
+        [0],
+        (4, 4),
+    ),
+    "transformers, fused": lambda: (
+        hugging_face_vit("sdpa"),
+        SQUARE,
+        slow.open_hugging_face(hugging_face_vit("eager"), SQUARE),
+        [0],
+        (4, 4),
+    ),
+    "timm, plain": lambda: (timm_vit(False), IMAGES, slow.open_timm(timm_vit(False), IMAGES), [0], (2, 3)),
+    "timm, fused": lambda: open_timm([0]),
+    "timm, registers": lambda: open_timm([0], reg_tokens=4),
+    "timm, mean": lambda: open_timm([1, 2, 3, 4, 5, 6], global_pool="avg"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_method_equals_the_loop_over_matrices(kind: str, name: str) -> None:
+    model, images, anatomy, read, grid = MODELS[kind]()
+    found = gradcam.explain(model, images, method=name, target=CLASSES)
+    assert_maps(found.maps, slow.maps(name, anatomy, CLASSES, read, grid))
+    assert (found.layer, found.method) == ("attention", name)
+    assert found.heatmaps.shape == (2, 2, *images.shape[2:])
+    assert found.classes is not None
+    assert found.classes.tolist() == CLASSES
+
+
+def checkpoint_blocks(model: Any) -> None:
+    model.set_grad_checkpointing(True)
+
+
+def checkpoint_within_blocks(model: Any) -> None:
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def checkpoint_attentions(model: Any) -> None:
+    for block in model.blocks:
+        block.attn.forward = partial(checkpoint, block.attn.forward, use_reentrant=False)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("form", [checkpoint_blocks, checkpoint_within_blocks, checkpoint_attentions])
+@pytest.mark.parametrize("name", METHODS)
+def test_blocks_that_a_backward_pass_repeats(name: str, form: Callable[[Any], None], frozen: bool) -> None:
+    model = timm_vit(True).requires_grad_(not frozen)
+    expected = gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps
+    form(model)
+    before = traces(model)
+    assert_maps(gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps, expected.double())
+    assert_same(before, traces(model))
+
+
+def test_legrad_runs_block_by_block_through_checkpoints() -> None:
+    model = timm_vit(True, global_pool="avg")
+    model.fc_norm = MixesRows()
+    expected = gradcam.explain(model, IMAGES, method="legrad", target=CLASSES).maps
+    model.set_grad_checkpointing(True)
+    assert_maps(gradcam.explain(model, IMAGES, method="legrad", target=CLASSES).maps, expected.double())
+
+
+class MixesRows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.mean(0, keepdim=True)
+
+
+def test_a_head_that_reads_two_tokens() -> None:
+    timm = pytest.importorskip("timm")
+    shape = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = awake(timm.models.deit.VisionTransformerDistilled(**shape))
+    plain = copy.deepcopy(model)
+    for block in plain.blocks:
+        block.attn.fused_attn = False
+    for name in METHODS:
+        found = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
+        assert_maps(found.maps, slow.maps(name, slow.open_timm(plain, IMAGES), CLASSES, [0, 1], (2, 3)))
+
+
+# By hand
+
+
+def test_rollout_by_hand() -> None:
+    first = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])  # with half of the identity: 3/4 1/4, 0 1
+    last = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # 1/2 1/2, 1/2 1/2
+    assert roll_out([first, last], torch.tensor([1.0, 0.0])).tolist() == [[0.375, 0.625]]
+    assert roll_out([last, first], torch.tensor([1.0, 0.0])).tolist() == [[0.5, 0.5]]
+    masked = torch.tensor([[[0.5, 0.0], [0.0, 1.0]]])  # its first row does not add up to 1: 3/4 0, divided by its sum
+    assert roll_out([masked], torch.tensor([0.5, 0.5])).tolist() == [[0.5, 0.5]]
+
+
+def test_gradient_rollout_by_hand() -> None:
+    first, last = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.0, 3.0], [0.0, 0.0]])
+    # (I + last) (I + first) = (1 3; 0 1) (1 2; 1 1) = (4 5; 1 1), from which I is taken
+    assert accumulate([first, last], torch.tensor([1.0, 0.0])).tolist() == [3.0, 5.0]
+    assert accumulate([first, last], torch.tensor([0.0, 1.0])).tolist() == [1.0, 0.0]
+
+
+def test_heads_are_averaged_after_what_is_negative_is_gone() -> None:
+    attention = torch.tensor([[[[0.5]], [[1.0]]]])  # one image, two heads, one token
+    gradients = torch.tensor([[[[[4.0]], [[-8.0]]]], [[[[-1.0]], [[3.0]]]]])  # of two classes
+    assert weigh(attention, gradients).flatten().tolist() == [1.0, 1.5]
+
+
+def test_what_is_small_beside_one_is_not_lost() -> None:
+    small = torch.tensor([[0.0, 1e-20], [0.0, 1e-20]])
+    assert accumulate([small, small], torch.tensor([0.5, 0.5])).tolist() == pytest.approx([0.0, 2e-20], rel=1e-6)
+
+
+def test_gradient_rollout_of_one_block_is_its_attention_times_its_gradient() -> None:
+    model = OpenViT(blocks=1)
+    anatomy = model.open(IMAGES)
+    (attention,) = anatomy.attentions
+    (gradient,) = torch.autograd.grad(anatomy.head(anatomy.outputs[0])[:, 2].sum(), attention)
+    expected = (attention * gradient).relu().mean(1)[:, 0, 1:].detach()
+    found = gradcam.explain(model, IMAGES, method="gradient-rollout", target=2)
+    assert_maps(found.maps, expected.reshape(2, 1, 2, 3))
+
+
+# Targets, outputs, other options
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_targets_in_all_forms(name: str) -> None:
+    model = OpenViT()
+
+    def maps(target: Any) -> Tensor:
+        return gradcam.explain(model, IMAGES, method=name, target=target).maps
+
+    expected = slow.maps(name, model.open(IMAGES), [[3], [1]], [0], (2, 3))
+    assert_maps(maps([3, 1]), expected)
+    picked = gradcam.explain(model, IMAGES, method=name, target=lambda output: output[[0, 1], [3, 1]])
+    assert_maps(picked.maps, expected)
+    assert picked.classes is None
+    top = model(IMAGES).argmax(1).tolist()
+    torch.testing.assert_close(maps(None), maps(top))
+    contrast = maps(gradcam.targets.ClassTarget([3, 1], score="contrast"))
+    assert torch.equal(contrast, maps([3, 1])) == (name == "rollout")
+
+
+def test_rollout_does_not_depend_on_what_is_asked() -> None:
+    class Sure(OpenViT):
+        def head(self, tokens: Tensor) -> Tensor:
+            return super().head(tokens) * 1e4  # probabilities of exactly 0 and 1, which have no gradient
+
+    target = gradcam.targets.ClassTarget(score="probability")
+    found = gradcam.explain(Sure(), IMAGES[:1], method="rollout", target=target).maps
+    torch.testing.assert_close(found, gradcam.explain(OpenViT(), IMAGES[:1], method="rollout", target=2).maps)
+    for name in ("gradient-rollout", "legrad"):
+        with pytest.raises(BlindLayerError, match=r"'blocks\.2', is exactly zero"):
+            gradcam.explain(Sure(), IMAGES[:1], method=name, target=target)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_logit_explained_for_and_against(name: str) -> None:
+    class Single(OpenViT):
+        def head(self, tokens: Tensor) -> Tensor:
+            return super().head(tokens)[:, :1]
+
+    model = Single()
+    for index, sign in ((1, 1.0), (0, -1.0)):
+        target = gradcam.targets.ClassTarget(index, activation="sigmoid")
+        found = gradcam.explain(model, IMAGES, method=name, target=target)
+        anatomy = model.open(IMAGES)
+        signed = slow.Anatomy(anatomy.attentions, anatomy.outputs, lambda tokens, sign=sign: sign * model.head(tokens))
+        assert_maps(found.maps, slow.maps(name, signed, [[0], [0]], [0], (2, 3)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
+    together = gradcam.explain(OpenViT(), IMAGES, method=name, target=[0, 4]).maps
+    for index, target in enumerate([0, 4]):
+        alone = gradcam.explain(OpenViT(), IMAGES[index : index + 1], method=name, target=target).maps
+        torch.testing.assert_close(together[index : index + 1], alone, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_views_are_averaged(name: str) -> None:
+    model = OpenViT()
+    found = gradcam.explain(model, IMAGES, method=name, target=CLASSES, augmentation="flip").maps
+    plain = gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps
+    mirrored = gradcam.explain(model, IMAGES.flip(-1), method=name, target=CLASSES).maps.flip(-1)
+    torch.testing.assert_close(found, (plain + mirrored) / 2, rtol=1e-5, atol=1e-9)
+    assert not torch.allclose(plain, mirrored, rtol=1e-3)
+
+
+def test_all_of_them_beside_layers_in_one_comparison() -> None:
+    model = OpenViT()
+    found = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=["gradcam", *METHODS, "eigencam"], target=1)
+    places = [("blocks.1", "gradcam"), *(("attention", name) for name in METHODS), ("blocks.1", "eigencam")]
+    assert set(found) == set(places)
+    for (layer, name), each in found.items():
+        alone = gradcam.explain(model, IMAGES, None if layer == "attention" else layer, method=name, target=1)
+        torch.testing.assert_close(each.maps, alone.maps, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(each.output, model(IMAGES).detach())
+    assert list(gradcam.compare(model, IMAGES, layers=[], methods=["legrad"], target=1)) == [("attention", "legrad")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_there_is_positive_evidence_alone_and_no_channels(name: str) -> None:
+    with pytest.raises(GradcamError, match=f"{name} shows positive evidence only"):
+        gradcam.explain(OpenViT(), IMAGES, method=name, evidence="signed")
+    with pytest.raises(GradcamError, match=f"{name} adds no channels up"):
+        gradcam.explain(OpenViT(), IMAGES, method=name, smoothing="eigen")
+
+
+@pytest.mark.parametrize(("name", "classes"), [("rollout", 1), ("gradient-rollout", 4), ("legrad", 4)])
+def test_the_model_runs_twice_whatever_is_asked(name: str, classes: int) -> None:
+    model, runs = OpenViT(), []
+    model.patches.register_forward_hook(lambda *_: runs.append(1))
+    calls: list[tuple[int, int]] = []
+    target = [list(range(classes))] * 2
+    gradcam.explain(model, IMAGES, method=name, target=target, progress=lambda *done: calls.append(done))
+    assert len(runs) == 2
+    assert calls == [(1, 1)]
+
+
+# Blocks of other kinds
+
+
+class InPlace(Block):
+    """Which changes in place what it got, and its attention."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens.mul_(0.5).add_(1.0)
+        query, key, value = self.qkv(self.norm(tokens)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attention = (query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5).softmax(-1)
+        mixed = attention.mul_(2.0).div_(2.0) @ value
+        tokens = self.out(mixed.transpose(1, 2).flatten(2)).add_(tokens)
+        return self.mlp(tokens).add_(tokens)
+
+
+class TokensFirst(nn.Module):
+    """(T,N,D), with PyTorch's own attention, which gives its weights or not."""
+
+    need_weights = False
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(width, heads), nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed = self.norm(tokens)
+        return tokens + self.attention(normed, normed, normed, need_weights=self.need_weights)[0]
+
+
+class WithWeights(TokensFirst):
+    need_weights = True
+
+
+class FirstViT(OpenViT):
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images).transpose(0, 1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(tokens.transpose(0, 1))
+
+    def open(self, images: Tensor) -> slow.Anatomy:
+        tokens, attentions, outputs = self.embed(images), [], []
+        for block in self.blocks:
+            normed, inner = block.norm(tokens), block.attention
+            query, key, value = F.linear(normed, inner.in_proj_weight, inner.in_proj_bias).chunk(3, -1)
+            heads = [each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (query, key, value)]
+            attentions.append((heads[0] @ heads[1].transpose(-2, -1) / 2).softmax(-1))
+            tokens = tokens + inner.out_proj((attentions[-1] @ heads[2]).transpose(1, 2).flatten(2))
+            outputs.append(tokens)
+        return slow.Anatomy(attentions, outputs, self.head)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_blocks_that_change_in_place_what_they_get(name: str) -> None:
+    class OutOfPlace(Block):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens * 0.5 + 1.0)
+
+    found = gradcam.explain(OpenViT(block=InPlace), IMAGES, method=name, target=CLASSES)
+    assert_maps(found.maps, slow.maps(name, OpenViT(block=OutOfPlace).open(IMAGES), CLASSES, [0], (2, 3)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("block", [TokensFirst, WithWeights])
+def test_tokens_before_images(block: type[TokensFirst], name: str) -> None:
+    model, runs = FirstViT(block=block), []
+    model.patches.register_forward_hook(lambda *_: runs.append(1))
+    found = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
+    assert len(runs) == 2
+    assert_maps(found.maps, slow.maps(name, model.open(IMAGES), CLASSES, [0], (2, 3)))
+
+
+def test_pytorchs_encoder_takes_its_slow_path() -> None:
+    class Encoder(OpenViT):
+        def __init__(self) -> None:
+            super().__init__(blocks=0)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.double().eval()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.blocks(self.embed(images)))
+
+    model = Encoder()
+    weights = []
+    with torch.no_grad():
+        tokens = model.embed(IMAGES)
+        for block in model.blocks.layers:
+            weights.append(block.self_attn(tokens, tokens, tokens, average_attn_weights=False)[1])
+            tokens = block(tokens)
+    expected = slow.maps("rollout", slow.Anatomy(weights, [], model.head), CLASSES, [0], (2, 3))
+    assert_maps(gradcam.explain(model, IMAGES, method="rollout", target=CLASSES).maps, expected)
+
+
+def test_attention_behind_the_blocks_belongs_to_the_head() -> None:
+    class Pooled(OpenViT):
+        def head(self, tokens: Tensor) -> Tensor:
+            weights = (tokens @ self.classify.weight[0][:, None]).transpose(1, 2)[:, None].softmax(-1)  # one query
+            return self.classify(weights[:, 0] @ self.norm(tokens))[:, 0]
+
+    model = Pooled("all")
+    for name in METHODS:
+        found = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
+        assert_maps(found.maps, slow.maps(name, model.open(IMAGES), CLASSES, list(range(7)), (2, 3)))
+
+
+class Folding(OpenViT):
+    """Whose head takes no other number of rows than there are images, or mixes them."""
+
+    mixes = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images)
+        for block in self.blocks:
+            tokens = block(tokens)
+        if self.mixes:
+            return self.head(tokens) + 0.1 * self.head(tokens).mean(0).detach()
+        return self.head(tokens.reshape(len(images), 7, 8))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_legrad_runs_block_by_block_where_rows_are_not_alike(mixes: bool) -> None:
+    model, runs = Folding(), []
+    model.mixes = mixes
+    model.patches.register_forward_hook(lambda *_: runs.append(1))
+    found = gradcam.explain(model, IMAGES, method="legrad", target=CLASSES)
+    assert_maps(found.maps, slow.maps("legrad", OpenViT().open(IMAGES), CLASSES, [0], (2, 3)))
+    assert len(runs) == 2 + 3
+
+
+# Attention that is reached is that of the fused kernel
+
+
+def attend(**options: Any) -> tuple[Tensor, Tensor]:
+    """What the fused kernel gives, and what is given in its place."""
+    query, key, value = (torch.randn(2, 4, 5, 6, dtype=options.pop("dtype", torch.float64)) for _ in range(3))
+    if options.get("enable_gqa"):
+        key, value = key[:, ::2], value[:, ::2]
+    seen: list[Tensor] = []
+
+    def keep(probabilities: Tensor) -> Tensor:
+        seen.append(probabilities)
+        return probabilities
+
+    plain = F.scaled_dot_product_attention(query, key, value, **options)
+    with Interception(lambda shape: keep if shape == (2, 4, 5, 5) else None):
+        found = F.scaled_dot_product_attention(query, key, value, **options)
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0].sum(-1)))
+    return found, plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": 0.3},
+        {"is_causal": True},
+        {"enable_gqa": True},
+        {"attn_mask": torch.arange(25).reshape(5, 5) % 3 != 1},
+        {"attn_mask": torch.linspace(-2, 2, 25, dtype=torch.float64).reshape(5, 5)},
+    ],
+)
+def test_open_attention_equals_the_fused_kind(options: dict[str, Any]) -> None:
+    torch.testing.assert_close(*attend(**options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_open_attention_in_other_precisions(dtype: torch.dtype) -> None:
+    query = torch.randn(2, 4, 5, 6, dtype=dtype)
+    kinds = []
+
+    def keep(probabilities: Tensor) -> Tensor:
+        kinds.append(probabilities.dtype)
+        return probabilities
+
+    with Interception(lambda _: keep):
+        found = F.scaled_dot_product_attention(query, query, query)
+    assert (found.dtype, kinds) == (dtype, [torch.float32])
+    exact = F.scaled_dot_product_attention(*[query.double()] * 3)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_open_attention_under_autocast() -> None:
+    query = torch.randn(2, 4, 5, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = F.scaled_dot_product_attention(query, query, query)
+        with Interception(lambda _: lambda probabilities: probabilities):
+            found = F.scaled_dot_product_attention(query, query, query)
+    assert found.dtype == plain.dtype
+    torch.testing.assert_close(found.float(), plain.float(), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("softmax", [F.softmax, torch.softmax, Tensor.softmax, lambda it, dim: nn.Softmax(dim)(it)])
+def test_every_softmax_over_the_last_of_three_axes_is_met(softmax: Callable[..., Tensor]) -> None:
+    shapes = []
+    with Interception(lambda shape: shapes.append(shape)):
+        softmax(torch.ones(2, 3, 4, 4), dim=-1)
+        softmax(torch.ones(2, 4, 4), dim=2)
+        softmax(torch.ones(2, 4, 4), dim=1)
+        softmax(torch.ones(2, 5), dim=-1)
+    assert shapes == [(2, 3, 4, 4), (2, 4, 4)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_correlates_with_full(dtype: torch.dtype, name: str) -> None:
+    model = torchvision_vit().float()
+    full = gradcam.explain(model, SQUARE.float(), method=name, target=CLASSES).maps
+    half = gradcam.explain(copy.deepcopy(model).to(dtype), SQUARE.to(dtype), method=name, target=CLASSES).maps
+    with torch.autocast("cpu", dtype=dtype):
+        cast = gradcam.explain(model, SQUARE.float(), method=name, target=CLASSES).maps
+    for other in (half, cast):
+        assert other.dtype == torch.float32
+        assert torch.corrcoef(torch.stack([full.flatten(), other.flatten()]))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("name", ["gradient-rollout", "legrad"])
+def test_small_gradients_are_not_lost_in_float16(name: str) -> None:
+    model = torchvision_vit().float()
+    with torch.no_grad():
+        model.heads[0].weight.mul_(2.0**-20)
+    full = gradcam.explain(model, SQUARE.float(), method=name, target=1).heatmaps
+    model.heads.register_forward_hook(lambda *found: found[2].float())  # half precision inside alone
+    with torch.autocast("cpu", dtype=torch.float16):
+        cast = gradcam.explain(model, SQUARE.float(), method=name, target=1).heatmaps
+    half = gradcam.explain(model.half(), SQUARE.half(), method=name, target=1).heatmaps
+    for other in (cast, half):
+        assert torch.corrcoef(torch.stack([full.flatten(), other.flatten()]))[0, 1] > 0.97
+
+
+# What cannot be followed
+
+
+class Windows(Block):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens.reshape(-1, 3, 8)).reshape(tokens.shape)
+
+
+class Twice(Block):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(super().forward(tokens))
+
+
+class OverChannels(Block):
+    def forward(self, tokens: Tensor) -> Tensor:
+        weights = (tokens.transpose(1, 2) @ tokens)[:, None].softmax(-1)
+        return tokens @ weights[:, 0]
+
+
+class OverHeadsChannels(Block):
+    def forward(self, tokens: Tensor) -> Tensor:
+        heads = tokens.unflatten(-1, (2, 4)).permute(0, 2, 3, 1)
+        return ((heads @ heads.transpose(-2, -1)).softmax(-1) @ heads).permute(0, 3, 1, 2).flatten(2)
+
+
+class PooledKeys(Block):
+    def forward(self, tokens: Tensor) -> Tensor:
+        keys = tokens[:, ::2]
+        return tokens + (tokens @ keys.transpose(1, 2))[:, None].softmax(-1)[:, 0] @ keys
+
+
+def first_in_windows() -> OpenViT:
+    """The later blocks of which see the whole picture."""
+    model = OpenViT("patches", 0)
+    model.blocks[0] = Windows(8, 2).double()
+    return model
+
+
+class Coarser(OpenViT):
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.blocks[0](self.embed(images))
+        return self.head(self.blocks[2](self.blocks[1](tokens[:, :6])))
+
+
+REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (tiny_model, "Sequential cannot be followed back to the picture: none was seen: it has none"),
+    (
+        lambda: OpenViT("patches", 0, block=Windows),
+        r"in 'blocks\.0', is \(4, 2, 3, 3\) for 2 image\(s\): it stays inside",
+    ),
+    (first_in_windows, r"in 'blocks\.0', is \(4, 2, 3, 3\) for 2 image\(s\): it stays inside windows"),
+    (lambda: OpenViT(block=Twice), "no module around 'blocks.0' has this attention alone and gives its 7 tokens"),
+    (
+        lambda: OpenViT(block=OverChannels),
+        "no module around 'blocks.0' has this attention alone and gives its 8 tokens",
+    ),
+    (lambda: OpenViT(block=OverHeadsChannels), r"is \(2, 2, 4, 4\), and 4 tokens form no grid on images of 16 x 24"),
+    (lambda: OpenViT(block=PooledKeys), r"\(2, 1, 7, 4\): its queries and keys are not the same tokens"),
+    (Coarser, "it has 7 and then 6 tokens"),
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_attention_that_cannot_be_followed(make: Callable[[], nn.Module], message: str, name: str) -> None:
+    model = make()
+    images = TINY if isinstance(model, nn.Sequential) else IMAGES
+    with pytest.raises(ModelError, match=message) as caught:
+        gradcam.explain(model, images, method=name, target=1)
+    assert "Choose a method that looks at a layer, such as 'gradcam'" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["swin_t", "swin_v2_t", "maxvit_t", "resnet18"])
+def test_torchvisions_models_with_windows_or_without_attention(name: str) -> None:
+    model = torchvision.models.get_model(name).eval()
+    with pytest.raises(ModelError, match="cannot be followed back to the picture"):
+        gradcam.explain(model, torch.randn(1, 3, 224, 224), method="rollout", target=1)
+
+
+class SideBySide(nn.Module):
+    """Two attentions that get the same tokens, as timm's parallel blocks have them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(Block(width, heads) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens + self.branches[0](tokens) + self.branches[1](tokens)
+
+
+class Bypassed(OpenViT):
+    """Whose head reads the block before the last one as well."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        before = self.blocks[1](self.blocks[0](self.embed(images)))
+        return self.head(self.blocks[2](before)) + self.head(before)
+
+
+@pytest.mark.parametrize("images", [IMAGES, IMAGES[:1]])  # a single image's rows would spread over any number
+@pytest.mark.parametrize("make", [lambda: OpenViT(block=SideBySide), Bypassed])
+def test_legrad_needs_blocks_that_stand_in_for_the_last(make: Callable[[], nn.Module], images: Tensor) -> None:
+    with pytest.raises(ModelError, match="the score depends on earlier ones in other ways too"):
+        gradcam.explain(make(), images, method="legrad", target=1)
+    assert gradcam.explain(make(), images, method="gradient-rollout", target=1).maps.any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_score_that_nothing_changes(name: str) -> None:
+    model = OpenViT()
+    nn.init.zeros_(model.classify.weight)
+    with pytest.raises(
+        BlindLayerError, match=r"The gradient at the last block with attention, 'blocks\.2', is exactly zero"
+    ):
+        gradcam.explain(model, IMAGES, method=name, target=1)
+
+
+class Unrecorded(OpenViT):
+    def head(self, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().head(tokens)
+
+
+class NeverRecorded(OpenViT):
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).detach()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_that_switches_recording_off(name: str) -> None:
+    with pytest.raises(GradcamError, match=r"The score does not depend on layer 'blocks\.2'"):
+        gradcam.explain(Unrecorded(), IMAGES, method=name, target=1)
+    with pytest.raises(ModelError, match=r"Gradient recording is off behind layer 'blocks\.2'"):
+        gradcam.explain(NeverRecorded(), IMAGES, method=name, target=1)
+
+
+# No traces
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("make", [OpenViT, torchvision_vit])
+def test_nothing_is_left_behind(make: Callable[[], nn.Module], name: str) -> None:
+    model = make().train()
+    images = (IMAGES if isinstance(model, OpenViT) else SQUARE).clone().requires_grad_()
+    before, given = traces(model), images.detach().clone()
+    gradcam.explain(model, images, method=name, target=CLASSES)
+    assert_same(before, traces(model))
+    assert torch.equal(images, given)
+    assert images.grad is None
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("run", [1, 2])
+def test_nothing_is_left_behind_by_an_exception(run: int, name: str) -> None:
+    model, runs = OpenViT().train(), []
+
+    class Broken(Exception):
+        pass
+
+    def fail(*_: object) -> None:
+        runs.append(1)
+        if len(runs) >= run:
+            raise Broken
+
+    model.blocks[2].mlp.register_forward_hook(fail)
+    before = traces(model)
+    with pytest.raises(Broken):
+        gradcam.explain(model, IMAGES, method=name, target=1)
+    assert len(runs) >= run
+    assert_same(before, traces(model))
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_exception_that_the_model_catches_itself(name: str) -> None:
+    class Trying(Block):
+        def forward(self, tokens: Tensor) -> Tensor:
+            try:
+                self.mlp(tokens[..., :5])
+            except RuntimeError:
+                return super().forward(tokens)
+            raise AssertionError
+
+    expected = slow.maps(name, OpenViT().open(IMAGES), CLASSES, [0], (2, 3))
+    found = gradcam.explain(OpenViT(block=Trying), IMAGES, method=name, target=CLASSES)
+    assert_maps(found.maps, expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_several_threads_explain_with_one_model(name: str) -> None:
+    model = torchvision_vit()
+    expected = [gradcam.explain(model, SQUARE, method=name, target=target).maps for target in range(4)]
+    before, failures = traces(model), []
+
+    def work(target: int) -> None:
+        for _ in range(5):
+            found = gradcam.explain(model, SQUARE, method=name, target=target).maps
+            if not torch.allclose(found, expected[target], rtol=1e-5, atol=1e-9):
+                failures.append(target)
+
+    threads = [threading.Thread(target=work, args=(target,)) for target in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert_same(before, traces(model))
+
+
+def test_recording_is_off_again_for_the_methods_that_follow() -> None:
+    model, modes = OpenViT(), []
+    model.patches.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    methods = [*METHODS, gradcam.METHODS["rise"].using(masks=2)]
+    gradcam.compare(model, IMAGES, layers=[], methods=methods, target=1)
+    assert len(modes) > 4
+    assert not any(modes)
+
+
+def test_a_frozen_model_in_inference_mode() -> None:
+    model = OpenViT().requires_grad_(False)
+    expected = {name: gradcam.explain(OpenViT(), IMAGES, method=name, target=1).maps for name in METHODS}
+    with torch.inference_mode():
+        for name in METHODS:
+            torch.testing.assert_close(gradcam.explain(model, IMAGES, method=name, target=1).maps, expected[name])
+
+
+# In the shell
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_shell_says_that_a_network_has_no_attention(
+    run: Command, folder: Path, photo: Callable[[str], Path], name: str
+) -> None:
+    outcome = run(photo("chelsea.jpg"), "--method", name)
+    assert outcome.status == 1
+    assert "chelsea.jpg: The attention of" in outcome.err
+    assert "cannot be followed back to the picture: none was seen" in outcome.err
+    assert list(folder.iterdir()) == []
+
+
+def test_attention_is_of_no_layer_in_the_shell(
+    run: Command, folder: Path, photo: Callable[[str], Path], classifier: gradcam.Classifier, monkeypatch: Any
+) -> None:
+    model = torchvision.models.VisionTransformer(
+        image_size=224, patch_size=32, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16
+    )
+    vit = dataclasses.replace(classifier, model=awake(model).float(), layer="encoder.layers.encoder_layer_1.ln_1")
+    monkeypatch.setattr("gradcam.models.load.load_classifier", lambda *_, **__: vit)
+    layers = [option for block in (0, 1) for option in ("-l", f"encoder.layers.encoder_layer_{block}.ln_1")]
+    outcome = run(photo("chelsea.jpg"), *layers, "--method", "rollout", "--method", "gradcam", "-c", "281")
+    assert (outcome.status, outcome.err) == (0, "")
+    names = sorted(path.name for path in folder.iterdir())
+    assert names[-1] == "chelsea-rollout.png"
+    assert len(names) == 3
+    assert "rollout at attention (7 x 7)" in outcome.out
+
+
+def test_the_methods_are_listed_with_what_they_cost(gradcam_command: Command) -> None:
+    out = gradcam_command("methods", "gradient-rollout", "rollout", "legrad").out
+    assert "forward passes: 1 + 1, and all blocks backwards for each class" in out
+    assert "Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020" in out
+    assert "Chefer et al., Generic Attention-model Explainability" in out
+    assert "Bousselham et al., LeGrad" in out
+
+
+def test_no_panel_is_made_of_attention(gradcam_command: Command, photo: Callable[[str], Path]) -> None:
+    outcome = gradcam_command("compare", photo("chelsea.jpg"), "--method", "legrad")
+    assert outcome.status == 2
+    assert "legrad makes no map at a layer" in outcome.err

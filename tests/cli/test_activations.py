@@ -1,0 +1,227 @@
+"""The command `gradcam inspect activations`: what it writes, what it says, and the status that it ends with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gradcam
+from gradcam.cli.inspect.activations import Outcome as Told
+from gradcam.cli.inspect.activations import Row
+from gradcam.inspection.channels import activations, measure_strengths
+from gradcam.inspection.sheets import draw_activations
+from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+
+@pytest.fixture
+def inspect(gradcam_command: Command) -> Command:
+    """`gradcam inspect activations ...` on the processor."""
+    return lambda *arguments: gradcam_command("inspect", "activations", "--device", "cpu", *arguments)
+
+
+def pixels(path: Path) -> np.ndarray[Any, Any]:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **options: Any) -> np.ndarray[Any, Any]:
+    """The sheet, from the Python functions."""
+    picture = gradcam.read_image(path)
+    top, left, height, width = classifier.region(*picture.shape[:2])
+    return draw_activations(
+        activations(classifier.model, classifier.batch([picture]), layers),
+        picture=picture[top : top + height, left : left + width],
+        title=f"{path.name}, as efficientnet_lite0 saw it",
+        **options,
+    )
+
+
+# What is written
+
+
+def test_the_picture_is_what_python_draws(
+    inspect: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = photo("coffee.jpg")
+    outcome = inspect(path)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["coffee-activations.png"]
+    assert np.array_equal(pixels(folder / "coffee-activations.png"), draw(classifier, path, ["layer4"]))
+
+
+def test_every_option_reaches_the_drawing(
+    inspect: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = photo("koala.webp")
+    outcome = inspect(
+        path, "-l", "stem.0", "--layer", "layer[34].0", "--channels", "7", "--columns", "3", "--order", "index",
+        "--scale", "layer", "--cell", "33", "--colormap", "viridis", "-o", "sheet.png", "-q",
+    )  # fmt: skip
+    assert outcome == Outcome(0, "", "")
+    expected = draw(
+        classifier,
+        path,
+        ["stem.0", "layer[34].0"],
+        channels=7,
+        columns=3,
+        order="index",
+        scale="layer",
+        size=33,
+        colormap="viridis",
+    )
+    assert files(folder) == ["sheet.png"]
+    assert np.array_equal(pixels(folder / "sheet.png"), expected)
+
+
+def test_a_cells_size_is_not_the_networks(inspect: Command, folder: Path, photo: Photo) -> None:
+    widths, grids = [], []
+    for options in (["--cell", "40"], ["--size", "160"]):
+        outcome = inspect(photo("rocket.jpg"), *options, "-o", "a.png", "--json")
+        grids.append(json.loads(outcome.out)["layers"][0]["grid"])
+        widths.append(pixels(folder / "a.png").shape[1])
+    assert grids == [[7, 7], [5, 5]]
+    assert widths[0] < widths[1]
+
+
+def test_two_pictures_of_one_stem_do_not_overwrite_each_other(
+    inspect: Command, folder: Path, photo: Photo, tmp_path: Path
+) -> None:
+    other = tmp_path / "coffee.png"
+    Image.open(photo("chelsea.jpg")).save(other)
+    taken = folder / "coffee-activations-2.png"
+    Image.open(photo("camera.png")).save(taken)
+    before = taken.read_bytes()
+    outcome = inspect(photo("coffee.jpg"), other, taken, "--channels", "1", "--json")
+    assert outcome.status == 0
+    written = [json.loads(line)["file"] for line in outcome.out.splitlines()]
+    assert written == ["coffee-activations.png", "coffee-activations-3.png", "coffee-activations-2-activations.png"]
+    assert taken.read_bytes() == before
+    assert len(files(folder)) == 4
+
+
+# What is said
+
+
+def test_the_record_has_the_channels_that_are_drawn(
+    inspect: Command, photo: Photo, classifier: gradcam.Classifier
+) -> None:
+    outcome = inspect(photo("coffee.jpg"), "-l", "head.0", "-l", "layer1", "--channels", "30", "--json")
+    record = json.loads(outcome.out)
+    assert [record[key] for key in ("schema", "status", "error", "model", "file")] == [
+        1, "ok", None, "efficientnet_lite0", "coffee-activations.png"
+    ]  # fmt: skip
+    assert record["image"] == str(photo("coffee.jpg"))
+    batch = classifier.batch([gradcam.read_image(photo("coffee.jpg"))])
+    for entry, (name, grid) in zip(
+        record["layers"], activations(classifier.model, batch, ["head.0", "layer1"]).items()
+    ):
+        strengths = measure_strengths(grid[0].numpy())
+        assert entry["layer"] == name
+        assert (entry["channels"], *entry["grid"]) == grid.shape[1:]
+        assert entry["dead"] == (strengths == 0).sum()
+        assert [it["strength"] for it in entry["shown"]] == sorted(strengths, reverse=True)[:30]
+        assert [strengths[it["channel"]] for it in entry["shown"]] == [it["strength"] for it in entry["shown"]]
+    assert record["layers"][0]["dead"] > 100
+    assert [len(entry["shown"]) for entry in record["layers"]] == [30, 24]
+
+
+def test_for_people_it_is_a_line_for_each_layer(inspect: Command, photo: Photo) -> None:
+    outcome = inspect(photo("rocket.jpg"), "-l", "stem.0", "-l", "head.0", "--channels", "3", "--order", "index")
+    title, blank, stem, head, file, last = outcome.out.splitlines()
+    assert title.startswith("rocket.jpg   640 x 427   efficientnet_lite0 on cpu   ")
+    assert stem.split("   ")[:2] == ["  stem.0", "32 channels of 112 x 112, 4 dead"]
+    assert head.split("   ")[0] == "  head.0"
+    assert stem.endswith("3 drawn: 0, 1, 2")
+    assert stem.index("3 drawn") == head.index("3 drawn")
+    assert file == "  →  rocket-activations.png"
+    assert blank == last == ""
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_strengths_that_are_no_numbers_are_null() -> None:
+    told = Told("a.png", "m", rows=[Row("x", 3, (2, 2), 0, [(1, float("nan")), (0, float("inf")), (2, 1.5)])], file="f")
+    assert json.loads(told.to_json())["layers"][0]["shown"] == [
+        {"channel": 1, "strength": None}, {"channel": 0, "strength": None}, {"channel": 2, "strength": 1.5}
+    ]  # fmt: skip
+
+
+def test_names_with_control_characters_move_no_cursor() -> None:
+    told = Told("dir/a\x1b[2J.png", "m", rows=[Row("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png")
+    text = told.format()
+    assert "\x1b[2J" not in text
+    assert r"a\x1b[2J.png" in text
+    assert r"b\n.png" in text
+    assert "  x   7 channels of 2 x 2, 1 dead   6 drawn: 0, 1, 2, 3, 4, ..." in text
+
+
+# What cannot be
+
+
+def test_one_broken_picture_does_not_stop_the_others(inspect: Command, folder: Path, photo: Photo) -> None:
+    (folder / "torn.jpg").write_bytes(photo("coffee.jpg").read_bytes()[:3000])
+    outcome = inspect("nothing.jpg", "torn.jpg", photo("coffee.jpg"), "--channels", "2", "--json")
+    assert outcome.status == 1
+    missing, torn, fine = map(json.loads, outcome.out.splitlines())
+    assert (missing["status"], missing["error"]) == ("failed", "nothing.jpg: does not exist")
+    assert torn["status"] == "failed"
+    assert missing["file"] is torn["file"] is None
+    assert missing["layers"] == torn["layers"] == []
+    assert fine["status"] == "ok"
+    assert outcome.err.splitlines() == [missing["error"], torn["error"]]
+    assert files(folder) == ["coffee-activations.png", "torn.jpg"]
+
+
+def test_a_layer_without_a_grid_is_the_pictures_failure(inspect: Command, folder: Path, photo: Photo) -> None:
+    outcome = inspect(photo("coffee.jpg"), "-l", "head.3")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "Layer 'head.3' gives (1, 1000)" in outcome.err
+    assert "`gradcam inspect features`" in outcome.err
+    assert files(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-l", "layer9"], "There is no layer 'layer9' in EfficientNetLite0. Nearest: 'layer"),
+        (["-l", "layer4", "-l", "layer9"], "There is no layer 'layer9'"),
+        (["-l", "block*"], "No layer fits 'block*'"),
+        (["--channels", "0"], "0 is not in the range x>=1"),
+        (["--channels", "-4"], "-4 is not in the range x>=1"),
+        (["--columns", "0"], "0 is not in the range x>=1"),
+        (["--cell", "0"], "0 is not in the range x>=1"),
+        (["--channels", "many"], "'many' is not a valid integer"),
+        (["--order", "weakest"], "'weakest' is not one of 'strongest', 'index'"),
+        (["--scale", "image"], "'image' is not one of 'channel', 'layer'"),
+        (["--colormap", "infernal"], "There is no colour map 'infernal'. Nearest: 'inferno'"),
+        (["-o", "maps.gif"], "pictures are written as"),
+        (["other.jpg", "-o", "maps.png"], "is one file, and there are several results"),
+        (["--model", ""], "The model's name is empty"),
+    ],
+)
+def test_wrong_usage_is_said_before_the_first_picture(
+    arguments: list[str], message: str, inspect: Command, folder: Path, photo: Photo
+) -> None:
+    outcome = inspect(photo("coffee.jpg"), *arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert message in " ".join(outcome.err.split())
+    assert files(folder) == []
+
+
+def test_the_picture_itself_is_never_overwritten(inspect: Command, folder: Path, photo: Photo) -> None:
+    Image.open(photo("coffee.jpg")).save(folder / "a.png")
+    before = (folder / "a.png").read_bytes()
+    outcome = inspect("a.png", "-o", "a.png")
+    assert outcome.status == 2
+    assert "never overwritten" in outcome.err
+    assert (folder / "a.png").read_bytes() == before

@@ -1,0 +1,759 @@
+"""`gradcam batch` and `gradcam report`: a folder of pictures, disturbed in every way."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam.batch.formats.folder import OutputFolder
+from gradcam.batch.save import Saver
+from gradcam.cli._settings import Output
+from gradcam.cli._terminal import Display, Terminated, resume_line
+from gradcam.storage.records import Record
+from tests.cli.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+PLACES = {
+    "chelsea.jpg": "chelsea.png",
+    "macaw.webp": "macaw.png",
+    "koala.webp": "b/koala.png",
+    "panda.webp": "b/panda.png",
+    "coffee.jpg": "c/coffee.jpg",
+}
+
+
+@pytest.fixture
+def batch(gradcam_command: Command) -> Command:
+    """`gradcam batch ...` on the processor."""
+    return lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
+
+
+@pytest.fixture
+def photos(folder: Path, photo: Photo) -> Path:
+    """Five small photographs in three folders, one of them broken, and what is no picture."""
+    root = folder / "photos"
+    for name, place in PLACES.items():
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(photo(name)).convert("RGB").reduce(2).save(path)
+    (root / "b" / "broken.jpg").write_bytes((root / "c" / "coffee.jpg").read_bytes()[:2000])
+    (root / "notes.txt").write_text("nothing to see")
+    (root / ".hidden.png").write_bytes((root / "macaw.png").read_bytes())
+    return root
+
+
+ORDER = ["chelsea.png", "macaw.png", "b/broken.jpg", "b/koala.png", "b/panda.png", "c/coffee.jpg"]
+
+
+def manifest(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All that must be the same however often a run was stopped: not the log, which has times."""
+    return {
+        name: (folder / name).read_bytes() for name in files(folder) if not Path(name).name.startswith(("log", "."))
+    }
+
+
+# What a person gets
+
+
+def test_a_folder_is_explained_under_the_same_relative_names(
+    batch: Command, folder: Path, photos: Path, classifier: gradcam.Classifier
+) -> None:
+    outcome = batch("photos", "-o", "out", "--layer", "layer4", "--format", "png", "--batch-size", 8)
+    assert outcome.status == 1
+    done = [name for name in ORDER if "broken" not in name]
+    overlays = [name.rsplit(".", 1)[0] + "-gradcam.png" for name in done]
+    assert [name for name in files(folder / "out") if name.endswith(".png")] == sorted(overlays)
+    found = manifest(folder / "out")
+    assert [(record["image"], record["status"]) for record in found] == [
+        (name, "failed" if "broken" in name else "ok") for name in ORDER
+    ]
+    assert [record["explained"][0]["overlay"] for record in found if record["explained"]] == overlays
+    explanation = classifier.explain([photos / name for name in done], "layer4")
+    for i, name in enumerate(overlays):
+        np.testing.assert_array_equal(pixels(folder / "out" / name), explanation.overlay(i))
+
+
+def test_broken_files_are_named_at_the_end_and_others_counted(batch: Command, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out")
+    assert re.fullmatch(
+        r"5 pictures explained, 1 failed, 1 other file left out   \(\d+\.\d s, \d+\.\d pictures a second\)\n  →  out\n",
+        outcome.out,
+    ), outcome.out
+    assert re.fullmatch(r"b/broken\.jpg: is damaged or cut off \(.+\)\n", outcome.err), outcome.err
+
+
+def test_the_manifest_has_the_records_of_run(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path
+) -> None:
+    batch("photos", "-o", "out", "--batch-size", 1, "--top-k", 2)
+    plain = gradcam_command("run", "--device", "cpu", "--json", "--top-k", 2, *(photos / name for name in ORDER))
+    for ours, theirs in zip(manifest(folder / "out"), records(plain)):
+        for record in (ours, theirs):
+            record["error"] = str(record["error"]).removeprefix(f"{photos}/")
+            record.pop("image")
+            for entry in record["explained"]:  # type: ignore[union-attr,attr-defined]
+                entry["overlay"] = Path(entry["overlay"]).stem
+        assert ours == theirs
+
+
+def test_json_prints_the_records_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out", "--json")
+    assert outcome.out == (folder / "out" / "manifest.jsonl").read_text()
+
+
+def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Output(as_json=False, quiet=False), 25, 0)
+    for number in range(22):
+        display.add(Record(f"{number}.jpg", "m", error=f"{number}.jpg: is empty"))
+    display.tell_failures("out/manifest.jsonl")
+    display.tell_end("out", left_out=0, report=None)
+    said = capsys.readouterr()
+    *named, last = said.err.splitlines()
+    assert named == [f"{number}.jpg: is empty" for number in range(20)]
+    assert last == "... and 2 more, which have the status failed in out/manifest.jsonl."
+    assert said.out.startswith("0 pictures explained, 22 failed   (")
+    assert display.has_failures
+
+
+def test_quiet_says_what_is_broken_alone(batch: Command, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out", "--quiet")
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("b/broken.jpg: ")
+
+
+def test_several_kinds_of_files_of_several_results(
+    batch: Command, folder: Path, photos: Path, classifier: gradcam.Classifier
+) -> None:
+    options = (
+        "--method gradcam --method layercam -c koala -c macaw --save overlay --save heatmap --save map --save panel"
+    )
+    assert batch("photos/b/koala.png", "-o", "out", *options.split()).status == 0
+    (record,) = manifest(folder / "out")
+    entries = record["explained"]
+    assert [(entry["method"], entry["label"]) for entry in entries] == [
+        (method, label) for method in ("gradcam", "layercam") for label in ("koala", "macaw")
+    ]
+    expected = classifier.compare(
+        photos / "b" / "koala.png", layers=["layer4"], methods=["gradcam", "layercam"], target=[["koala", "macaw"]]
+    )
+    for entry in entries:
+        k = ["koala", "macaw"].index(entry["label"])
+        values = expected["layer4", entry["method"]].maps[0, k].numpy()
+        np.testing.assert_array_equal(np.load(folder / "out" / entry["map"]), values)
+        assert all((folder / "out" / entry[kind]).stat().st_size > 1000 for kind in ("overlay", "heatmap", "panel"))
+    assert len({entry["panel"] for entry in entries}) == 1
+
+
+def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: Path) -> None:
+    (folder / "chosen.csv").write_text(
+        "image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\nphotos/b/panda.png,105\n"
+    )
+    assert batch("chosen.csv", "-o", "out").status == 0
+    found = manifest(folder / "out")
+    assert [(record["image"], record["explained"][0]["index"]) for record in found] == [
+        ("b/koala.png", 88),
+        ("macaw.png", 88),
+        ("b/panda.png", 105),
+    ]
+    assert found[1]["predictions"][0]["label"] == "macaw"
+    both = batch("chosen.csv", "-o", "other", "-c", "koala")
+    assert both.status == 2
+    assert "The list says which classes to explain" in both.err
+    assert not (folder / "other").exists()
+
+
+def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: Path, photos: Path) -> None:
+    listed = folder / "chosen.csv"
+    named = ["photos/b/koala.png,macaw\n", "photos/macaw.png,\n"]
+    listed.write_text("image,class\n" + "".join(named))
+    assert batch("chosen.csv", "-o", "out").status == 0
+    before = tree(folder / "out")
+    for other, said in (
+        (
+            ["photos/b/koala.png,koala\n", named[1]],
+            r"explained 'macaw' in b/koala\.png, and now the list asks for 'koala'",
+        ),
+        (
+            ["photos/b/koala.png,\n", "photos/macaw.png,macaw\n"],
+            "explained 'macaw' in b/koala.*asks for 'the top class'",
+        ),
+        (["photos/b/koala.png\n", "photos/macaw.png\n"], "listed_classes: true → false"),
+    ):
+        listed.write_text("image,class\n" + "".join(other))
+        outcome = batch("chosen.csv", "-o", "out", "--resume")
+        assert outcome.status == 2
+        assert re.search(said, outcome.err)
+        assert tree(folder / "out") == before
+    listed.write_text("image,class\n" + "".join(named) + "photos/b/panda.png,105\n")
+    assert batch("chosen.csv", "-o", "out", "--resume").status == 0
+    assert [record["explained"][0]["index"] for record in manifest(folder / "out")] == [88, 88, 105]
+
+
+def test_a_class_that_there_is_not(batch: Command, folder: Path, photos: Path) -> None:
+    (folder / "chosen.csv").write_text("photos/b/koala.png,koalla\n")
+    outcome = batch("chosen.csv", "-o", "out")
+    assert outcome.status == 2
+    assert "koala" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_an_archive_is_a_folder(batch: Command, folder: Path, photos: Path) -> None:
+    with zipfile.ZipFile(folder / "photos.zip", "w") as archive:
+        for name in ORDER:
+            archive.write(photos / name, name)
+    batch("photos", "-o", "one")
+    assert batch("photos.zip", "-o", "two").status == 1
+    one, two = tree(folder / "one"), tree(folder / "two")
+    assert one.pop("run.json") != two.pop("run.json")
+    assert one == two
+
+
+def test_the_sums_of_the_inputs(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--audit")
+    for record in manifest(folder / "out"):
+        assert record["sha256"] == hashlib.sha256((photos / record["image"]).read_bytes()).hexdigest()
+
+
+def test_run_json_has_what_the_results_depend_on(batch: Command, folder: Path, photos: Path, photo: Photo) -> None:
+    batch("photos", "-o", "out", "--alpha", 0.25)
+    run = json.loads((folder / "out" / "run.json").read_text())
+    assert run["versions"]["torch"] == torch.__version__
+    assert (run["settings"]["alpha"], run["settings"]["layers"], run["settings"]["batch_size"]) == (0.25, ["layer4"], 8)
+    weights = Path(gradcam.__file__).parent / "models" / "embedded"
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights.rglob("*") if path.is_file()]
+    assert run["model"]["weights"]["sha256"] in sums or run["model"]["weights"]["of"] == "tensors"
+    assert str(folder) not in (folder / "out" / "run.json").read_text()
+
+
+def test_a_report_at_once_or_later(gradcam_command: Command, batch: Command, folder: Path, photos: Path) -> None:
+    outcome = batch("photos", "-o", "out", "--report")
+    assert "out/index.html" in outcome.out
+    page = (folder / "out" / "index.html").read_bytes()
+    (folder / "out" / "index.html").unlink()
+    again = gradcam_command("report", "out")
+    assert (again.status, again.err) == (0, "")
+    assert (folder / "out" / "index.html").read_bytes() == page
+
+
+def test_a_report_that_cannot_be_written_takes_nothing_away(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gradcam.report.files.write_whole", full)
+    outcome = batch("photos", "-o", "out", "--report")
+    assert outcome.status == 1
+    assert "b/broken.jpg: is damaged or cut off" in outcome.err
+    assert "out: the report cannot be written (No space left on device)\n" in outcome.err
+    assert outcome.err.rstrip().splitlines()[-1].startswith("  gradcam batch --resume --device cpu photos -o out")
+    assert len(manifest(folder / "out")) == 6
+
+
+def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for place in ("empty", "missing"):
+        outcome = gradcam_command("report", place)
+        assert outcome.status == 2
+        assert outcome.err.count("\n") == 1
+
+
+# What goes wrong before the first picture
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["empty", "-o", "out"], "no pictures"),
+        (["missing", "-o", "out"], "does not exist"),
+        (["photos", "-o", "photos/macaw.png"], "is a file"),
+        (["photos"], "Missing option '-o'"),
+        (["photos", "-o", "out", "--resume", "--overwrite"], "give one of them"),
+        (["photos", "-o", "out", "--max-failures", "many"], "neither a number"),
+        (["photos", "-o", "out", "--shard", "3/2"], "3"),
+        (["photos", "-o", "out", "-c", "koalla"], "koala"),
+        (["photos", "-o", "out", "-l", "layer9"], "layer9"),
+    ],
+)
+def test_wrong_usage(batch: Command, folder: Path, photos: Path, arguments: list[str], said: str) -> None:
+    (folder / "empty").mkdir()
+    before = files(folder)
+    outcome = batch(*arguments)
+    assert outcome.status == 2
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+    assert files(folder) == before
+
+
+def test_a_used_folder_is_refused(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out")
+    before = tree(folder)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 2
+    assert "--resume" in outcome.err
+    assert "--overwrite" in outcome.err
+    assert tree(folder) == before
+
+
+def test_other_settings_are_refused_and_named(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out")
+    before = tree(folder)
+    outcome = batch("photos", "-o", "out", "--resume", "--alpha", 0.3, "--method", "layercam")
+    assert outcome.status == 2
+    assert re.search(r"alpha.*0\.5.*0\.3", outcome.err)
+    assert re.search(r"methods.*gradcam.*layercam", outcome.err)
+    assert "colormap" not in outcome.err
+    assert tree(folder) == before
+
+
+def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--report")
+    (folder / "out" / "mine.txt").write_text("keep")
+    assert batch("photos/b", "-o", "out", "--overwrite", "--method", "layercam").status == 1
+    left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock", ".gradcam-report.lock"}
+    assert left == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
+
+
+def test_a_page_of_somebody_else_is_neither_removed_nor_replaced(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path
+) -> None:
+    mine = {"index.html": b"my page", "report/mine.css": b"my style", "report/details-mine/notes.txt": b"my notes"}
+    batch("photos/c", "-o", "out")
+    for name, data in mine.items():
+        (folder / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "out" / name).write_bytes(data)
+    assert batch("photos/c", "-o", "out", "--overwrite").status == 0
+    before = tree(folder / "out")
+    assert {name: before.get(name) for name in mine} == mine
+    for refused in (batch("photos/c", "-o", "out", "--overwrite", "--report"), gradcam_command("report", "out")):
+        assert refused.status == 2
+        assert "index.html: is no report of gradcam, and one would replace it" in refused.err
+        assert tree(folder / "out") == before
+    (folder / "out" / "index.html").unlink()
+    assert gradcam_command("report", "out").status == 0
+    assert (folder / "out" / "report/details-mine/notes.txt").read_bytes() == b"my notes"
+
+
+def test_an_output_folder_inside_the_input_is_left_out(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "photos/out", "--format", "png")
+    first = manifest(photos / "out")
+    assert batch("photos", "-o", "photos/out", "--format", "png", "--overwrite").status == 1
+    assert manifest(photos / "out") == first
+
+
+# Stopped, and resumed
+
+
+def test_resuming_gives_the_same_bytes(batch: Command, folder: Path, photos: Path) -> None:
+    """Wherever the manifest was cut, and whatever overlay is missing."""
+    batch("photos", "-o", "whole", "--batch-size", 4)
+    expected = tree(folder / "whole")
+    text = expected["manifest.jsonl"]
+    for cut in (0, 1, len(text) // 3, len(text) // 2, len(text) - 1, len(text)):
+        (folder / "whole" / "manifest.jsonl").write_bytes(text[:cut])
+        (folder / "whole" / "b" / "koala-gradcam.jpg").unlink()
+        (folder / "whole" / "macaw-gradcam.jpg").write_bytes(b"")
+        assert batch("photos", "-o", "whole", "--batch-size", 4, "--resume").status == 1
+        assert tree(folder / "whole") == expected
+
+
+def test_nothing_is_done_twice(batch: Command, folder: Path, photos: Path) -> None:
+    (photos / "b" / "broken.jpg").unlink()
+    batch("photos", "-o", "out")
+    before = {
+        name: (folder / "out" / name).stat().st_mtime_ns for name in files(folder / "out") if name.endswith(".jpg")
+    }
+    outcome = batch("photos", "-o", "out", "--resume")
+    assert outcome.status == 0
+    assert outcome.out.startswith("0 pictures explained, 5 had been before")
+    after = {name: (folder / "out" / name).stat().st_mtime_ns for name in before}
+    assert before == after
+
+
+def test_a_mended_picture_is_tried_again(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--batch-size", 2)
+    (photos / "b" / "broken.jpg").write_bytes((photos / "c" / "coffee.jpg").read_bytes())
+    assert batch("photos", "-o", "out", "--batch-size", 2, "--resume").status == 0
+    assert [record["image"] for record in manifest(folder / "out")] == ORDER
+    assert {record["status"] for record in manifest(folder / "out")} == {"ok"}
+
+
+def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None:
+    for limit, most in (("0", 0), ("10%", 0), ("1", 1), ("20%", 1)):
+        outcome = batch("photos", "-o", "out", "--max-failures", limit, "--overwrite", "--batch-size", 1)
+        assert outcome.status == 1
+        stopped = "Stopped after 1 failure:" in outcome.err
+        assert stopped == (most == 0)
+        assert len(manifest(folder / "out")) in ((3, 4) if stopped else (6,))  # another may have been under way
+        assert ("--resume" in outcome.err) == stopped
+
+
+@pytest.mark.parametrize("limit", ["0", "5%"])
+def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path, limit: str
+) -> None:
+    (photos / "c" / "broken.jpg").write_bytes(b"no picture")
+    outcome = batch("photos", "-o", "out", "--max-failures", limit)
+    stops = 0
+    while "To go on:" in outcome.err:
+        assert outcome.status == 1
+        assert stops < 2, "each stop is for a failure that was not known"
+        stops += 1
+        recorded = manifest(folder / "out")
+        named = {entry["overlay"] for record in recorded for entry in record["explained"]}
+        assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}, "an overlay has no record"
+        outcome = gradcam_command(*shlex.split(outcome.err.splitlines()[-1])[1:])
+        found = manifest(folder / "out")
+        assert {record["image"] for record in recorded} <= {record["image"] for record in found}, "a record was lost"
+    assert stops, "one failure is more than none"
+    assert outcome.status == 1
+    assert [record["image"] for record in manifest(folder / "out")] == sorted([*ORDER, "c/broken.jpg"], key=to_rank)
+
+
+def to_rank(name: str) -> tuple[object, ...]:
+    return (name.count("/"), name.split("/"))
+
+
+def test_what_failed_before_is_recorded_also_where_the_next_run_does_not_come_to_it(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch("photos", "-o", "out")
+    before = manifest(folder / "out")
+    monkeypatch.setattr("gradcam.batch.pipeline.read_item", interrupt)
+    assert batch("photos", "-o", "out", "--resume").status == 130
+    assert sorted(map(str, manifest(folder / "out"))) == sorted(map(str, before))
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_was_written_when_a_run_was_interrupted_has_its_record(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Semaphore(0)
+    actual_save, actual_add = Saver.save, Display.add
+
+    def save(*arguments: Any) -> Any:
+        outcome = actual_save(*arguments)
+        written.release()
+        return outcome
+
+    def add(*_: Any) -> None:
+        for _ in range(5):  # all that can be explained, all in one batch; the first is here
+            assert written.acquire(timeout=60)
+        monkeypatch.setattr(Display, "add", actual_add)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Saver, "save", save)
+    monkeypatch.setattr(Display, "add", add)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 130
+    named = {entry["overlay"] for record in manifest(folder / "out") for entry in record["explained"]}
+    assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}
+    assert len(named) >= 4
+
+
+def test_behind_the_last_picture_there_is_nothing_to_stop(batch: Command, photos: Path) -> None:
+    outcome = batch("photos/b/broken.jpg", "-o", "out", "--max-failures", 0)
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1
+    assert re.match(r"0 pictures explained, 1 failed   \(\d+\.\d s, ", outcome.out)
+
+
+def test_shares_of_one_folder(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "whole")
+    for shard in ("1/3", "2/3", "3/3"):
+        assert batch("photos", "-o", "out", "--shard", shard).status in (0, 1)
+    assert {name for name in files(folder / "out") if name.endswith(".jpg")} == {
+        name for name in files(folder / "whole") if name.endswith(".jpg")
+    }
+    assert sorted(record.image for record in gradcam.read_manifest(folder / "out")) == sorted(ORDER)
+    again = batch("photos", "-o", "out", "--shard", "2/3")
+    assert again.status == 2
+    other = batch("photos", "-o", "out", "--shard", "1/2")
+    assert other.status == 2
+
+
+def test_the_line_to_resume() -> None:
+    typed = ["batch", "my photos/", "-o", "out", "--overwrite", "--layer", "layer4"]
+    line = resume_line(typed)
+    assert shlex.split(line) == ["gradcam", "batch", "--resume", "my photos/", "-o", "out", "--layer", "layer4"]
+    assert resume_line(shlex.split(line)[1:]) == line
+
+
+@pytest.mark.parametrize("name", ["it's", "two\nlines", "\x1b[2Jclear", "ä\udce9", "a\\b'\x07", "{1..3}", "$HOME *"])
+def test_the_line_to_resume_is_quoted_for_the_shell_and_printable(name: str) -> None:
+    line = resume_line(["batch", name, "-o", "out"])
+    assert all(character.isprintable() for character in line)
+    shell = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; {line}"
+    said = subprocess.run(["bash", "-c", shell.encode()], capture_output=True, check=True).stdout
+    assert said.split(b"\0")[:-1] == [b"batch", b"--resume", os.fsencode(name), b"-o", b"out"]
+
+
+def test_a_run_of_names_that_were_piped_says_so(
+    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("photos/b/broken.jpg\nphotos/macaw.png\n")
+    with open(names) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        outcome = batch("-", "-o", "out", "--max-failures", 0, "--batch-size", 1)
+    if "finished" in outcome.err:  # the other may have been done by then
+        assert "To go on, with the same list on standard input:\n  gradcam batch --resume" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["run.json", "manifest.jsonl"])
+def test_what_somebody_removes_while_it_runs_is_told_of_and_nothing_is_lost(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    actual = Display.add
+
+    def add(display: Display, record: Record) -> None:
+        actual(display, record)
+        (folder / "out" / name).unlink(missing_ok=True)
+        monkeypatch.setattr(Display, "add", actual)
+
+    batch("photos", "-o", "whole")
+    monkeypatch.setattr(Display, "add", add)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 1
+    if name == "run.json":
+        assert "run.json: was removed by somebody else while the run was on, and is written again." in outcome.err
+    else:
+        assert "manifest.jsonl: was removed or changed by somebody else; look after it" in outcome.err
+        assert batch("photos", "-o", "out", "--resume").status == 1
+    assert tree(folder / "out") == tree(folder / "whole")
+
+
+def start(photos: Path, *arguments: str, before: Sequence[str] = (), **streams: int) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.Popen(command, cwd=photos.parent, text=True, env=environment, **pipes)
+
+
+def wait_for_records(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        path = folder / "manifest.jsonl"
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.005)
+    pytest.fail("no record was written in two minutes")
+
+
+@pytest.fixture
+def many(photos: Path) -> Path:
+    """Forty pictures."""
+    (photos / "b" / "broken.jpg").unlink()
+    for number in range(35):
+        name = [each for each in ORDER if "broken" not in each][number % 5]
+        (photos / f"more-{number:02}{Path(name).suffix}").write_bytes((photos / name).read_bytes())
+    return photos
+
+
+def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("gradcam.storage.manifest.ManifestWriter.append", fail)
+    monkeypatch.setattr("gradcam.storage.manifest.ManifestWriter.sync", fail)
+    outcome = batch("photos", "-o", "out")
+    assert outcome.status == 1
+    reason, count, line = outcome.err.splitlines()
+    assert reason == "out/: input/output error; look after that disk, then go on with --resume"
+    assert count == "0 of 6 pictures are finished. To go on:"
+    assert line.startswith("  gradcam batch --resume")
+
+
+@pytest.mark.parametrize(
+    "where", ["gradcam.cli._terminal.Display.add", "gradcam.batch.formats.folder.OutputFolder.append"]
+)
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
+def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
+    *,
+    batch: Command,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: type[BaseException],
+    status: int,
+) -> None:
+    def stop(*_: Any) -> None:
+        raise error
+
+    def close(folder: OutputFolder, *_: Any) -> None:
+        at_work.extend(each.name for each in threading.enumerate() if each.name.startswith("gradcam-pixels"))
+        closed.append(folder)
+        actual(folder)
+
+    at_work: list[str] = []
+    closed: list[OutputFolder] = []
+    actual = OutputFolder.close
+    monkeypatch.setattr(where, stop)
+    monkeypatch.setattr(OutputFolder, "close", close)
+    monkeypatch.setattr("gradcam.cli._discard_output", lambda: None)
+    assert batch("photos", "-o", "out", "--batch-size", 2).status == status
+    assert closed
+    assert at_work == []
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, number: int) -> None:
+    process = start(many, "--batch-size", "2")
+    wait_for_records(folder / "out", 3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    line = err.strip().splitlines()[-1].strip()
+    assert line.startswith("gradcam batch --resume photos -o out")
+    done = len(manifest(folder / "out"))
+    assert 3 <= done < 40
+    # The signal may come when the last record is written, and not yet counted.
+    assert any(f"{count} of 40 pictures are finished" in err for count in (done - 1, done))
+    assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
+    assert batch(*shlex.split(line)[2:]).status == 0
+    batch("photos", "-o", "whole", "--batch-size", 2)
+    assert tree(folder / "out") == tree(folder / "whole")
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -> None:
+    process = start(many, "--batch-size", "2")
+    wait_for_records(folder / "out", 3)
+    while process.poll() is None:
+        process.send_signal(number)
+        time.sleep(0.01)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (128 + number, -number)  # a shell gives both the same status
+    assert "Traceback" not in err
+
+
+@POSIX
+@pytest.mark.slow
+def test_nohup_is_heeded(folder: Path, many: Path) -> None:
+    process = start(many, "--batch-size", "2", before=["nohup"])
+    wait_for_records(folder / "out", 3)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert len(manifest(folder / "out")) == 40
+
+
+@POSIX
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_ends_it_cleanly(folder: Path, many: Path) -> None:
+    ours, theirs = os.openpty()
+    process = start(many, "--batch-size", "2", "--quiet", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    wait_for_records(folder / "out", 3)
+    os.close(ours)  # what is written there from now on is an error
+    process.send_signal(signal.SIGHUP)  # as the system does for what a terminal controls
+    assert process.wait(timeout=300) == 129
+    assert 3 <= len(manifest(folder / "out")) < 40
+    assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
+
+
+@POSIX
+@pytest.mark.slow
+def test_killed_again_and_again(batch: Command, folder: Path, many: Path) -> None:
+    batch("photos", "-o", "whole", "--batch-size", 3)
+    for records_before in (1, 17):
+        process = start(many, "--batch-size", "3", "--resume")
+        wait_for_records(folder / "out", records_before)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    assert batch("photos", "-o", "out", "--batch-size", 3, "--resume").status == 0
+    assert tree(folder / "out") == tree(folder / "whole")
+    assert not (folder / "out" / ".gradcam-partial").exists()
+
+
+@POSIX
+def test_a_full_disk_ends_it_and_room_resumes_it(
+    gradcam_command: Command, batch: Command, folder: Path, photos: Path
+) -> None:
+    batch("photos", "-o", "whole", "--batch-size", 2)
+    (folder / "out").mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "out"], check=False).returncode
+    ):
+        pytest.skip("a small disk can be made by root alone")
+    try:
+        outcome = batch("photos", "-o", "out", "--batch-size", 2)
+        assert outcome.status == 1
+        said = outcome.err.splitlines()
+        assert "out/: no space left on device; free some, then go on with --resume" in said
+        assert said[-1].strip().startswith("gradcam batch --resume --device cpu photos -o out")
+        recorded = manifest(folder / "out")
+        assert len(recorded) < 6
+        assert f"{len(recorded)} of 6 pictures are finished" in outcome.err
+        overlays = [entry["overlay"] for record in recorded for entry in record["explained"]]
+        expected = tree(folder / "whole")
+        for name in overlays:
+            assert (folder / "out" / name).read_bytes() == expected[name]
+        assert {name for name in files(folder / "out") if name.endswith(".jpg")} <= set(expected)
+        subprocess.run(["mount", "-o", "remount,size=8m", "out"], check=True)
+        assert batch("photos", "-o", "out", "--batch-size", 2, "--resume").status == 1
+        assert tree(folder / "out") == expected
+    finally:
+        subprocess.run(["umount", "out"], check=True)
+
+
+def test_no_memory_even_for_one_picture(
+    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(gradcam.Classifier, "compare", fail)
+    outcome = batch("photos/b/koala.png", "photos/macaw.png", "-o", "out")
+    assert outcome.status == 1
+    assert outcome.out.startswith("0 pictures explained, 2 failed")
+    assert len(outcome.err.splitlines()) == 2
+    assert all("does not fit into memory even alone" in line for line in outcome.err.splitlines())
+    halved = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
+    assert [(line["pictures"], line["from_now_on"]) for line in halved if line["event"] == "out of memory"] == [(2, 1)]
+
+
+def test_pandas_reads_the_manifest(batch: Command, folder: Path, photos: Path) -> None:
+    import pandas as pd
+
+    batch("photos", "-o", "out")
+    table = pd.read_json(folder / "out" / "manifest.jsonl", lines=True)
+    assert list(table["image"]) == ORDER
+    assert (table["status"] == "ok").sum() == 5
+    found = gradcam.read_manifest(folder / "out")
+    assert [json.loads(record.to_json()) for record in found] == manifest(folder / "out")

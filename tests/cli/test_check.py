@@ -1,0 +1,174 @@
+"""`gradcam check`: what it says, what it writes, and the status that it ends with."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.cli.check import WIDTH, Outcome
+from gradcam.evaluation import check as check_in_python
+from gradcam.evaluation.checks.verdict import QUESTIONS
+from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
+
+__all__ = ["folder", "gradcam_command", "small"]  # fixtures
+
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+"""
+
+
+@pytest.fixture
+def check(gradcam_command: Command, folder: Path) -> Command:
+    """`gradcam check ...` with a small model, which is quick."""
+    (folder.parent / "model.py").write_text(MODEL)
+    name = f"{folder.parent / 'model.py'}:make"
+    return lambda *arguments: gradcam_command("check", "-m", name, "--size", 64, "--device", "cpu", *arguments)
+
+
+def test_the_koala_passes_in_words_and_numbers(
+    gradcam_command: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
+) -> None:
+    outcome = gradcam_command("check", "--device", "cpu", photo("koala.webp"))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["koala-gradcam-check.png"]
+    verdict = check_in_python(classifier, photo("koala.webp"))
+    assert np.array_equal(pixels(folder / "koala-gradcam-check.png"), verdict.panel())
+    assert re.search(r"^koala\.webp   \d+ x \d+   efficientnet_lite0 on cpu   \d+\.\d s$", outcome.out, re.M)
+    assert "  koala (105), 93 %, by gradcam at layer4\n" in outcome.out
+    told = " ".join(outcome.out.split())
+    for test in verdict.tests:
+        assert f"passed {test.question} {test.reason} {test.name} {test.value:.2f}: {test.thresholds}" in told
+    assert "The verdict: passed. Passed means that nothing here refuted the map, never that it is correct." in told
+    assert "The thresholds were calibrated on this model, with gradcam at layer4. → koala-gradcam-check.png" in told
+    assert max(map(len, outcome.out.splitlines())) <= WIDTH
+
+
+def test_a_map_that_fails_is_a_result(gradcam_command: Command, folder: Path, photo: Photo) -> None:
+    outcome = gradcam_command("check", "--device", "cpu", "--method", "centre", photo("koala.webp"), "--json")
+    (record,) = records(outcome)
+    assert (outcome.status, record["outcome"], record["status"]) == (0, "failed", "ok")
+    assert (record["method"], record["layer"], record["calibrated"]) == ("centre", None, True)
+    assert [test["name"] for test in record["tests"]] == list(QUESTIONS)
+    assert [test["outcome"] for test in record["tests"][:2]] == ["failed", "failed"]
+    assert record["panel"] == "koala-centre-check.png"
+    assert files(folder) == ["koala-centre-check.png"]
+
+
+def test_several_methods_get_a_verdict_each(check: Command, folder: Path, small: Photo) -> None:
+    outcome = check(small("koala.webp"), "--methods", "gradcam,Random", "--json")
+    assert [record["method"] for record in records(outcome)] == ["gradcam", "random"]
+    assert [record["panel"] for record in records(outcome)] == files(folder)
+    assert files(folder) == [f"koala-{name}-check-model.py_make.png" for name in ("gradcam", "random")]
+    assert "several results" in check(small("koala.webp"), "--method", "gradcam,random", "-o", "it.png").err
+
+
+def test_another_model_is_said_to_be_uncalibrated(check: Command, small: Photo) -> None:
+    outcome = check(small("koala.webp"))
+    told = " ".join(outcome.out.split())
+    assert "The thresholds are uncalibrated for this model: they were measured on efficientnet_lite0" in told
+
+
+def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path, small: Photo) -> None:
+    outcome = check("missing.png", small("koala.webp"), small("panda.webp"), "--json")
+    assert outcome.status == 1
+    assert "missing.png: does not exist\n" in outcome.err
+    failed, *others = records(outcome)
+    assert (failed["status"], failed["image"], failed["error"]) == (
+        "failed",
+        "missing.png",
+        "missing.png: does not exist",
+    )
+    assert "outcome" not in failed
+    assert [it["status"] for it in others] == ["ok", "ok"]
+    assert files(folder) == ["koala-gradcam-check-model.py_make.png", "panda-gradcam-check-model.py_make.png"]
+
+
+def test_options_are_those_of_python(check: Command, folder: Path, small: Photo) -> None:
+    path = small("koala.webp")
+    options = [
+        "-l",
+        0,
+        "-c",
+        2,
+        "--method",
+        "HiResCAM",
+        "--score",
+        "contrast",
+        "--seed",
+        5,
+        "-o",
+        "out/it.png",
+        "--json",
+    ]
+    (record,) = records(check(path, *options))
+    assert files(folder) == ["out/it.png"]
+    classifier = gradcam.load_classifier(f"{folder.parent / 'model.py'}:make", size=64, device="cpu")
+    verdict = check_in_python(classifier, path, layer="0", target=2, method="hirescam", score="contrast", seed=5)
+    assert {key: record[key] for key in verdict.to_record()} == verdict.to_record()
+    assert np.array_equal(pixels(folder / "out" / "it.png"), verdict.panel())
+
+
+def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
+    outcome = check(small("koala.webp"), "-q")
+    assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
+    assert files(folder) == ["koala-gradcam-check-model.py_make.png"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "gradcm"], "There is no method or control 'gradcm'. Nearest: 'gradcam'"),
+        (["--score", "loss"], "'loss' is not one of 'logit', 'probability', 'contrast'"),
+        (["--seed", -1], "-1 is not in the range x>=0"),
+        (["-l", "nothing"], "There is no layer 'nothing'"),
+        (["-c", "koala"], "koala"),
+        (["-o", "it.gif"], "pictures are written as"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_done(
+    options: list[object], message: str, check: Command, folder: Path, small: Photo
+) -> None:
+    outcome = check(small("koala.webp"), *options)
+    assert outcome.status == 2
+    assert message in outcome.err
+    assert files(folder) == []
+
+
+def test_one_file_for_two_panels_is_refused(check: Command, small: Photo) -> None:
+    outcome = check(small("koala.webp"), small("panda.webp"), "-o", "it.png")
+    assert outcome.status == 2
+    assert "it.png is one file, and there are several results" in outcome.err
+
+
+PASSES = r"\d of 1\d\d"
+
+
+def test_progress_is_shown_on_a_terminal(check: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small("koala.webp")
+    assert not re.search(PASSES, check(path, "--json").err)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert re.search(PASSES, check(path, "--json").err)
+    assert not re.search(PASSES, check(path, "-q").err)
+
+
+def test_an_error_has_no_lines() -> None:
+    assert Outcome("a.png", "m", error="a.png: does not exist").format() == ""
+
+
+def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
+    outcome = gradcam_command("--help")
+    assert "gradcam check photo.jpg                   can this map be trusted?" in outcome.out
+    assert re.search(r"^  check +A verdict on a map: four tests that it can fail\.$", outcome.out, re.M)
+    assert "Passed means not refuted, never" in " ".join(gradcam_command("check", "--help").out.split())

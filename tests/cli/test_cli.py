@@ -1,0 +1,1148 @@
+"""The command `gradcam`: what it writes, what it says, and the status that it ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam.cli import main
+from gradcam.cli._terminal import Result, SafeStream, format_result, resume_line
+from gradcam.storage.records import Explained, Prediction, Record
+
+Photo = Callable[[str], Path]
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and pipes are others here")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command runs, empty."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def gradcam_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """`gradcam ...` in this process."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["gradcam", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(int(caught.value.code or 0), captured.out, captured.err)
+
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def run(gradcam_command: Command) -> Command:
+    """`gradcam run ...` on the processor."""
+    return lambda *arguments: gradcam_command("run", "--device", "cpu", *arguments)
+
+
+@pytest.fixture
+def small(tmp_path: Path, photo: Photo) -> Photo:
+    """A photograph at half its width and height, as a PNG file in another folder than the one the command runs in."""
+
+    def shrink(name: str) -> Path:
+        path = tmp_path / "photos" / Path(name).with_suffix(".png").name
+        path.parent.mkdir(exist_ok=True)
+        Image.open(photo(name)).convert("RGB").reduce(2).save(path)
+        return path
+
+    return shrink
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def records(outcome: Outcome) -> list[dict[str, object]]:
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+# What is written
+
+
+def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder: Path, photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    outcome = run(path)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["cat_and_espresso-gradcam.png"]
+    overlay, picture = pixels(folder / "cat_and_espresso-gradcam.png"), pixels(path)
+    seen = np.zeros(picture.shape[:2], dtype=bool)
+    seen[40:600, 120:680] = True  # what the network sees of 800 x 640
+    np.testing.assert_array_equal(overlay[~seen], picture[~seen])
+    assert (overlay[seen] != picture[seen]).any(axis=1).mean() > 0.2
+
+
+def test_the_overlay_is_the_one_that_python_gives(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("koala.webp")
+    assert run(path, "-c", "macaw", "--alpha", 0.7, "--colormap", "jet", "-l", "layer3").status == 0
+    explanation = classifier.explain(path, "layer3", target="macaw")
+    expected = explanation.overlay(alpha=0.7, colormap="jet")
+    np.testing.assert_array_equal(pixels(folder / "koala-gradcam.png"), expected)
+
+
+def test_the_defaults_are_those_of_python(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("chelsea.jpg")
+    run(path)
+    np.testing.assert_array_equal(pixels(folder / "chelsea-gradcam.png"), classifier.explain(path).overlay())
+
+
+def test_several_pictures_get_an_overlay_each(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    paths = [small("coffee.jpg"), small("rocket.jpg"), small("camera.png")]
+    assert run(*paths).status == 0
+    assert files(folder) == ["camera-gradcam.png", "coffee-gradcam.png", "rocket-gradcam.png"]
+    for path in paths:
+        expected = classifier.explain(path).overlay()
+        np.testing.assert_array_equal(pixels(folder / f"{path.stem}-gradcam.png"), expected)
+
+
+def test_two_pictures_of_one_stem_get_an_overlay_each(
+    run: Command, folder: Path, small: Photo, tmp_path: Path, classifier: gradcam.Classifier
+) -> None:
+    first, second = tmp_path / "one" / "a.png", tmp_path / "two" / "a.png"
+    for path, name in ((first, "coffee.jpg"), (second, "koala.webp")):
+        path.parent.mkdir()
+        small(name).rename(path)
+    assert run(first, second).status == 0
+    assert files(folder) == ["a-gradcam-2.png", "a-gradcam.png"]
+    for path, name in ((first, "a-gradcam.png"), (second, "a-gradcam-2.png")):
+        np.testing.assert_array_equal(pixels(folder / name), classifier.explain(path).overlay())
+
+
+def test_an_input_with_the_name_of_an_output_stays(run: Command, folder: Path, small: Photo) -> None:
+    path, other = folder / "a.png", folder / "a-gradcam.png"
+    small("coffee.jpg").rename(path)
+    small("koala.webp").rename(other)
+    before = other.read_bytes()
+    assert run("a.png", "a-gradcam.png").status == 0
+    assert other.read_bytes() == before
+    assert files(folder) == ["a-gradcam-2.png", "a-gradcam-gradcam.png", "a-gradcam.png", "a.png"]
+
+
+def test_one_picture_given_twice_gets_two_overlays(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    assert run(path, path).status == 0
+    assert files(folder) == ["coffee-gradcam-2.png", "coffee-gradcam.png"]
+
+
+def test_several_classes_are_in_the_names(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "--class", "espresso", "-c", "SOUP_bowl", "-c", "968", "-c", "name:koala")
+    assert outcome.status == 0
+    assert files(folder) == [
+        "coffee-gradcam-105-koala.png",
+        "coffee-gradcam-809-soup_bowl.png",
+        "coffee-gradcam-967-espresso.png",
+        "coffee-gradcam-968-cup.png",
+    ]
+
+
+def test_a_class_given_twice_is_explained_once(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-c", "espresso", "-c", "967", "--json")
+    assert outcome.status == 0
+    assert [entry["index"] for entry in records(outcome)[0]["explained"]] == [967]
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+def test_a_layer_given_twice_is_looked_at_once(run: Command, folder: Path, small: Photo) -> None:
+    assert run(small("coffee.jpg"), "-l", "layer4", "-l", "layer4").status == 0
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+def test_the_top_classes_are_in_the_names(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "--top-k", 3, "--json")
+    top = classifier.explain(path).output[0].argsort(descending=True)[:3].tolist()
+    names = [f"coffee-gradcam-{index}-{classifier.labels[index].replace(' ', '_')}.png" for index in top]
+    assert [entry["overlay"] for entry in records(outcome)[0]["explained"]] == names
+    assert files(folder) == sorted(names)
+
+
+def test_several_layers_are_in_the_names(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "-l", "layer4", "--layer", "layer3.5.depthwise", "-l", "layer4", "-c", "espresso", "-c", "cup")
+    assert outcome.status == 0
+    expected = {
+        f"coffee-gradcam-{index}-{label}-{layer}.png": classifier.explain(path, layer, target=index).overlay()
+        for index, label in ((967, "espresso"), (968, "cup"))
+        for layer in ("layer4", "layer3.5.depthwise")
+    }
+    assert files(folder) == sorted(expected)
+    for name, picture in expected.items():
+        assert abs(pixels(folder / name).astype(int) - picture).max() <= 2  # another number of maps at a time
+
+
+@pytest.mark.parametrize("output", ["out.png", "out.JPG", "out.webp", "new/folder/out.tiff"])
+def test_an_output_with_a_pictures_suffix_is_a_file(run: Command, folder: Path, small: Photo, output: str) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "-o", output, "--json")
+    assert outcome.status == 0
+    assert files(folder) == [output]
+    assert records(outcome)[0]["explained"][0]["overlay"] == output
+    assert pixels(folder / output).shape == pixels(path).shape
+
+
+@pytest.mark.parametrize("output", ["out", "new/folder", "v1.2", "out/", "existing.png"])
+def test_any_other_output_is_a_folder(run: Command, folder: Path, small: Photo, output: str) -> None:
+    (folder / "existing.png").mkdir()
+    outcome = run(small("coffee.jpg"), "--output", output, "--json")
+    assert outcome.status == 0
+    name = str(Path(output) / "coffee-gradcam.png")
+    assert files(folder) == [name]
+    assert records(outcome)[0]["explained"][0]["overlay"] == name
+
+
+def test_an_output_of_an_earlier_run_is_replaced(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    for _ in range(2):
+        assert run(path, "-o", "out.png").status == 0
+        assert run(path, "-o", ".").status == 0
+    assert files(folder) == ["coffee-gradcam.png", "out.png"]
+
+
+@pytest.mark.parametrize("output", ["a.png", "link.png", "hard link.png", "../here/a.png", "{folder}/a.png"])
+def test_the_picture_is_never_its_own_output(run: Command, folder: Path, small: Photo, output: str) -> None:
+    small("coffee.jpg").rename(folder / "a.png")
+    (folder / "link.png").symlink_to("a.png")
+    (folder / "hard link.png").hardlink_to("a.png")
+    before = (folder / "a.png").read_bytes()
+    outcome = run("a.png", "-o", output.format(folder=folder))
+    assert outcome.status == 2
+    assert "never overwritten" in outcome.err
+    assert (folder / "a.png").read_bytes() == before
+    assert (folder / "link.png").is_symlink()
+
+
+def test_a_missing_picture_is_not_its_own_output_either(run: Command, folder: Path) -> None:
+    outcome = run("missing.png", "-o", "sub/../missing.png")
+    assert (outcome.status, files(folder)) == (2, [])
+    assert "never overwritten" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "options", [["-c", "koala", "-c", "105"], ["-l", "layer4", "-l", "layer4"], ["--method", "gradcam"] * 2]
+)
+def test_what_is_said_twice_is_one_result(run: Command, folder: Path, small: Photo, options: list[str]) -> None:
+    assert run(small("coffee.jpg"), "-o", "out.png", *options).status == 0
+    assert files(folder) == ["out.png"]
+
+
+@pytest.mark.parametrize(
+    "options", [["-c", "koala", "-c", "cup"], ["-l", "layer3", "-l", "layer4"], ["--top-k", "2"], None]
+)
+def test_several_results_do_not_fit_into_one_file(
+    run: Command, folder: Path, small: Photo, options: list[str] | None
+) -> None:
+    more = [small("koala.webp")] if options is None else options
+    outcome = run(small("coffee.jpg"), "-o", "out.png", *more)
+    assert outcome.status == 2
+    assert "give a folder to --output" in outcome.err
+    assert files(folder) == []
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", "layer5"], "Nearest: .*'layer4'"),
+        (["-l", ""], "Nearest: .*'layer4'"),
+        (["-l", "layer4", "-l", "layerX"], "no layer 'layerX'"),
+        (["-c", "koalla"], "nearest: 'koala'"),
+        (["-c", "koala", "-c", "1000"], "0 to 999"),
+        (["-c", "-1"], "0 to 999"),
+        (["-c", "cardigan"], r"264 \(Cardigan\), 474 \(cardigan\)"),
+        (["--method", "zzzzzz"], "'--method': There is no method 'zzzzzz'. `gradcam methods` lists them"),
+        (["--method", "gradcm"], "'--method': There is no method 'gradcm'. Nearest: 'gradcam'"),
+        (["--against", "koala"], "--against names the classes to contrast with: give --score contrast"),
+        (["--score", "contrast", "--against", "kaola"], "nearest: 'koala'"),
+        (["--evidence", "signed", "--method", "layercam"], "layercam shows positive evidence only"),
+        (["--evidence", "both"], "'--evidence': 'both' is not one of"),
+        (["-m", "efficientnet_lite"], "Nearest: 'efficientnet_lite0'"),
+        (["--device", "gpu"], "choose auto, cpu, cuda, cuda:N or mps"),
+        (["--device", "cuda:99"], "There is no device 'cuda:99' here"),
+        (["--precision", "fp64"], "'--precision': 'fp64' is not one of"),
+        (["--score", "softmax"], "'--score': 'softmax' is not one of"),
+        (["--colormap", "turb"], "Nearest: 'turbo'"),
+        (["--alpha", "1.5"], "'--alpha': 1.5 is not in the range"),
+        (["--alpha", "nan"], "'--alpha': nan is not a number from 0 to 1"),
+        (["--top-k", "0"], "'--top-k': 0 is not in the range"),
+        (["--weights", "missing.safetensors"], "'missing.safetensors' does not exist"),
+        (["--weights", "{picture}"], "expected a checkpoint of safetensors or torch.save"),
+        (["-o", "out.gif"], r"out\.gif: pictures are written as \.bmp, "),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_written(
+    run: Command, folder: Path, small: Photo, options: list[str], message: str
+) -> None:
+    picture = small("coffee.jpg")
+    arguments = [option.format(picture=picture) for option in options]
+    for kind in ([], ["--json"]):
+        outcome = run(picture, "-o", "new", *arguments, *kind)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert re.search(message, " ".join(outcome.err.split()))
+        assert "Traceback" not in outcome.err
+    assert list(folder.iterdir()) == []
+
+
+def test_a_missing_picture_argument_is_wrong_usage(run: Command) -> None:
+    outcome = run()
+    assert outcome.status == 2
+    assert "Missing argument 'IMAGE...'" in outcome.err
+
+
+def test_an_unknown_command_is_wrong_usage(gradcam_command: Command) -> None:
+    outcome = gradcam_command("rum")
+    assert outcome.status == 2
+    assert "rum" in outcome.err
+
+
+# What goes wrong
+
+
+def test_a_broken_picture_does_not_stop_the_others(run: Command, folder: Path, small: Photo, tmp_path: Path) -> None:
+    broken, missing = tmp_path / "broken  one.png", tmp_path / "missing.jpg"
+    broken.write_bytes(b"no picture")
+    outcome = run(small("coffee.jpg"), broken, missing, small("koala.webp"))
+    assert outcome.status == 1
+    assert files(folder) == ["coffee-gradcam.png", "koala-gradcam.png"]
+    assert outcome.err.splitlines() == [
+        f"{tmp_path / 'broken one.png'}: is not a picture in a format that can be read",
+        f"{missing}: does not exist",
+    ]
+    assert "coffee.png" in outcome.out
+    assert "koala.png" in outcome.out
+    assert "broken" not in outcome.out
+
+
+def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run("missing.jpg", small("coffee.jpg"), "--json")
+    assert outcome.status == 1
+    failed, done = records(outcome)
+    assert failed == {
+        "schema": 1,
+        "image": "missing.jpg",
+        "status": "failed",
+        "error": "missing.jpg: does not exist",
+        "model": "efficientnet_lite0",
+        "predictions": [],
+        "explained": [],
+        "note": None,
+        "size": None,
+        "region": None,
+    }
+    assert (done["status"], len(done["explained"])) == ("ok", 1)
+    assert outcome.err == "missing.jpg: does not exist\n"
+
+
+def test_a_broken_picture_is_named_when_quiet(run: Command, folder: Path) -> None:
+    outcome = run("missing.jpg", "--quiet")
+    assert (outcome.status, outcome.out, outcome.err) == (1, "", "missing.jpg: does not exist\n")
+
+
+def test_an_overlay_that_cannot_be_written_is_named(run: Command, folder: Path, small: Photo) -> None:
+    (folder / "coffee-gradcam.png").mkdir()
+    path = small("coffee.jpg")
+    outcome = run(path, small("koala.webp"))
+    assert outcome.status == 1
+    assert outcome.err == f"{path}: coffee-gradcam.png: cannot be written (Is a directory)\n"
+    assert files(folder) == ["koala-gradcam.png"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(run: Command, folder: Path, small: Photo) -> None:
+    (folder / "out").touch()
+    path = small("coffee.jpg")
+    outcome = run(path, "-o", "out", "--json")
+    assert outcome.status == 1
+    assert records(outcome)[0]["error"].startswith(f"{path}: out: cannot be made a folder (File exists)")
+    assert files(folder) == ["out"]
+
+
+def test_a_layer_without_a_grid_is_an_error_of_the_picture(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-l", "head.2")
+    assert outcome.status == 1
+    assert "no spatial grid" in outcome.err
+    assert files(folder) == []
+
+
+def test_a_bug_is_named_and_does_not_stop_the_others(
+    run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small("coffee.jpg")
+
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("a bug\nin two lines")
+
+    monkeypatch.setattr(gradcam.Classifier, "prepare", fail)
+    outcome = run(path, path)
+    assert outcome.status == 1
+    line = f"{path}: ZeroDivisionError: a bug in two lines (GRADCAM_TRACEBACK=1 shows where)"
+    assert outcome.err.splitlines() == [line, line]
+
+
+def test_tracebacks_are_shown_when_wanted(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in run("missing.jpg").err
+    assert "Traceback" not in run(small("coffee.jpg"), "-l", "layer5").err
+    monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
+    for arguments in (["missing.jpg"], [small("coffee.jpg"), "-l", "layer5"]):
+        err = run(*arguments).err
+        assert "Traceback (most recent call last):" in err
+        assert "gradcam.errors." in err
+
+
+def test_opencv_that_wants_a_screen_is_an_error_of_one_line(
+    run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = small("coffee.jpg")
+    for name in ("cv2", "gradcam.images.opencv", "gradcam.images.draw"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "cv2", None)  # what makes its import fail
+    outcome = run(picture)
+    assert (outcome.status, outcome.out, files(folder)) == (2, "", [])
+    assert "opencv-python-headless" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+# What is said
+
+
+def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Path, photo: Photo) -> None:
+    lines = run(photo("cat_and_espresso.jpg"), "-c", "espresso").out.splitlines()
+    assert lines[0].startswith("cat_and_espresso.jpg   800 x 640   efficientnet_lite0 on cpu   ")
+    assert lines[0].endswith(" s")
+    assert lines[2].startswith("  Egyptian cat   285    58 %   █████████████")
+    assert len([line for line in lines if re.search(r"   \d+   +(< )?\d+ %   ", line)]) == 5
+    assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam.png" in lines
+    assert "  The network saw the central 61 % of the picture, 560 x 560 pixels; for all of it, --fit whole." in lines
+
+
+def test_colour_is_for_terminals_only(run: Command, photo: Photo) -> None:
+    assert "\x1b" not in run(photo("macaw.webp"), "-c", "koala").out
+
+
+def test_a_blank_map_is_no_positive_evidence(run: Command, folder: Path, photo: Photo) -> None:
+    outcome = run(photo("macaw.webp"), "-c", "koala", "-c", "macaw")
+    lines = outcome.out.splitlines()
+    assert outcome.status == 0
+    assert "  koala at layer4 (7 x 7)  no positive evidence  →  macaw-gradcam-105-koala.png" in lines
+    assert "  macaw at layer4 (7 x 7)  →  macaw-gradcam-88-macaw.png" in lines
+    np.testing.assert_array_equal(pixels(folder / "macaw-gradcam-105-koala.png"), pixels(photo("macaw.webp")))
+
+
+def test_a_blank_map_is_marked_in_the_record(run: Command, photo: Photo) -> None:
+    (record,) = records(run(photo("macaw.webp"), "-c", "koala", "-c", "macaw", "--json"))
+    assert [entry["blank"] for entry in record["explained"]] == [True, False]
+
+
+def test_quiet_prints_nothing(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-q")
+    assert outcome == Outcome(0, "", "")
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+def test_json_is_one_record_per_picture_and_nothing_else(run: Command, small: Photo, folder: Path) -> None:
+    paths = [small("coffee.jpg"), small("koala.webp")]
+    outcome = run(*paths, "--json", "--top-k", 2)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.count("\n") == 2
+    for path, record in zip(paths, records(outcome)):
+        keys = ["schema", "image", "status", "error", "model", "predictions", "explained", "note"]
+        keys += ["size", "region"]
+        assert list(record) == keys
+        assert (record["schema"], record["image"], record["status"], record["error"]) == (1, str(path), "ok", None)
+        assert [list(entry) for entry in record["predictions"]] == [["index", "label", "probability"]] * 5
+        keys = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]
+        assert [list(entry) for entry in record["explained"]] == [keys] * 2
+
+
+def test_the_record_has_the_numbers_of_the_network(run: Command, small: Photo, classifier: gradcam.Classifier) -> None:
+    path = small("lemur.webp")
+    (record,) = records(run(path, "--json", "--top-k", 2))
+    with torch.no_grad():
+        logits = classifier.model(classifier.batch([gradcam.read_image(path)]))[0].double()
+    chances = (logits.exp() / logits.exp().sum()).tolist()
+    top = sorted(range(1000), key=lambda index: -chances[index])[:5]
+    assert [(entry["index"], entry["label"]) for entry in record["predictions"]] == [
+        (index, classifier.labels[index]) for index in top
+    ]
+    assert [entry["probability"] for entry in record["predictions"]] == pytest.approx(
+        [chances[i] for i in top], abs=1e-5
+    )
+    for entry, index in zip(record["explained"], top):
+        assert (entry["index"], entry["label"]) == (index, classifier.labels[index])
+        assert entry["score"] == pytest.approx(logits[index].item(), abs=1e-3)
+        assert (entry["layer"], entry["method"]) == ("layer4", "gradcam")
+
+
+def test_a_score_is_a_logit_a_probability_or_a_contrast(
+    run: Command, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("lemur.webp")
+    found = {
+        score: records(run(path, "--json", "-c", "383", "-c", "105", "--score", score))[0]
+        for score in ("logit", "probability", "contrast")
+    }
+    with torch.no_grad():
+        logits = classifier.model(classifier.batch([gradcam.read_image(path)]))[0].tolist()
+    for position, index in enumerate((383, 105)):
+        rivals = sorted((value for i, value in enumerate(logits) if i != index), reverse=True)[:5]
+        expected = {
+            "logit": logits[index],
+            "probability": np.exp(logits[index]) / np.exp(logits).sum(),
+            "contrast": logits[index] - sum(rivals) / 5,
+        }
+        for score, record in found.items():
+            assert record["explained"][position]["score"] == pytest.approx(expected[score], rel=1e-3, abs=1e-5)
+    record = found["probability"]
+    assert record["explained"][0]["score"] == pytest.approx(record["predictions"][0]["probability"], abs=1e-6)
+
+
+def test_other_weights_are_used(run: Command, small: Photo, classifier: gradcam.Classifier, tmp_path: Path) -> None:
+    weights = {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in classifier.model.state_dict().items()
+    }
+    weights["head.3.bias"][0] += 100
+    safetensors.torch.save_file(weights, tmp_path / "other.safetensors")
+    (record,) = records(run(small("coffee.jpg"), "--json", "--weights", tmp_path / "other.safetensors"))
+    assert record["predictions"][0]["label"] == "tench"
+
+
+def test_the_name_of_a_model_must_not_be_empty(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "--model", "")
+    assert (outcome.status, outcome.out, files(folder)) == (2, "", [])
+    assert "Error: The model's name is empty: give one" in outcome.err
+
+
+ENDS = """
+import sys
+from torch import nn
+
+class Ends(nn.Sequential):
+    def forward(self, images):
+        if (images[..., 1:] - images[..., :-1]).abs().mean() < 0.5:  # a photograph, and not noise
+            sys.exit(3)
+        return super().forward(images)
+
+def make():
+    return Ends(nn.Conv2d(3, 4, 3, stride=32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+
+def read(path):
+    sys.exit()
+"""
+
+
+def test_code_of_the_user_that_ends_the_program_is_an_error(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    (folder / "ends.py").write_text(ENDS)
+    outcome = run(path, path, "--json", "--model", "ends.py:make", "--quiet")
+    assert outcome.status == 1
+    assert outcome.err == f"{path}: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)\n" * 2
+    (folder / "always.py").write_text(ENDS.replace("< 0.5", "< 1e6"))
+    outcome = run(path, "--json", "--model", "always.py:make")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "SystemExit: 3" in outcome.err
+    assert outcome.err.count("\n") == 1
+    outcome = run(path, path, "--json", "--reader", "ends.py:read")
+    assert outcome.status == 1
+    assert outcome.err == f"{path}: the reader read failed (SystemExit)\n" * 2
+    assert [record["status"] for record in records(outcome)] == ["failed"] * 2
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_an_error_that_nobody_expected_is_one_line(
+    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, is_wanted: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room for\n7 numbers")
+
+    monkeypatch.setattr("gradcam.models.load.load_classifier", fail)
+    if is_wanted:
+        monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
+    outcome = run(small("coffee.jpg"))
+    assert (outcome.status, outcome.out) == (1, "")
+    line = "Error: MemoryError: no room for 7 numbers (GRADCAM_TRACEBACK=1 shows where)\n"
+    assert outcome.err.endswith(line)
+    assert ("Traceback" in outcome.err, outcome.err == line) == (is_wanted, not is_wanted)
+
+
+@pytest.mark.parametrize("index", [0, 967])
+def test_an_output_of_nan_is_an_error_not_a_number_in_a_record(
+    run: Command, folder: Path, small: Photo, index: int
+) -> None:
+    (folder / "broken.py").write_text(
+        "import gradcam\n\ndef make():\n    model = gradcam.load_classifier(device='cpu').model\n"
+        f"    model.head[3].bias[{index}] = float('nan')\n    return model\n"
+    )
+    outcome = run(small("coffee.jpg"), "--json", "--model", "broken.py:make", "-l", "layer4", "-c", "967")
+    assert outcome.status == 1
+    assert ("output is NaN or infinite" if index == 0 else "scores are NaN") in outcome.err
+    (record,) = records(outcome)
+    assert (record["status"], record["predictions"], record["explained"]) == ("failed", [], [])
+
+
+def test_the_model_and_the_precision_can_be_named(run: Command, small: Photo) -> None:
+    path = small("coffee.jpg")
+    (full,) = records(run(path, "--json", "--model", "efficientnet_lite0", "--method", "gradcam"))
+    (half,) = records(run(path, "--json", "--precision", "bf16"))
+    assert (full["model"], half["model"]) == ("efficientnet_lite0", "efficientnet_lite0")
+    ours, theirs = half["explained"][0]["score"], full["explained"][0]["score"]
+    assert ours != theirs
+    assert ours == pytest.approx(theirs, rel=0.05)
+
+
+def test_an_output_with_a_slash_at_its_end_is_a_folder(run: Command, folder: Path, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "-o", "kept.jpg/")
+    assert outcome.status == 0
+    assert files(folder) == ["kept.jpg/coffee-gradcam.png"]
+    (folder / "file.jpg").write_text("keep me")
+    outcome = run(small("coffee.jpg"), "-o", "file.jpg/")
+    assert outcome.status == 1
+    assert "file.jpg: cannot be made a folder" in outcome.err
+    assert (folder / "file.jpg").read_text() == "keep me"
+
+
+def test_the_case_of_a_colour_map_does_not_count(run: Command, folder: Path, small: Photo) -> None:
+    picture = small("coffee.jpg")
+    assert run(picture, "--colormap", "JET", "-o", "one.png").status == 0
+    assert run(picture, "--colormap", "jet", "-o", "other.png").status == 0
+    assert (folder / "one.png").read_bytes() == (folder / "other.png").read_bytes()
+
+
+def test_a_device_without_a_driver_is_refused_in_a_short_line(run: Command, small: Photo) -> None:
+    if torch.backends.mps.is_available():
+        pytest.skip("there is an MPS device here")
+    outcome = run(small("coffee.jpg"), "--device", "mps")
+    assert outcome.status == 2
+    assert re.fullmatch(r"Error: There is no device 'mps' here \(.{1,150}\): choose auto, .*\n", outcome.err)
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    record = dataclasses.replace(result(0.5).record, image="new\nline\x1b[2J\x9b.jpg")
+    title = format_result(dataclasses.replace(result(0.5), record=record)).splitlines()[0]
+    assert r"new\nline\x1b[2J\u009b.jpg" in title
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "coloured"),
+    [("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False), ("TERM", "xterm", True)],
+)
+def test_colours_are_left_out_where_the_environment_says_so(
+    name: str, value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    shown: list[bool | None] = []
+
+    def command(**options: Any) -> int:
+        shown.append(options["color"])
+        return 0
+
+    monkeypatch.setattr("gradcam.cli.cli.main", command)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    assert shown == [None if coloured else False]
+
+
+@POSIX
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo) -> None:
+    command = [sys.executable, "-m", "gradcam", "run", str(small("coffee.jpg")), "--device", "cpu"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output cannot be written (No space left on device).\n"
+
+
+def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Result:
+    explained = (
+        Explained(3, "cup", 1.0, "layer4", "gradcam", "a.png", blank=False),
+        Explained(4, None, 1.0, "layer4", "hirescam", "b.png", blank=True),
+    )
+    record = Record("photos/a.jpg", "net", None, (Prediction(3, "cup", share), Prediction(14, None, 0.0)), explained)
+    record = dataclasses.replace(record, size=(10, 20), region=region)
+    return Result(record, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
+
+
+@pytest.mark.parametrize(
+    ("share", "percent", "bar"),
+    [
+        (1.0, "100 %", "█" * 24),
+        (0.999, " 99 %", "█" * 24),
+        (0.5, " 50 %", "█" * 12),
+        (0.25, " 25 %", "█" * 6),
+        (0.0625, "  6 %", "█▌"),
+        (0.009, "< 1 %", "▎"),
+        (0.0, "  0 %", ""),
+    ],
+)
+def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -> None:
+    assert format_result(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
+
+
+def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
+    for value, shown in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
+        lines = format_result(result(value)).splitlines()
+        assert lines[2] == f"  cup         3   {shown}"
+        assert lines[3] == f"  class 14   14   {'0':>{len(shown)}}"  # nor is what happens to lie between 0 and 1
+
+
+def test_several_methods_and_classes_without_names_are_told_apart() -> None:
+    lines = format_result(result(0.5)).splitlines()
+    assert lines[0].endswith("a.jpg\x1b[0m   20 x 10   net on cpu   0.2 s")
+    assert "  cup     gradcam at layer4 (7 x 7)     →  \x1b[32ma.png\x1b[0m" in lines
+    assert "  class 4 hirescam at layer4 (14 x 14)  \x1b[33mno positive evidence\x1b[0m  →  b.png" in lines
+
+
+@pytest.mark.parametrize(
+    ("region", "sentence"),
+    [
+        ((0, 0, 10, 20), "The network saw the whole picture."),
+        ((1, 5, 8, 10), "The network saw the central 40 % of the picture, 10 x 8 pixels; for all of it, --fit whole."),
+        (
+            (0, 0, 10, 19),
+            "The network saw the central 95 % of the picture, 19 x 10 pixels; for all of it, --fit whole.",
+        ),
+    ],
+)
+def test_the_terminal_says_how_much_was_seen(region: tuple[int, int, int, int], sentence: str) -> None:
+    assert f"  {sentence}" in format_result(result(0.5, region)).splitlines()
+
+
+def test_the_terminal_says_how_the_picture_is_shown() -> None:
+    plain = result(0.5)
+    noted = dataclasses.replace(plain, record=dataclasses.replace(plain.record, note="shown from 40 to\x1b 3200"))
+    lines = format_result(noted).splitlines()
+    assert lines[-2:] == ["  The network saw the whole picture.", r"  Shown from 40 to\x1b 3200."]
+    assert format_result(plain).splitlines()[-1] == "  The network saw the whole picture."
+    assert format_result(noted).endswith("3200.\n")
+
+
+def test_a_dark_deep_picture_is_shown_with_a_note(run: Command, tmp_path: Path) -> None:
+    values = np.linspace(40, 3200, 64 * 80).astype(np.uint16).reshape(64, 80)
+    Image.fromarray(values).save(tmp_path / "scan.png")
+    done = run(tmp_path / "scan.png", "--alpha", "0")
+    assert done.status == 0
+    assert done.out.splitlines()[-3:-1] == [
+        "  The network saw the central 61 % of the picture, 56 x 56 pixels; for all of it, --fit whole.",
+        "  Shown from 40 to 3200 of 65535.",
+    ]
+    overlay = gradcam.read_image("scan-gradcam.png")
+    np.testing.assert_array_equal(overlay[..., 0], np.round((values - 40.0) * 255 / 3160))
+    for method in ("gradcam", "input-gradients"):
+        record = json.loads(run(tmp_path / "scan.png", "--json", "--method", method).out)
+        assert record["note"] == "shown from 40 to 3200 of 65535"
+
+
+def test_a_picture_as_it_is_has_no_note(run: Command, small: Photo) -> None:
+    assert json.loads(run(small("coffee.jpg"), "--json").out)["note"] is None
+    assert json.loads(run("missing.dcm", "--json").out)["note"] is None
+
+
+def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -> None:
+    """The same picture, as DICOM of 12 bits in MONOCHROME1, and as 8 bits of grey, gets the same class."""
+    from tests.images.test_dicom import make
+    from tests.images.test_dicom import save as save_dicom
+
+    grey = np.array(Image.open(photo("koala.webp")).convert("L"))
+    fields = {"PhotometricInterpretation": "MONOCHROME1", "WindowCenter": 2048, "WindowWidth": 4096}
+    stored = np.round((1 - grey / 255) * 4095).astype(np.uint16)
+    save_dicom(tmp_path / "koala.dcm", make(stored, BitsStored=12, HighBit=11, **fields))
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    records = [json.loads(run(tmp_path / name, "--json").out) for name in ("koala.dcm", "grey.png")]
+    assert [record["status"] for record in records] == ["ok", "ok"]
+    assert [entry["index"] for entry in records[0]["predictions"]] == [
+        entry["index"] for entry in records[1]["predictions"]
+    ]
+    assert records[0]["predictions"][0]["probability"] == pytest.approx(
+        records[1]["predictions"][0]["probability"], abs=0.01
+    )
+    overlays = [gradcam.read_image(f"{name}-gradcam.png").astype(int) for name in ("koala", "grey")]
+    assert abs(overlays[0] - overlays[1]).mean() < 3
+
+
+@pytest.mark.parametrize("name", ["scan.dcm", "scan.dicom"])
+def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str) -> None:
+    done = run(small("coffee.jpg"), "-o", name)
+    assert done.status == 2
+    assert "pictures are written as" in done.err
+
+
+# The program as a whole
+
+
+def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
+    """`python -m gradcam ...` as a process of its own, one that signals interrupt."""
+    command = [sys.executable, "-m", "gradcam", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}
+    return subprocess.Popen(command, env=environment, **{**pipes, **options})
+
+
+def finish(process: subprocess.Popen[str]) -> Outcome:
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return Outcome(process.returncode, out, err)
+
+
+def test_the_version_is_the_packages() -> None:
+    assert finish(start("--version")) == Outcome(0, f"gradcam, version {gradcam.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"]])
+def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from gradcam.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print([name for name in ('torch', 'cv2', 'numpy', 'PIL') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, *arguments, "--help"]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "Usage: " in completed.stdout
+    assert completed.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_offers_what_there_is(gradcam_command: Command) -> None:
+    outcome = gradcam_command("run", "--help")
+    assert outcome.status == 0
+    for option in ("--model", "--weights", "--layer", "--class", "--top-k", "--score", "--device", "--precision"):
+        assert option in outcome.out
+    for option in (
+        "--output",
+        "--alpha",
+        "--colormap",
+        "--json",
+        "--quiet",
+        "logit|probability|contrast",
+        "fp32|bf16|fp16",
+    ):
+        assert option in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("latin-1", ["(7 x 7)  ?  kätzchen-gradcam.png".encode("latin-1"), b"missing-?.jpg: does not exist"]),
+        # click holds ASCII for a mistake, and writes UTF-8
+        ("ascii", ["(7 x 7)  →  kätzchen-gradcam.png".encode(), "missing-猫.jpg: does not exist".encode()]),
+    ],
+)
+def test_a_terminal_without_unicode_causes_no_traceback(
+    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, encoding: str, shown: list[bytes]
+) -> None:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in shown]
+    for name, stream in zip(("stdout", "stderr"), streams):
+        monkeypatch.setattr(sys, name, stream)
+    assert run(small("coffee.jpg").rename("kätzchen.png"), "missing-猫.jpg").status == 1
+    for stream, text in zip(streams, shown):
+        assert text in stream.buffer.getvalue()
+
+
+@POSIX
+def test_a_reader_that_has_seen_enough_causes_no_traceback(small: Photo, folder: Path) -> None:
+    process = start("run", *[small("coffee.jpg")] * 3, "--device", "cpu")
+    assert process.stdout.readline().startswith("coffee.png ")
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=100) == 1
+    assert err == ""
+
+
+def test_a_closed_output_causes_no_traceback(
+    run: Command, small: Photo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # what Python makes of `>&-`
+    outcome = run(small("coffee.jpg"))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["coffee-gradcam.png"]
+
+
+@POSIX
+def test_a_name_that_is_no_text_is_kept(run: Command, small: Photo, folder: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    small("coffee.jpg").rename(folder / name)
+    outcome = run(name, "--json")
+    assert outcome.status == 0
+    assert records(outcome)[0]["image"] == name
+    assert sorted(os.listdir(os.fsencode(folder))) == [b"caf\xe9-gradcam.png", b"caf\xe9.png"]
+
+
+@pytest.mark.parametrize("layout", ["channels-first", "channels first"])
+def test_a_layout_can_be_named(run: Command, folder: Path, small: Photo, layout: str) -> None:
+    assert run(small("coffee.jpg"), "-o", "plain").status == 0
+    assert run(small("coffee.jpg"), "-o", "named", "--reshape", layout, "--method", "gradcam").status == 0
+    np.testing.assert_array_equal(
+        pixels(folder / "plain" / "coffee-gradcam.png"), pixels(folder / "named" / "coffee-gradcam.png")
+    )
+
+
+def test_a_reshape_that_does_not_fit_is_one_line(run: Command, small: Photo) -> None:
+    for method in ("gradcam", "guided-gradcam"):
+        outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", method)
+        assert outcome.status == 1
+        assert outcome.err.count("\n") == 1
+        assert "which reshape=(7, 7) does not fit: pass reshape='channels first'" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["7", "7x", "0x7", "7x7x7x7", "7 x 7", "channels", "-7x7"])
+def test_a_reshape_is_a_grid_or_a_layout(run: Command, small: Photo, text: str) -> None:
+    outcome = run(small("coffee.jpg"), f"--reshape={text}")
+    assert outcome.status == 2
+    assert "neither a grid, such as 14x14, nor one of 'channels first'" in " ".join(outcome.err.split())
+
+
+def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> None:
+    outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", "input-gradients")
+    assert outcome.status == 2
+    assert "--reshape is for maps at layers" in outcome.err
+
+
+def default_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have had it ignored for what runs in the background
+
+
+@POSIX
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_a_library_makes_an_error_of_still_is_one(
+    run: Command, folder: Path, small: Photo, number: int, status: int
+) -> None:
+    (folder / "train.py").write_text(
+        "import os\n\ndef build():\n    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "    except BaseException:\n        pass\n    raise ValueError('of a signal')\n"
+    )
+    outcome = run(small("coffee.jpg"), "--model", "train.py:build")
+    assert (outcome.status, outcome.out) == (status, "")
+    assert "of a signal" not in outcome.err
+
+
+@POSIX
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_stops_it_and_leaves_nothing_half_written(
+    photo: Photo, folder: Path, number: int, status: int
+) -> None:
+    pictures = [photo("polar_bear.webp")] * 300
+    process = start("run", *pictures, "--device", "cpu", "-o", "out", preexec_fn=default_signals)
+    assert process.stdout.readline().startswith("polar_bear.webp ")
+    time.sleep(0.3)
+    process.send_signal(number)
+    outcome = finish(process)
+    assert outcome.status == status
+    assert "Traceback" not in outcome.err
+    assert 1 <= len(files(folder)) < 300
+    for path in (folder / "out").iterdir():
+        assert path.name.startswith("polar_bear-gradcam")
+        assert gradcam.read_image(path).shape == (768, 1024, 3)
+
+
+# What is no file, and names that are more than names
+
+
+def put_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path) -> None:
+    """Bound where it is, as the path of a socket may not be long."""
+    here = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def put_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+PUT = {"pipe": put_pipe, "socket": put_socket, "device": put_device}
+NAMING = {
+    "odd.png": ("run",),
+    "odd.dcm": ("run",),
+    "other.png": ("batch", "-o", "out"),
+    "odd.txt": ("batch", "-o", "out"),
+    "odd.csv": ("batch", "-o", "out"),
+    "odd.zip": ("batch", "-o", "out"),
+    "odd.tar.gz": ("batch", "-o", "out"),
+    "odd.pt": ("run", "PHOTO", "--weights"),
+    "labels.txt": ("run", "PHOTO", "--labels"),
+    "boxes.csv": ("evaluate", "PHOTO", "--annotations"),
+    "coco.json": ("evaluate", "PHOTO", "--annotations"),
+    "model.py:make": ("run", "PHOTO", "--model"),
+}
+
+
+@POSIX
+@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize("name", NAMING)
+def test_what_is_no_file_is_neither_waited_for_nor_read(
+    gradcam_command: Command, small: Photo, folder: Path, name: str, kind: str
+) -> None:
+    PUT[kind](folder / name.partition(":")[0])
+    command, *others = (str(small("coffee.jpg")) if word == "PHOTO" else word for word in NAMING[name])
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it is waited for")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    try:
+        outcome = gradcam_command(command, "--device", "cpu", *others, name)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert outcome.status in (1, 2)
+    first, *rest = [line for line in outcome.err.splitlines() if not line.startswith(("Usage:", "Try "))]
+    assert f"{name.partition(':')[0]}" in first
+    assert f"a {kind}, not a file" in first or "not a file" in first or "expected a Python file" in first
+    assert len(rest) <= 1
+    assert outcome.out.count("\n") <= 3
+
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x1b[31m\u202egnp\u009b2J\nb\r" + os.fsdecode(b"\x9b\xff") + ".png"
+SHOWN = r"a\x1b]0;owned\x07\x1b[2J\x1b[31m\u202egnp\u009b2J\nb\r\x9b\xff.png"
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",), ("run", "--json"), ("run", "--class", "evil"), ("compare",), ("check",), ("inspect", "activations"),
+        ("inspect", "gradients"), ("inspect", "trace"), ("batch", "-o", "out", "--report"), ("batch", "-o", "out", "--json"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "broken"])
+def test_names_reach_the_terminal_escaped(
+    gradcam_command: Command, small: Photo, folder: Path, words: tuple[str, ...], is_broken: bool
+) -> None:
+    small("coffee.jpg").rename(folder / HOSTILE)
+    if is_broken:
+        Path(HOSTILE).write_bytes(b"no picture")
+    labels = [f"evil\x1b[2J\u202e {i}" for i in range(1000)]
+    labels[7] = "evil"
+    Path("labels.json").write_text(json.dumps(labels))
+    outcome = gradcam_command(*words, HOSTILE, "--device", "cpu", "--labels", "labels.json")
+    assert outcome.status == int(is_broken)
+    assert CONTROLS.search(outcome.out + outcome.err) is None
+    if "--json" in words:
+        assert [record["image"] for record in records(outcome)] == [HOSTILE]
+    if is_broken:
+        assert SHOWN in outcome.err
+        assert all(line.startswith(SHOWN) or "\\n" not in line for line in outcome.err.splitlines())
+    elif "--json" not in words and words not in (("inspect", "trace"), ("batch", "-o", "out", "--report")):
+        assert SHOWN in outcome.out
+        assert r"evil\x1b[2J\u202e" in outcome.out or words in (("run", "--class", "evil"), ("inspect", "activations"))
+
+
+@POSIX
+def test_the_page_of_hostile_names_shows_them_escaped_and_leads_to_the_files(
+    gradcam_command: Command, small: Photo, folder: Path
+) -> None:
+    small("coffee.jpg").rename(folder / HOSTILE)
+    assert gradcam_command("batch", "--device", "cpu", ".", "-o", "out", "--report").status == 0
+    page = Path("out/index.html").read_text()
+    assert CONTROLS.search(page) is None
+    assert json.dumps(SHOWN)[1:-1].replace("'", "\\u0027") in page
+    details = next(Path("out/report").glob("details-*/0.js")).read_text()
+    link = json.loads(details.partition(", ")[2].rpartition(")")[0])[0]["explained"][0]["files"]["overlay"]
+    assert (b"out/" + unquote_to_bytes(link)) in [b"out/" + os.fsencode(name) for name in os.listdir("out")]
+
+
+def test_an_error_is_of_as_many_lines_as_it_was_given_whatever_is_in_them() -> None:
+    assert str(gradcam.GradcamError("new\nline\x1b[2J.png: does not exist")) == r"new\nline\x1b[2J.png: does not exist"
+    assert str(gradcam.GradcamError("a sentence:", "a\tcommand")) == "a sentence:\na\\tcommand"
+
+
+def test_the_line_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
+    words = ["batch", "it's", "a\\b\x1b[2J\n\u202e", os.fsdecode(b"caf\xe9"), "-o", "out"]
+    line = resume_line(words)
+    assert CONTROLS.search(line) is None
+    assert "\n" not in line
+    program = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; LC_ALL=C.UTF-8; {line}"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout
+    assert [os.fsdecode(word) for word in done.split(b"\0")[:-1]] == ["batch", "--resume", *words[1:]]
+
+
+def test_colours_and_bars_of_our_own_pass_and_nothing_else_does() -> None:
+    shown = io.StringIO()
+    ours = "\x1b[1mbold\x1b[0m \x1b[32mgreen\r\x1b[K\x1b[A\x1b[?25l\n"
+    SafeStream(shown).write(ours + "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\ud800")
+    assert shown.getvalue() == ours + r"\x1b]0;title\x07\x1b[2J\u009b31m\u202e\ud800"
+
+
+def test_max_pixels_is_what_the_command_reads(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = run(small("coffee.jpg"), "--max-pixels", "59999")
+    assert (refused.status, refused.out) == (1, "")
+    assert "has 300 x 200 pixels, 60000, and 59999 are allowed by --max-pixels or GRADCAM_MAX_PIXELS" in refused.err
+    assert "GRADCAM_MAX_PIXELS" not in os.environ
+    monkeypatch.setenv("GRADCAM_MAX_PIXELS", "59999")
+    assert run(small("coffee.jpg")).status == 1
+    assert run(small("coffee.jpg"), "--max-pixels", "60000").status == 0
+    assert os.environ["GRADCAM_MAX_PIXELS"] == "59999"

@@ -1,0 +1,266 @@
+"""`gradcam compare` and `gradcam methods`, and what `run` says of evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.cli._terminal import Result, format_result
+from gradcam.cli.compare import METHODS, SIGNED
+from gradcam.storage.records import Explained, Prediction, Record
+from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, run, small
+
+__all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
+
+
+@pytest.fixture
+def compare(gradcam_command: Command) -> Command:
+    """`gradcam compare ...` on the processor."""
+    return lambda *arguments: gradcam_command("compare", "--device", "cpu", *arguments)
+
+
+def test_one_panel_for_each_picture(
+    compare: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    outcome = compare(small("koala.webp"), small("panda.webp"))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["koala-compare.png", "panda-compare.png"]
+    found = classifier.compare(small("koala.webp"), layers=["layer4"], methods=METHODS)
+    assert np.array_equal(pixels(folder / "koala-compare.png"), gradcam.panel(found))
+    assert f"koala at layer4 (7 x 7)\n  by {', '.join(METHODS)}\n  →  koala-compare.png" in outcome.out
+
+
+def test_layers_and_classes_go_down(compare: Command, folder: Path, small: Photo) -> None:
+    options = ["-l", "layer3", "-l", "layer4", "-c", "koala", "-c", "ice bear", "--method", "hirescam", "--json"]
+    (record,) = records(compare(small("koala.webp"), *options))
+    found = [(entry["layer"], entry["label"], entry["method"], entry["overlay"]) for entry in record["explained"]]
+    assert found == [
+        (layer, label, "hirescam", "koala-compare.png")
+        for layer in ("layer3", "layer4")
+        for label in ("koala", "ice bear")
+    ]
+    assert pixels(folder / "koala-compare.png").shape[0] > 4 * 224
+
+
+def test_a_file_may_be_named_where_there_is_one_picture(compare: Command, folder: Path, small: Photo) -> None:
+    assert compare(small("koala.webp"), "-o", "all.jpg", "--top-k", 2).status == 0
+    assert files(folder) == ["all.jpg"]
+    outcome = compare(small("koala.webp"), small("panda.webp"), "-o", "all.jpg")
+    assert outcome.status == 2
+    assert "all.jpg is one file, and there are several results" in outcome.err
+
+
+def test_signed_evidence_is_compared_by_the_methods_that_have_it(compare: Command, small: Photo) -> None:
+    (record,) = records(compare(small("koala.webp"), "--evidence", "signed", "--json"))
+    assert [(entry["method"], entry["evidence"]) for entry in record["explained"]] == [
+        (name, "signed") for name in SIGNED
+    ]
+    assert all(gradcam.METHODS[name].is_signed for name in SIGNED)
+
+
+def test_a_broken_picture_does_not_stop_the_others(compare: Command, folder: Path, small: Photo) -> None:
+    outcome = compare("missing.png", small("koala.webp"))
+    assert outcome.status == 1
+    assert outcome.err == "missing.png: does not exist\n"
+    assert files(folder) == ["koala-compare.png"]
+
+
+def test_blank_maps_are_counted() -> None:
+    def entry(method: str, blank: bool) -> Explained:
+        return Explained(1, "cat", 1.0, "layer4", method, "a.png", blank, "negative")
+
+    record = Record("a.png", "m", None, [Prediction(1, "cat", 1.0)], [entry("gradcam", True), entry("hirescam", False)])
+    record = dataclasses.replace(record, size=(10, 10), region=(0, 0, 10, 10))
+    told = format_result(Result(record, [(7, 7), (7, 7)], "cpu", 0.1))
+    assert "no negative evidence in 1 of 2 maps" in told
+    assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in told
+
+
+def test_a_score_of_ones_own_is_not_compared_with_another(compare: Command, small: Photo) -> None:
+    (record,) = records(compare(small("koala.webp"), "--score", "contrast", "--json"))
+    assert [entry["method"] for entry in record["explained"]] == [name for name in METHODS if name != "finercam"]
+    outcome = compare(small("koala.webp"), "--score", "contrast", "--method", "finercam")
+    assert outcome.status == 1
+    assert "finercam explains a score of its own, and 'contrast' is asked for" in outcome.err
+
+
+# Evidence
+
+
+@pytest.mark.parametrize("evidence", ["negative", "signed"])
+def test_the_kind_of_evidence_is_in_the_name(
+    evidence: str, run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    (record,) = records(run(small("koala.webp"), "--evidence", evidence, "--json", "-l", "layer3"))
+    assert files(folder) == [f"koala-gradcam-{evidence}.png"]
+    assert record["explained"][0]["evidence"] == evidence
+    explanation = classifier.explain(small("koala.webp"), "layer3", evidence=evidence)
+    assert np.array_equal(pixels(folder / f"koala-gradcam-{evidence}.png"), explanation.overlay())
+
+
+def test_a_contrast_with_a_named_class(run: Command, small: Photo) -> None:
+    options = ["--json", "-c", "koala"]
+    (plain,) = records(run(small("koala.webp"), *options))
+    (rival,) = records(run(small("koala.webp"), "--json", "-c", "wombat"))
+    (contrast,) = records(run(small("koala.webp"), *options, "--score", "contrast", "--against", "wombat"))
+    scores = [record["explained"][0]["score"] for record in (plain, rival, contrast)]
+    assert scores[2] == pytest.approx(scores[0] - scores[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-c", "koala", "--score", "contrast", "--against", "koala"], "a class cannot be contrasted with itself"),
+        (["--top-k", "1001"], "--top-k is 1001, and this model has 1000 classes"),
+        (
+            ["--method", "guided-gradcam", "--evidence", "negative"],
+            "--evidence is for maps at layers, which guided-gradcam",
+        ),
+        (["--method", "smoothgrad", "--augmentation", "flip"], "--augmentation is for maps at layers"),
+        (["--method", "smoothgrad", "--smoothing", "eigen"], "--smoothing is for maps at layers"),
+        (["--method", "input-gradients", "--layer", "layer3"], "--layer is for maps at layers"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    options: list[str], message: str, run: Command, folder: Path, small: Photo
+) -> None:
+    outcome = run(small("koala.webp"), *options)
+    assert outcome.status == 2
+    assert message in outcome.err
+    assert files(folder) == []
+
+
+def test_a_rival_that_is_explained_by_chance_is_an_error(run: Command, small: Photo) -> None:
+    outcome = run(small("koala.webp"), "--score", "contrast", "--against", "koala")  # which is its top class
+    assert outcome.status == 1
+    assert "Class 105 cannot be contrasted with itself" in outcome.err
+
+
+@pytest.mark.parametrize("options", [{"augmentation": "flip"}, {"smoothing": "eigen"}])
+def test_options_of_any_method(
+    options: dict[str, str], run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    ((name, value),) = options.items()
+    assert run(small("koala.webp"), "-l", "layer3", f"--{name}", value).status == 0
+    expected = classifier.explain(small("koala.webp"), "layer3", **options)  # type: ignore[arg-type]
+    assert np.array_equal(pixels(folder / "koala-gradcam.png"), expected.overlay())
+    assert not np.array_equal(expected.overlay(), classifier.explain(small("koala.webp"), "layer3").overlay())
+
+
+# gradcam methods
+
+
+def test_the_list_has_every_method_with_its_cost_and_paper(gradcam_command: Command) -> None:
+    outcome = gradcam_command("methods")
+    assert (outcome.status, outcome.err) == (0, "")
+    for method in gradcam.METHODS.values():
+        expected = (
+            rf"(?m)^{re.escape(method.name)} +{re.escape(method.summary)}\n +forward passes: {re.escape(method.cost)}\n"
+        )
+        assert re.search(expected + f" +{re.escape(method.paper)}$", outcome.out)
+
+
+def test_some_methods_only(gradcam_command: Command) -> None:
+    outcome = gradcam_command("methods", "gradcam++")
+    assert outcome.out.startswith("gradcam-pp  Grad-CAM++: channels weighted")
+    assert outcome.out.count("\n") == 3
+
+
+def test_bibtex(gradcam_command: Command) -> None:
+    outcome = gradcam_command("methods", "--bibtex", "eigengradcam", "elementwise-gradcam", "gradcam")
+    entries = re.findall(r"@(\w+)\{(\w+),\n(.*?)\n\}", outcome.out, re.S)
+    assert [(kind, key) for kind, key, _ in entries] == [
+        ("article", "gildenblat2021pytorchcam"), ("inproceedings", "selvaraju2017gradcam")
+    ]  # fmt: skip
+    assert "author = {Selvaraju, Ramprasaath R. and Cogswell, Michael and" in entries[1][2]
+    assert "year = {2017}" in entries[1][2]
+    keys = re.findall(r"^@\w+\{(\w+),", gradcam_command("methods", "--bibtex").out, re.M)
+    assert len(keys) == len(set(keys)) > 9
+
+
+def test_an_unknown_method(gradcam_command: Command) -> None:
+    outcome = gradcam_command("methods", "gradcm")
+    assert outcome.status == 2
+    assert "There is no method 'gradcm'. Nearest: 'gradcam'" in outcome.err
+
+
+def test_methods_are_listed_without_torch() -> None:
+    code = (
+        "import sys; from gradcam.cli import cli; cli(['methods'], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_the_record_of_a_comparison_is_json(compare: Command, photo: Callable[[str], Path]) -> None:
+    outcome = compare(photo("chelsea.jpg"), "--json")
+    assert len(json.loads(outcome.out)["explained"]) == len(METHODS)
+
+
+# Attributions in input space
+
+
+def test_run_writes_the_picture_of_an_attribution(
+    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    (record,) = records(run(small("koala.webp"), "--method", "guided-gradcam", "--class", "wombat", "--json"))
+    (entry,) = record["explained"]
+    assert files(folder) == ["koala-guided-gradcam.png"]
+    attribution = classifier.attribute(small("koala.webp"), "guided-gradcam", target=106)
+    assert np.array_equal(pixels(folder / "koala-guided-gradcam.png"), attribution.picture())
+    assert (entry["label"], entry["layer"], entry["method"], entry["evidence"]) == (
+        "wombat",
+        "layer4",
+        "guided-gradcam",
+        "signed",
+    )
+    assert entry["score"] == pytest.approx(attribution.scores.item(), abs=1e-4)
+    assert next(each["label"] for each in record["predictions"]) == "koala"
+
+
+def test_maps_and_attributions_in_one_call(run: Command, folder: Path, small: Photo) -> None:
+    options = [
+        "--method",
+        "input-gradients",
+        "--method",
+        "gradcam",
+        "--method",
+        "guided-gradcam",
+        "-l",
+        "layer3",
+        "-l",
+        "layer4",
+    ]
+    outcome = run(small("koala.webp"), *options)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == [
+        "koala-gradcam-layer3.png",
+        "koala-gradcam-layer4.png",
+        "koala-guided-gradcam-layer3.png",
+        "koala-guided-gradcam-layer4.png",
+        "koala-input-gradients.png",
+    ]
+    assert "koala input-gradients at input (224 x 224)  →  koala-input-gradients.png" in outcome.out
+    assert "koala guided-gradcam at layer3 (224 x 224)" in outcome.out
+
+
+def test_a_panel_is_made_of_maps(compare: Command, folder: Path, small: Photo) -> None:
+    outcome = compare(small("koala.webp"), "--method", "guided-gradcam")
+    assert outcome.status == 2
+    assert "guided-gradcam makes no map at a layer" in outcome.err
+    assert files(folder) == []
+
+
+def test_attributions_are_listed_with_the_methods(gradcam_command: Command) -> None:
+    outcome = gradcam_command("methods")
+    assert "smoothgrad" in outcome.out
+    assert "Sundararajan et al., Axiomatic Attribution for Deep Networks, ICML 2017" in outcome.out

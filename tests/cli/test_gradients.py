@@ -1,0 +1,153 @@
+"""`gradcam inspect gradients`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.cli.inspect.gradients import MOST_ROWS
+from gradcam.inspection.flow import gradients
+from gradcam.inspection.plot import draw_gradients
+from gradcam.targets import ClassTarget
+from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
+
+__all__ = ["folder", "gradcam_command", "small"]  # fixtures
+
+needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is missing")
+
+SICK = """
+from torch import nn
+def sick():
+    layers = []
+    for _ in range(30):
+        layers += [nn.Conv2d(3, 3, 1), nn.Sigmoid()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+"""
+
+
+@pytest.fixture
+def inspect(gradcam_command: Command) -> Command:
+    """`gradcam inspect gradients ...` on the processor."""
+    return lambda *arguments: gradcam_command("inspect", "gradients", "--device", "cpu", *arguments)
+
+
+@needs_matplotlib
+def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
+    path = small("koala.webp")
+    outcome = inspect(path, "-c", "koala")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert files(folder) == ["koala-gradients.png"]
+    prepared = classifier.prepare(path)
+    index = classifier.find_class("koala")
+    flow = gradients(classifier.model, prepared.image[None], target=ClassTarget(index))
+    lines = outcome.out.splitlines()
+    assert lines[1] == f"norms of the gradient of koala ({index}), {flow.scores.item():.4g}"
+    first = flow.layers[0]
+    assert first.activations is not None
+    (row,) = [line for line in lines if line.split()[:1] == [first.name]]
+    assert row.split()[1] == f"{first.activations.norm:.1e}"
+    assert row.split()[-2:] == [f"{int(first.activations.zeros * 100)}", "%"]
+    assert f"  {MOST_ROWS} of {len(flow.layers)} layers; more with --all or --layer PATTERN." in lines
+    assert "  Nothing vanishes or explodes." in lines
+    assert lines[-2] == "  →  koala-gradients.png"
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+@needs_matplotlib
+def test_records_of_every_layer_and_of_a_picture_that_failed(
+    inspect: Command, small: Photo, classifier: gradcam.Classifier
+) -> None:
+    path = small("koala.webp")
+    broken, record = records(inspect("missing.png", path, "--json", "-l", "stem", "-l", "head.*"))
+    assert (broken["status"], broken["error"]) == ("failed", "missing.png: does not exist")
+    assert list(broken) == list(record)
+    assert [broken[key] for key in ("index", "label", "score", "plot", "reference", "layers")] == [None] * 5 + [[]]
+    flow = gradients(classifier.model, classifier.prepare(path).image[None], layers=["stem", "head.*"])
+    assert (record["schema"], record["status"], record["label"]) == (1, "ok", "koala")
+    assert record["plot"] == "koala-gradients.png"
+    assert [layer["name"] for layer in record["layers"]] == [layer.name for layer in flow.layers]
+    for layer, expected in zip(record["layers"], flow.layers):
+        assert layer["activations"]["norm"] == pytest.approx(expected.activations.norm, rel=1e-5)
+        assert [it["ratio"] for it in layer["parameters"]] == pytest.approx(
+            [it.ratio for it in expected.parameters], rel=1e-5
+        )
+
+
+def test_sick_layers_are_seen_in_the_terminal(inspect: Command, folder: Path, small: Photo) -> None:
+    Path("net.py").write_text(SICK)
+    outcome = inspect(small("koala.webp"), "-m", "net.py:sick", "-c", "1")
+    assert outcome.status == 0
+    lines = outcome.out.splitlines()
+    vanishing = [line.split()[0] for line in lines if line.endswith("vanishing")]
+    assert vanishing[0] == "0"
+    (summary,) = [line for line in lines if line.startswith("  vanishing:")]
+    assert summary.endswith(f"nearest to the score {vanishing[-1]}, furthest 0")
+    bars = [line.count("█") for line in lines if "%" in line]
+    assert bars[0] < bars[len(bars) // 2] < bars[-1]
+
+
+def test_layers_by_pattern_and_all_of_them(inspect: Command, small: Photo) -> None:
+    path = small("koala.webp")
+    (record,) = records(inspect(path, "--json", "-l", "head.*", "-l", "stem.0"))
+    names = [layer["name"] for layer in record["layers"]]
+    assert names[0] == "stem.0"
+    assert all(name.startswith("head.") for name in names[1:])
+    Path("net.py").write_text(SICK)
+    assert 32 < sum("%" in line for line in inspect(path, "-m", "net.py:sick").out.splitlines()) <= MOST_ROWS
+    assert sum("%" in line for line in inspect(path, "-m", "net.py:sick", "--all").out.splitlines()) == 63
+    outcome = inspect(path, "-l", "hed")
+    assert outcome.status == 2
+    assert "There is no layer 'hed'" in outcome.err
+
+
+def test_a_broken_picture_does_not_stop_the_others(inspect: Command, small: Photo) -> None:
+    outcome = inspect("missing.png", small("koala.webp"), "-l", "head.*")
+    assert outcome.status == 1
+    assert outcome.err == "missing.png: does not exist\n"
+    assert outcome.out.startswith("koala.png   ")
+
+
+@needs_matplotlib
+def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
+    one, other = small("koala.webp"), small("panda.webp")
+    assert inspect(one, other, "-o", "plots", "-q", "-l", "head.*").out == ""
+    assert files(folder) == ["plots/koala-gradients.png", "plots/panda-gradients.png"]
+    flow = gradients(classifier.model, classifier.prepare(one).image[None], layers="head.*")
+    title = f"koala.png: the gradient of koala, {flow.scores.item():.4g}, in efficientnet_lite0"
+    np.testing.assert_array_equal(pixels(folder / "plots/koala-gradients.png"), draw_gradients(flow, title=title))
+    assert inspect(one, "-o", "one.jpg", "-q", "-l", "head.*").status == 0
+    assert "one.jpg" in files(folder)
+    outcome = inspect(one, other, "-o", "one.jpg")
+    assert outcome.status == 2
+    assert "one.jpg is one file, and there are several results" in outcome.err
+
+
+def test_without_matplotlib_there_is_the_table(
+    inspect: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+    )
+    path = small("koala.webp")
+    outcome = inspect(path, "-l", "head.*")
+    assert outcome.status == 0
+    assert outcome.err == 'Note: there is no plot without matplotlib: pip install "gradcam-torch[plots]"\n'
+    assert "params" in outcome.out
+    assert files(folder) == []
+    assert records(inspect(path, "--json", "-l", "head.*"))[0]["plot"] is None
+    outcome = inspect(path, "-o", "here")
+    assert outcome.status == 2
+    assert "--output is for plots, and these need matplotlib" in outcome.err
+
+
+def test_wrong_usage(inspect: Command, small: Photo) -> None:
+    outcome = inspect(small("koala.webp"), "--reshape", "7x7")
+    assert outcome.status == 2
+    assert "--reshape is for maps at layers" in outcome.err
+    assert inspect(small("koala.webp"), "-c", "kola").status == 2

@@ -1,0 +1,271 @@
+"""`gradcam batch --engine ray`, with Ray itself: on this machine, and on a cluster of two small ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.cli.test_batch import tree
+from tests.cli.test_cli import Command, Photo, folder, gradcam_command
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+PICTURES = 24
+LONG = 72  # pictures: enough to be stopped in the middle, twice
+BROKEN = "05.jpg"
+PATIENCE = 120  # seconds
+
+# Each machine has one core, and so each actor one thread: so does whoever is to give the same bytes.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
+cluster.add_node(num_cpus=1, object_store_memory=10**8)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+Batch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
+    """A folder with photos/, one of them broken, and many/, more of them."""
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "photos").mkdir()
+    (folder / "many").mkdir()
+    with Image.open(photo("coffee.jpg")) as opened:
+        picture = opened.convert("RGB").resize((320, 240))
+    for i in range(PICTURES):
+        picture.rotate(7 * i).save(folder / "photos" / f"{i:02}.jpg")
+    for i in range(LONG):
+        os.link(folder / "photos" / f"{i % PICTURES:02}.jpg", folder / "many" / f"{i:03}.jpg")
+    whole = (folder / "photos" / BROKEN).read_bytes()
+    (folder / "photos" / BROKEN).unlink()
+    (folder / "photos" / BROKEN).write_bytes(whole[:2000])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a cluster of two machines with a core each."""
+    command = [sys.executable, "-c", CLUSTER]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        found = process.stdout.readline().strip()
+        while found and ":" not in found:
+            found = process.stdout.readline().strip()
+        assert found
+        yield found
+        process.stdin.close()
+        process.wait(PATIENCE)
+
+
+@pytest.fixture
+def batch(here: Path) -> Batch:
+    """`gradcam batch` in a process of its own."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            to_command(*arguments),
+            cwd=here,
+            env=ENVIRONMENT | {"HOME": str(here)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def local(gradcam_command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """`gradcam batch` without Ray, in this process, with as many threads of torch's as the actors have."""
+    monkeypatch.chdir(here)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
+    torch.set_num_threads(threads)
+
+
+def to_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gradcam", "batch", "--device", "cpu", *arguments]
+
+
+@contextlib.contextmanager
+def begun(here: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A batch, once it has recorded some pictures."""
+    command = to_command(*arguments, "-o", folder)
+    with subprocess.Popen(
+        command,
+        cwd=here,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            until = time.monotonic() + PATIENCE
+            while count(here / folder) < 10 and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.02)
+            assert process.poll() is None, process.communicate()
+            yield process
+        finally:
+            process.kill()
+
+
+def count(folder: Path) -> int:
+    manifest = folder / "manifest.jsonl"
+    return manifest.read_text().count("\n") if manifest.exists() else 0
+
+
+def log(folder: Path, event: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """All files but the log; the report's page has the folder's name in it."""
+    return {name: data.replace(folder.name.encode(), b"NAME") for name, data in tree(folder).items()}
+
+
+def left_behind() -> set[Path]:
+    return {path for name in ("gradcam-ray-*", "gradcam-run-*") for path in Path("/tmp").glob(name)}
+
+
+def all_go(paths: set[Path]) -> bool:
+    """Whether they do in a while; some may be of other tests, which run beside these."""
+    deadline = time.monotonic() + 60
+    while any(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not any(path.exists() for path in paths)
+
+
+def test_the_same_as_the_local_engine(batch: Batch, local: Command, here: Path, address: str) -> None:
+    """Files, records, lines and statuses; Ray started for it, and joined."""
+    before = left_behind()
+    alone = local("photos", "-o", "by-local", "--json", "--report")
+    assert alone.status == 1
+    assert alone.err.startswith(f"{BROKEN}: is damaged or cut off")
+    for output, arguments in (("by-own", ()), ("by-joined", ("--ray-address", address))):
+        found = batch("photos", "-o", output, "--json", "--report", "--engine", "ray", *arguments)
+        assert (found.returncode, found.stdout, found.stderr) == (alone.status, alone.out, alone.err)
+        assert results(here / output) == results(here / "by-local")
+        assert len(log(here / output, "picture")) == PICTURES
+        assert sorted(line["start"] for line in log(here / output, "batch")) == [0, 8, 16]
+    assert all_go(left_behind() - before)
+    assert not (here / ".ray").exists()  # a token there would be wanted of all who join what is started from then on
+    # And one goes on where the other stopped.
+    (here / "by-own" / "03-gradcam.jpg").unlink()
+    resumed = local("photos", "-o", "by-own", "--json", "--resume", "--report")
+    assert [json.loads(line)["image"] for line in resumed.out.splitlines()] == ["03.jpg", BROKEN]
+    assert results(here / "by-own") == results(here / "by-local")
+
+
+def test_an_actor_that_is_killed(here: Path, address: str) -> None:
+    """Its pictures are explained by another; nobody hears of it."""
+    ray = ("many", "--engine", "ray", "--ray-address", address, "--batch-size", "2", "--json")
+    with begun(here, "killed", *ray) as process:
+        victim = log(here / "killed", "batch")[0]["actor"]
+        os.kill(victim, signal.SIGKILL)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "")
+    assert out == (here / "killed" / "manifest.jsonl").read_text()
+    images = [json.loads(line)["image"] for line in out.splitlines()]
+    assert images == [f"{i:03}.jpg" for i in range(LONG)]
+    shares = Counter(line["actor"] for line in log(here / "killed", "batch"))
+    assert len(shares) == 3
+    assert sum(share for actor, share in shares.items() if actor != victim) >= 20
+
+
+def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -> None:
+    """By a signal that it can heed, and by one that it cannot: every picture is recorded exactly once."""
+    ray = ("many", "--engine", "ray", "--batch-size", "2")
+    joined = (*ray, "--ray-address", address)
+    with begun(here, "stopped", *joined) as process:
+        process.terminate()
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143
+    written = {path: path.stat().st_mtime_ns for path in (here / "stopped").glob("*.jpg")}
+    recorded = count(here / "stopped")
+    assert err.startswith(f"Stopped.\n{recorded} of {LONG} pictures are finished. To go on:\n  gradcam batch --resume ")
+    assert 10 <= recorded <= len(written) < LONG
+    with begun(here, "stopped", *ray, "--resume") as process:
+        while count(here / "stopped") < recorded + 10 and process.poll() is None:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+    done = {f"{here}/stopped/{i:03}-gradcam.jpg" for i in range(recorded)}
+    assert {path for path, moment in written.items() if path.stat().st_mtime_ns == moment} >= set(map(Path, done))
+    assert recorded < count(here / "stopped") < LONG
+    before = len(log(here / "stopped", "batch"))
+    resumed = batch(*joined, "-o", "stopped", "--resume")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    lines = (here / "stopped" / "manifest.jsonl").read_text().splitlines()
+    assert [json.loads(line)["image"] for line in lines] == [f"{i:03}.jpg" for i in range(LONG)]
+    assert len(list((here / "stopped").glob("*.jpg"))) == LONG
+    shares = Counter(line["actor"] for line in log(here / "stopped", "batch")[before:])
+    assert len(shares) == 2
+    assert min(shares.values()) >= 0.3 * sum(shares.values())
+    engine = log(here / "stopped", "engine")[-1]
+    assert (engine["actors"], engine["cores"], engine["gpus"]) == (2, 1, 0)
+
+
+def test_failures_may_end_it(batch: Batch, here: Path, address: str) -> None:
+    """And nothing is written any more once it has ended."""
+    ray = ("--engine", "ray", "--ray-address", address, "--batch-size", "2")
+    found = batch("photos", "-o", "failed", *ray, "--max-failures", "0", "--json")
+    written = sorted(path.name for path in (here / "failed").iterdir())
+    assert found.returncode == 1
+    assert [json.loads(line)["image"] for line in found.stdout.splitlines()] == [f"{i:02}.jpg" for i in range(6)]
+    assert "Stopped after 1 failure: --max-failures is 0." in found.stderr
+    assert "Traceback" not in found.stderr
+    time.sleep(1)
+    assert sorted(path.name for path in (here / "failed").iterdir()) == written
+
+
+def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> None:
+    """A model that is another one each time it is made: one line, which can be gone on from."""
+    (here / "own.py").write_text(
+        "import torchvision\ndef make():\n    return torchvision.models.resnet18(num_classes=3)\n"
+    )
+    model = [
+        "--model",
+        "own.py:make",
+        "--mean",
+        ".5,.5,.5",
+        "--std",
+        ".2,.2,.2",
+        "--size",
+        "64",
+        "--activation",
+        "softmax",
+    ]
+    found = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
+    assert found.returncode == 1
+    assert found.stdout == ""
+    first, second, _ = found.stderr.splitlines()
+    assert first.startswith("The model's weights on ")
+    assert second == f"0 of {PICTURES} pictures are finished. To go on:"

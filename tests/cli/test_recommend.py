@@ -1,0 +1,235 @@
+"""`gradcam recommend`: what it says against what Python measures, the line it ends with, and what may be wrong."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gradcam
+from gradcam.cli import recommend as recommend_outcome
+from gradcam.cli._job import load_model
+from gradcam.errors import LayerError
+from gradcam.evaluation.recommendation.recommend import recommend as measure
+from tests.cli.test_cli import Command, files, folder, gradcam_command
+from tests.colours import COLOURS, SIGNS
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+MODEL = """
+from tests.colours import ColourNet
+
+def make():
+    print("the model speaks")
+    return ColourNet()
+"""
+PLAIN = ("--size", "8x8", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--device", "cpu")
+
+
+@pytest.fixture
+def photos(folder: Path) -> Path:
+    """Six pictures of six colours, a grey one, and a file that is none."""
+    root = folder / "photos"
+    root.mkdir()
+    texture = np.linspace(0.9, 1, 64).reshape(8, 8, 1)
+    for name, signs in zip(COLOURS, SIGNS.numpy()):
+        Image.fromarray((127.5 + 127.5 * signs * texture).round().astype(np.uint8)).save(root / f"{name}.png")
+    Image.new("RGB", (8, 8), (128, 128, 128)).save(root / "grey.png")
+    (root / "notes.md").write_text("nothing to see")
+    return root
+
+
+@pytest.fixture
+def recommend(gradcam_command: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`gradcam recommend ...` with a network that tells colours apart."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (folder / "net.py").write_text(MODEL)
+    (folder / "labels.txt").write_text("\n".join(COLOURS))
+    return lambda *arguments: gradcam_command(
+        "recommend", "--model", "net.py:make", "--labels", "labels.txt", *PLAIN, *arguments
+    )
+
+
+def line(*options: str) -> list[str]:
+    mean = "0.5,0.5,0.5"
+    own = ["--model", "net.py:make", "--labels", "labels.txt", "--mean", mean, "--std", mean, "--size", "8x8"]
+    return ["gradcam", "run", "photo.jpg", *own, "--crop", "1", "--device", "cpu", *options]
+
+
+def test_it_says_what_is_best_and_by_how_much(recommend: Command, folder: Path) -> None:
+    outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
+    assert outcome.status == 0, outcome.err
+    first, _, head, *rest = outcome.out.splitlines()
+    assert first.startswith(
+        "net.py:make on cpu   6 of 7 pictures, 1 not in a mosaic   12 mosaics of 16 x 16   seed 0   "
+    )
+    assert " ".join(head.split()) == "method score layer mass ↑ maximum ↑ ROAD ↑ mass, to the most"
+    rows = [row.split() for row in rest[:4]]
+    assert [row[:4] for row in rows[:1]] == [["→", "gradcam", "logit", "active"]]
+    assert rows[0][4:8] == ["1.000", "[1.000,", "1.000]", "1.00"]
+    assert next(row for row in rows if row[:2] == ["*", "gradcam"])[2:6] == ["logit", "turn", "0.000", "[0.000,"]
+    assert (
+        "gradcam of the logit at active is the best here: against the default, gradcam of the logit at turn, its mass "
+    )
+    assert "its mass is higher by 1.000 (between 1.000 and 1.000), and its ROAD " in outcome.out
+    assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "active")
+    assert files(folder / "photos") == sorted([*(f"{name}.png" for name in (*COLOURS, "grey")), "notes.md"])
+
+
+def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: Path) -> None:
+    """However clear it looks; and JSON has no infinity."""
+    for name in list(COLOURS)[:2]:
+        (folder / "photos" / f"{name}.png").unlink()
+    outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
+    assert outcome.status == 0, outcome.err
+    assert "4 pictures are too few to recommend anything but the default: that takes 6. " in outcome.out
+    assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "turn")
+    assert not any(word in outcome.out for word in ("[", "inf", "nan", "clear", "is the best here"))
+    said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
+    record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (record["gain"]["n"], record["gain"]["low"], record["gain"]["high"]) == (4, None, None)
+
+
+def test_the_line_that_it_ends_with_runs(recommend: Command, gradcam_command: Command, folder: Path) -> None:
+    outcome = recommend("photos", "--methods", "hirescam", "--scores", "contrast", "-l", "active")
+    words = shlex.split(outcome.out.splitlines()[-1])
+    assert words[-6:] == ["--method", "hirescam", "--score", "contrast", "--layer", "active"]
+    (folder / "photos" / "red.png").rename(folder / "photo.jpg")
+    assert gradcam_command(*words[1:]).status == 0
+    assert (folder / "photo-hirescam-net.py_make.png").exists()
+
+
+def test_json_has_all_that_python_measures(recommend: Command, folder: Path) -> None:
+    outcome = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3")
+    assert outcome.status == 0, outcome.err
+    (record,) = map(json.loads, outcome.out.splitlines())
+    classifier = gradcam.load_classifier("net.py:make", labels=COLOURS, mean=(0.5,) * 3, std=(0.5,) * 3, size=(8, 8))
+    pictures = {path.name: path for path in sorted((folder / "photos").glob("*.png"))}
+    expected = measure(classifier, pictures, methods=["gradcam", "eigencam"], seed=3).to_dict()
+    about = {"given": 7, "taken": 7, "failed": 0}
+    assert record == {"schema": 1, **json.loads(json.dumps(expected)), **about, "command": record["command"]}
+    assert record["best"] == {"method": "gradcam", "score": record["best"]["score"], "layer": "active"}
+    assert record["pictures"] == sorted(f"{name}.png" for name in COLOURS)
+    again = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3").out
+    assert again.splitlines()[-1] == outcome.out.strip()  # before it is what the model above printed
+
+
+def test_a_picture_that_cannot_be_read_is_named_and_left_out(recommend: Command, folder: Path) -> None:
+    (folder / "photos" / "broken.png").write_bytes(b"nothing")
+    outcome = recommend("photos", "--methods", "gradcam", "--scores", "logit", "--json")
+    assert outcome.status == 1
+    assert "broken.png: " in outcome.err
+    record = json.loads(outcome.out)
+    assert (record["given"], record["taken"], record["failed"]) == (8, 8, 1)
+    said = recommend("photos", "--methods", "gradcam", "--scores", "logit")
+    assert "6 of 8 pictures, 1 failed, 1 not in a mosaic" in said.out
+
+
+def test_of_many_pictures_some_are_drawn_by_the_seed(recommend: Command, folder: Path) -> None:
+    (folder / "photos" / "grey.png").unlink()
+    drawn = set()
+    for seed in range(6):
+        outcome = recommend(
+            "photos", "--limit", 5, "--methods", "gradcam", "--scores", "logit", "--seed", seed, "--json"
+        )
+        record = json.loads(outcome.out)
+        assert (record["given"], record["taken"], len(record["pictures"]), record["mosaics"]) == (6, 5, 5, 5)
+        drawn.add(tuple(record["pictures"]))
+    assert len(drawn) > 1
+
+
+def test_classes_that_a_list_asks_for_make_no_difference(recommend: Command, folder: Path) -> None:
+    lines = [f"photos/{name}.png,no such class" for name in COLOURS]
+    (folder / "list.csv").write_text("\n".join(["image,class", *lines]))
+    assert recommend("list.csv", "--methods", "gradcam", "--scores", "logit", "-q").status == 0
+
+
+def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
+    recommend: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = recommend("photos", "--methods", "gradcam", "--scores", "logit", "-q")
+    assert (quiet.status, quiet.out, quiet.err) == (0, "", "the model speaks\n")
+    monkeypatch.setattr(recommend_outcome, "MOST_ROWS", 1)
+    options = ("photos", "--methods", "gradcam,hirescam,layercam")
+    short, whole = recommend(*options).out, recommend(*options, "--all").out
+    assert "2 of 18 combinations; --all shows the others." in short
+    assert "\n* gradcam" in short
+    assert "--all" not in whole
+    assert sum("layercam" in row for row in whole.splitlines()) == 6
+
+
+def test_a_model_without_a_layer_of_its_own_is_loaded_with_the_one_that_is_named(
+    recommend: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(choice: Any, *, layer: str | None = None) -> gradcam.Classifier:
+        if layer is None:
+            raise LayerError("No layer has a grid.")
+        return load_model(choice, layer=layer)
+
+    monkeypatch.setattr("gradcam.cli.recommend.load_model", refuse)
+    options = ("photos", "--methods", "gradcam", "--scores", "logit")
+    assert "No layer has a grid." in recommend(*options).err
+    outcome = recommend(*options, "-l", "active", "-l", "turn")
+    assert "gradcam of the logit at active is the best here: it is what is taken where nothing is said." in outcome.out
+
+
+def test_what_has_no_map_is_said(recommend: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = recommend(
+        "photos", "--size", "40x40", "--methods", "gradcam,kpcacam", "--scores", "logit", "-l", "active"
+    )
+    assert outcome.status == 0, outcome.err
+    assert "kpcacam at active has no map: KPCA-CAM compares all 6400 places" in outcome.out
+
+
+def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, folder: Path) -> None:
+    for name in ("red", "green", "blue"):
+        (folder / "photos" / f"{name}.png").unlink()
+    outcome = recommend("photos")
+    assert outcome.status == 2
+    assert "The model is sure of 3 classes, with a probability of 0.5 or more" in outcome.err
+    assert "grey.png 0.1" in outcome.err
+    assert outcome.out == ""
+    enough = recommend("photos", "--least", "0.1", "--methods", "gradcam", "--scores", "logit")
+    assert (enough.status, "4 of 4 pictures" in enough.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["photos", "--methods", "gradcan"], "'gradcam'"),
+        (["photos", "--methods", "gradcam,rise"], "rise looks at no layer: leave it out"),
+        (["photos", "--scores", "logits"], "There is no score 'logits': choose some of logit, probability, contrast"),
+        (["photos", "-l", "activ"], "There is no layer 'activ'"),
+        (["photos", "--limit", "3"], "--limit"),
+        (["photos", "--least", "2"], "--least"),
+        (["nowhere"], "nowhere: does not exist"),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_first_picture(
+    recommend: Command, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcam.cli.recommend._read", lambda *args: pytest.fail("read"))
+    outcome = recommend(*arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert message in outcome.err
+
+
+@pytest.mark.slow
+def test_the_embedded_model_needs_no_option(gradcam_command: Command, folder: Path, photo: Any) -> None:
+    for name in ("koala.webp", "macaw.webp", "panda.webp", "lemur.webp"):
+        Image.open(photo(name)).convert("RGB").reduce(2).save(folder / Path(name).with_suffix(".png").name)
+    options = ("--device", "cpu", "--methods", "gradcam", "--scores", "logit", "-l", "layer4", "-l", "head.0")
+    outcome = gradcam_command("recommend", ".", *options)
+    assert outcome.status == 0, outcome.err
+    assert "4 of 4 pictures   1 mosaic of 448 x 448" in outcome.out
+    last = outcome.out.splitlines()[-1].strip()
+    assert last in [
+        f"gradcam run photo.jpg --device cpu --method gradcam --layer {layer}" for layer in ("layer4", "head.0")
+    ]

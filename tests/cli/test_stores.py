@@ -1,0 +1,444 @@
+"""`gradcam batch -o URL` and `gradcam report URL`: the same results as on a disk, whatever the store does meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradcam
+from gradcam.batch.formats import store as store_results
+from gradcam.cli._terminal import Terminated
+from gradcam.errors import StoreError
+from gradcam.storage import retry as failures
+from gradcam.storage import retry as waiting
+from gradcam.storage.store import Store
+from tests.cli.test_batch import ORDER, batch, photos
+from tests.cli.test_cli import POSIX, Command, Outcome, files, folder, gradcam_command
+from tests.s3 import client
+from tests.stores import ObjectStore, down, objects
+
+__all__ = ["batch", "folder", "gradcam_command", "photos"]  # fixtures
+
+URL = "objects://bucket/out"
+
+
+@pytest.fixture
+def fs() -> Iterator[type[ObjectStore]]:
+    with objects() as found:
+        yield found
+
+
+def read_all(url: str) -> dict[str, bytes]:
+    """All objects that must be the same however often a run was stopped."""
+    store = Store(url)
+    return {name: store.read(name) for name in store.find() if not name.startswith("log")}
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    """What a run on a disk left, by the names that it has in a store."""
+    found = {name: (folder / name).read_bytes() for name in files(folder)}
+    names = {"manifest.jsonl": "manifest/00001.jsonl"}
+    return {names.get(name, name): data for name, data in found.items() if not Path(name).name.startswith(("log", "."))}
+
+
+def without_root(found: dict[str, bytes]) -> dict[str, Any]:
+    """From a store, the input's folder is told by another path."""
+    run = json.loads(found["run.json"])
+    run.pop("root")
+    return {**found, "run.json": run}
+
+
+# Through s3fs, to a server that speaks the protocol
+
+
+@pytest.mark.parametrize(
+    "options", ["--save overlay --save map --save heatmap --method gradcam --method layercam --report"]
+)
+def test_the_same_bytes_as_on_a_disk(batch: Command, folder: Path, photos: Path, s3: str, options: str) -> None:
+    there = batch("photos", "-o", f"{s3}/a b/out/", *options.split())
+    here = batch("photos", "-o", "out", *options.split())
+    assert (there.status, there.err) == (here.status, here.err) == (1, here.err)
+    pace = r"\(\d+\.\d s, \d+\.\d pictures a second\)"
+    assert re.sub(pace, "", there.out).splitlines() == [
+        *re.sub(pace, "", here.out).splitlines()[:1],
+        f"  →  {s3}/a b/out/",
+        f"  →  {s3}/a b/out/index.html",
+    ]
+    ours, theirs = without_root(read_all(f"{s3}/a b/out")), without_root(on_disk(folder / "out"))
+    assert list(ours) == sorted(theirs)
+    assert ours == theirs
+    assert gradcam.read_manifest(f"{s3}/a b/out") == gradcam.read_manifest(folder / "out")
+
+
+def test_going_on_in_a_bucket(batch: Command, folder: Path, photos: Path, s3: str) -> None:
+    url = f"{s3}/out"
+    assert batch("photos", "-o", url).status == 1
+    again = batch("photos", "-o", url)
+    assert (again.status, again.out) == (2, "")
+    assert f"Error: {url}/: holds an earlier run, with 6 records; give --resume to go on with it" in again.err
+    (photos / "b" / "broken.jpg").write_bytes((photos / "c" / "coffee.jpg").read_bytes())
+    Store(url).remove(["b/koala-gradcam.jpg"])
+    outcome = batch("photos", "-o", url, "--resume")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("2 pictures explained, 4 had been before, 1 other file left out")
+    assert [record.image for record in gradcam.read_manifest(url)] == ORDER
+    batch("photos", "-o", "out")
+    ours, theirs = read_all(url), on_disk(folder / "out")
+    (piece,) = [name for name in ours if name.startswith("manifest/")]
+    assert ours.pop(piece) == theirs.pop("manifest/00001.jsonl")
+    assert without_root(ours) == without_root(theirs)
+
+
+def test_overwriting_in_a_bucket(batch: Command, photos: Path, s3: str) -> None:
+    Store(s3).write("out/mine.txt", b"mine")
+    batch("photos", "-o", f"{s3}/out", "--report", "--save", "map")
+    assert Store(f"{s3}/out").is_file("macaw-gradcam.npy")
+    assert batch("photos/b", "-o", f"{s3}/out", "--overwrite").status == 1
+    names = ["koala-gradcam.jpg", "manifest/00001.jsonl", "mine.txt", "panda-gradcam.jpg", "run.json"]
+    assert [name for name in Store(f"{s3}/out").find() if not name.startswith("log")] == names
+
+
+def test_shares_of_a_bucket(batch: Command, photos: Path, s3: str) -> None:
+    for index in (1, 2):
+        batch("photos", "-o", f"{s3}/out", "--shard", f"{index}/2", "--report")
+    found = gradcam.read_manifest(f"{s3}/out")
+    assert sorted(record.image for record in found) == sorted(ORDER)
+    page = Store(f"{s3}/out").read("index.html").decode()
+    assert all(name in page for name in ORDER)
+    assert len({name.split("/")[1] for name in Store(f"{s3}/out").find("report") if "/details-" in name}) == 1
+
+
+def test_a_report_of_a_bucket_is_made_again(
+    batch: Command, gradcam_command: Command, folder: Path, photos: Path, s3: str
+) -> None:
+    url = f"{s3}/out"
+    batch("photos", "-o", url, "--report")
+    before = read_all(url)
+    Store(url).remove([name for name in before if name.startswith(("report/", "index.html"))])
+    outcome = gradcam_command("report", url)
+    assert outcome == Outcome(0, f"  →  {url}/index.html\n", "")
+    after = read_all(url)
+    assert list(after) == list(before)
+    remade = {name for name in before if before[name] != after[name]}
+    # A view of an overlay that was encoded before differs a little from one that was not.
+    assert all(re.fullmatch(r"report/views/.+\.0\.jpg", name) for name in remade)
+    for name in [name for name in before if name.endswith(".large.jpg")]:
+        assert after[name] == before[name]
+
+
+# What is wrong with a bucket is said in one line, before a model is loaded
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **how: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("gradcam.cli.batch.ask", refuse)
+
+
+@pytest.mark.usefixtures("no_model", "s3")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://nothing-here/out", r"s3://nothing-here/out/: there is no such bucket, .*\(The specified bucket .*\)"),
+        ("s3://", r"s3://: names no bucket, expected such as s3://bucket/explained"),
+        ("s3:///", r"s3://: names no bucket"),
+        ("s3:/bucket/out", r"Invalid value for '-o' / '--output': 's3:/bucket/out' is no URL: s3:// has two slashes\."),
+        ("s3x://b/out", r"s3x://b/out: is no URL that can be followed"),
+        ("s3://Not A Bucket/out", r"s3://Not A Bucket/out: cannot be asked for"),
+    ],
+)  # fmt: skip
+def test_an_output_that_cannot_be(batch: Command, photos: Path, url: str, said: str) -> None:
+    outcome = batch("photos", "-o", url)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert re.search(f"Error: {said}", outcome.err), outcome.err
+    assert outcome.err.count("\n") <= 2
+
+
+@pytest.mark.usefixtures("no_model")
+def test_an_output_that_is_an_object(batch: Command, photos: Path, s3: str) -> None:
+    Store(s3).write("out.jpg", b"x")
+    outcome = batch("photos", "-o", f"{s3}/out.jpg")
+    said = f"Error: {s3}/out.jpg: is an object, expected a folder for the results; choose another --output\n"
+    assert outcome == Outcome(2, "", said)
+
+
+def test_what_can_only_be_read_is_no_output(
+    batch: Command, photos: Path, fs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(ObjectStore, "pipe_file", refuse)
+    said = f"Error: {URL}/: cannot be written to (NotImplementedError); choose another --output\n"
+    assert batch("photos", "-o", URL) == Outcome(2, "", said)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_missing_credentials(
+    batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(folder / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    outcome = batch("photos", "-o", f"{s3}/out")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert f"Error: {s3}/out: there are no credentials for it that hold (Unable to locate credentials)" in outcome.err
+
+
+def check_keys_after(address: str, requests: str) -> None:
+    """Let the server look at who asks, after so many requests."""
+    text = {"Content-Type": "text/plain"}
+    request = urllib.request.Request(f"{address}/moto-api/reset-auth", requests.encode(), text)
+    urllib.request.urlopen(request).close()
+
+
+@pytest.fixture
+def reader(s3: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket that may be listed and read, and not written to."""
+    import s3fs
+
+    iam = client("iam", s3_address)
+    iam.create_user(UserName=s3[5:])
+    allowed = {"Effect": "Allow", "Action": ["s3:List*", "s3:Get*"], "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    iam.put_user_policy(UserName=s3[5:], PolicyName="reads", PolicyDocument=document)
+    key = iam.create_access_key(UserName=s3[5:])["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    s3fs.S3FileSystem.clear_instance_cache()
+    check_keys_after(s3_address, "0")
+    yield s3
+    check_keys_after(s3_address, "inf")
+
+
+def test_a_bucket_that_may_not_be_written_to(batch: Command, photos: Path, reader: str) -> None:
+    outcome = batch("photos", "-o", f"{reader}/out")
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert f"Error: {reader}/out/: may not be listed, read or written to with these credentials" in outcome.err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_bucket_that_may_not_be_listed(
+    batch: Command, photos: Path, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASOMEBODYELSE0000")
+    s3fs.S3FileSystem.clear_instance_cache()
+    outcome = batch("photos", "-o", f"{reader}/out")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1), outcome.err
+    assert "may not be listed" in outcome.err or "no credentials for it that hold" in outcome.err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    monkeypatch.setattr(failures, "PATIENCE", 0.2)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    outcome = batch("photos", "-o", f"{s3}/out")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert f"Error: {s3}/out: the store does not answer as it should (" in outcome.err
+
+
+# A store that fails, comes back, or stays down; and runs that are stopped
+
+
+@pytest.fixture
+def whole(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
+    """What a run leaves that nothing stops."""
+    batch("photos", "-o", URL)
+    found = read_all(URL)
+    fs.store.clear()
+    return found
+
+
+def test_a_store_that_fails_in_the_middle_and_comes_back(
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    actual, writes = ObjectStore.pipe_file, []
+
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+        writes.append(path)
+        if writes.count(path) < 3:  # each fails twice
+            raise down() if len(writes) % 2 else OSError(errno.EIO, "Please reduce your request rate")
+        actual(self, path, value)
+
+    monkeypatch.setattr(ObjectStore, "pipe_file", write)
+    outcome = batch("photos", "-o", URL)
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1  # of the broken picture
+    assert read_all(URL) == whole
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_what_is_waited_for_is_told_once(
+    batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "NOTICE", 0.1)
+    monkeypatch.setattr(waiting, "STEP", 0.02)
+    actual, tries = ObjectStore.pipe_file, []
+
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+        tries.append(path)
+        if len(tries) < 3:
+            raise down()
+        actual(self, path, value)
+
+    monkeypatch.setattr(ObjectStore, "pipe_file", write)
+    outcome = batch("photos", "-o", URL, *quiet)
+    told = [line for line in outcome.err.splitlines() if "broken" not in line]
+    expected = f"{URL}/run.json: the store does not answer as it should (Connection refused); waiting for it"
+    assert (outcome.status, told) == (1, [] if quiet else [expected])
+    assert logging.getLogger("gradcam").handlers == []
+
+
+def test_a_store_that_stays_down(
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "PATIENCE", 0.05)
+    actual = ObjectStore.pipe_file
+
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+        if "panda" in path or fs.failures:
+            fs.failures += [down() for _ in range(1000)]  # from now on
+            raise down()
+        actual(self, path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "pipe_file", write)
+        outcome = batch("photos", "-o", URL, "--workers", 1)
+    *_, reason, count, line = outcome.err.splitlines()
+    assert (outcome.status, outcome.out) == (1, "")
+    assert re.sub(r"for \d s", "for so many s", reason) == (
+        f"{URL}/b/panda-gradcam.jpg: the store does not answer as it should (Connection refused), for so many s now; try "
+        "again when it does"
+    )
+    assert count == "0 of 6 pictures are finished. To go on:"
+    fs.failures.clear()
+    assert shlex.split(line)[:3] == ["gradcam", "batch", "--resume"]
+    again = batch(*shlex.split(line)[2:])
+    assert again.status == 1
+    assert read_all(URL) == whole
+
+
+def test_what_is_finished_is_kept_when_it_stops(
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actual = store_results.StoreResults.append
+
+    def append(self: Any, record: Any, given: Any) -> Any:
+        if len(self._manifest) == 3:
+            raise error
+        return actual(self, record, given)
+
+    for error in (KeyboardInterrupt(), Terminated(), StoreError("gone")):
+        fs.store.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(store_results.StoreResults, "append", append)
+            outcome = batch("photos", "-o", URL)
+        assert outcome.status == {KeyboardInterrupt: 130, Terminated: 143}.get(type(error), 1)
+        assert len(gradcam.read_manifest(URL)) == 3
+        reason = "gone" if isinstance(error, StoreError) else "Stopped."
+        assert f"{reason}\n3 of 6 pictures are finished. To go on:" in outcome.err
+        assert batch("photos", "-o", URL, "--resume").out.startswith("3 pictures explained, ")
+        found = read_all(URL)
+        assert [record.image for record in gradcam.read_manifest(URL)] == ORDER
+        assert {name: data for name, data in found.items() if "manifest" not in name} == {
+            name: data for name, data in whole.items() if "manifest" not in name
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not POSIX, reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM] if POSIX else [])
+def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s3: str, number: int) -> None:
+    """Each picture once, whatever ended the first run."""
+    many = folder / "many"
+    many.mkdir()
+    for i in range(60):
+        (many / f"{i:02}.png").hardlink_to(photos / "macaw.png")
+    code = "from gradcam.batch.output import store_results; store_results.RECORDS = 8; from gradcam.cli import main; main()"
+    arguments = ["batch", "--device", "cpu", "many", "-o", f"{s3}/out", "--batch-size", "4"]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not Store(f"{s3}/out").find("manifest") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    kept = {record.image for record in gradcam.read_manifest(f"{s3}/out")}
+    assert 8 <= len(kept) < 60
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert f"{len(kept)} of 60 pictures are finished." in said
+    outcome = batch("many", "-o", f"{s3}/out", "--batch-size", 4, "--resume")
+    assert outcome.out.startswith(f"{60 - len(kept)} pictures explained, {len(kept)} had been before")
+    assert [record.image for record in gradcam.read_manifest(f"{s3}/out")] == [f"{i:02}.png" for i in range(60)]
+    lines = [
+        line for name in Store(f"{s3}/out").find("manifest") for line in Store(f"{s3}/out").read(name).splitlines()
+    ]
+    assert len(lines) == 60
+
+
+# What a URL is, and what is none
+
+
+def test_a_file_url_is_a_folder(batch: Command, gradcam_command: Command, folder: Path, photos: Path) -> None:
+    url = f"file://{folder}/with%20space"
+    assert batch("photos/macaw.png", "-o", url).status == 0
+    assert (folder / "with space" / "manifest.jsonl").is_file()
+    assert gradcam_command("report", url).out == f"  →  {folder}/with space/index.html\n"
+
+
+def test_the_root_of_the_input_is_told_from_a_store(batch: Command, folder: Path, photos: Path, fs: Any) -> None:
+    batch("photos", "-o", URL)
+    assert json.loads(Store(URL).read("run.json"))["root"] == str(photos)
+    (folder / "other").mkdir()
+    (folder / "other" / "macaw.png").write_bytes((photos / "macaw.png").read_bytes())
+    refused = batch("other", "-o", URL, "--resume")
+    assert refused.status == 2
+    assert f"the earlier run had other settings: input: {photos} → {folder / 'other'}." in refused.err
+
+
+def test_a_list_that_asks_for_other_classes_is_refused_in_a_store(
+    batch: Command, folder: Path, photos: Path, fs: Any
+) -> None:
+    listed = folder / "chosen.csv"
+    listed.write_text("image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\n")
+    assert batch("chosen.csv", "-o", URL).status == 0
+    listed.write_text("image,class\nphotos/b/koala.png,koala\nphotos/macaw.png,\n")
+    outcome = batch("chosen.csv", "-o", URL, "--resume")
+    assert outcome.status == 2
+    assert (
+        f"Error: {URL}/: the earlier run explained 'macaw' in b/koala.png, and now the list asks for 'koala'"
+        in outcome.err
+    )
+
+
+def test_of_many_failures_the_rest_is_in_the_manifest_of_the_store(
+    batch: Command, folder: Path, photos: Path, fs: Any
+) -> None:
+    for i in range(22):
+        (photos / f"{i}.jpg").write_bytes(b"x")
+    outcome = batch("photos", "-o", URL)
+    assert f"... and 3 more, which have the status failed in {URL}/manifest/.\n" in outcome.err

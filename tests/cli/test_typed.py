@@ -1,0 +1,380 @@
+"""What a person in a hurry types: wrong lines are answered in two lines, with the one to type next; Tab and -h help."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gradcam
+from gradcam.cli import cli
+from gradcam.images.draw import COLORMAPS
+from tests.cli.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records, run, small
+
+__all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
+
+SINGULAR = {"methods": "method", "scores": "score", "metrics": "metric", "layers": "layer", "classes": "class"}
+
+
+def commands() -> list[list[str]]:
+    names = cli.list_commands(None)
+    inside = cli.get_command(None, "inspect").list_commands(None)
+    return [[], *([name] for name in names), *(["inspect", name] for name in inside)]
+
+
+def words(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else "-"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        (["photo.png"], 2, "Type: gradcam run photo.png"),
+        (["my photo.jpg", "-q"], 2, "Type: gradcam run 'my photo.jpg' -q"),
+        (["photos"], 2, "Type: gradcam run photos"),
+        (["https://host/a.jpg"], 2, "Type: gradcam batch https://host/a.jpg -o explained/"),
+        (["rnu", "photo.png"], 2, "There is no command 'rnu'. Nearest: 'run'."),
+        (["help", "run"], 2, "Type: gradcam run -h"),
+        (["inspect", "activation", "photo.png"], 2, "Nearest: 'activations'."),
+        (["run"], 2, "Type: gradcam run IMAGE..."),
+        (["batch"], 2, "Type: gradcam batch INPUT... -o DIR"),
+        (["batch", "photos"], 2, "Type: gradcam batch INPUT... -o DIR"),
+        (["run", "photo.png", "--modle", "resnet18"], 2, "--model"),
+        (["run", "photo.png", "--method", "gradcm"], 2, "Nearest: 'gradcam'"),
+        (["run", "photo.png", "--save", "heatmaps"], 2, "choose some of overlay, heatmap, map, panel"),
+        (["run", "https://host/a.jpg"], 2, "or type: gradcam batch https://host/a.jpg -o explained/"),
+        (["check", "s3://bucket/a.jpg"], 2, "or type: gradcam batch s3://bucket/a.jpg -o explained/"),
+        (["run", "missing.jpg"], 1, "missing.jpg: does not exist\n"),
+        (["run", "photos/phot.pgn", "photo.pgn"], 1, "photo.pgn: does not exist; nearest: 'photo.png'\n"),
+        (["run", "empty"], 2, "There are no pictures in 'empty'"),
+        (["run", "photo.png", "--labels", "missing.txt"], 2, "'missing.txt' does not exist"),
+        (["evaluate", "photos", "--metrics", "foo"], 2, "There are average-drop, increase,"),
+        (["evaluate", "photos", "--metrics", "raod"], 2, "Nearest: 'road'."),
+        (["layers", "resnet5"], 2, "Nearest: 'resnet50'"),
+    ],
+    ids=words,
+)
+def test_a_wrong_line_is_answered_with_the_one_to_type(
+    line: list[str], status: int, said: str, gradcam_command: Command, folder: Path
+) -> None:
+    for name in ("photos", "empty"):
+        (folder / name).mkdir()
+    for name in ("photo.png", "photos/a.png"):
+        Image.new("RGB", (8, 8)).save(folder / name)
+    outcome = gradcam_command(*line)
+    assert (outcome.status, outcome.out) == (status, "")
+    assert said in outcome.err
+    assert outcome.err.count("\n") <= 2
+
+
+def test_nothing_typed_is_answered_with_what_there_is(gradcam_command: Command) -> None:
+    outcome = gradcam_command()
+    assert outcome == gradcam_command("--help")
+    assert "\n    gradcam run photo.jpg " in outcome.out
+    assert gradcam_command("inspect") == gradcam_command("inspect", "-h")
+
+
+@pytest.mark.parametrize("command", commands(), ids=words)
+def test_the_short_option_gives_the_same_help(command: list[str], gradcam_command: Command) -> None:
+    outcome = gradcam_command(*command, "-h")
+    assert outcome == gradcam_command(*command, "--help")
+    assert outcome.status == 0
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", re.split(r"(?m)^\w.*:$", outcome.out, maxsplit=1)[1], re.M)
+    assert len(listed) == len(set(listed))
+    assert set(listed).isdisjoint(f"--{name}" for name in SINGULAR)
+    options = [it for it in find_command(command).params if it.param_type_name == "option"]
+    assert set(listed) - {"--help"} == {max(it.opts, key=len) for it in options}
+
+
+def find_command(names: list[str]) -> object:
+    found = cli
+    for name in names:
+        found = found.get_command(None, name)
+    return found
+
+
+def test_what_is_common_comes_first_in_the_help(gradcam_command: Command) -> None:
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)|^(\w.*):$", gradcam_command("run", "-h").out, re.M)
+    order = [option or title for option, title in listed]
+    assert order[:7] == ["Options", "--model", "--layer", "--method", "--class", "--top-k", "--output"]
+    preprocessing = order.index("What the model is, and what it takes")
+    assert max(map(order.index, ("--score", "--reshape", "--colormap"))) < preprocessing
+    assert preprocessing < order.index("--mean") == order.index("--std") - 1
+    assert order[-3:] == ["--json", "--quiet", "--help"]
+
+
+@pytest.mark.parametrize("command", [it for it in commands() if it[:1] not in ([], ["inspect"]) or len(it) > 1])
+def test_both_spellings_of_an_option_are_taken(command: list[str]) -> None:
+    found = find_command(command)
+    options = {name for it in found.params for name in it.opts}
+    for plural, singular in SINGULAR.items():
+        if f"--{singular}" in options:
+            value = {"method": "gradcam", "metric": "road", "score": "logit"}.get(singular, "x")
+            with cli.make_context("gradcam", [command[0]], resilient_parsing=True) as parent:
+                contexts = [
+                    found.make_context(command[-1], [f"--{name}", value], parent=parent, resilient_parsing=True)
+                    for name in (plural, singular)
+                ]
+            assert contexts[0].params == contexts[1].params
+            assert any(it in (value, (value,)) for it in contexts[0].params.values())
+
+
+def test_names_may_be_repeated_and_have_commas(run: Command, small: Photo, folder: Path) -> None:
+    path = small("coffee.jpg")
+    assert run(path, "--methods", "gradcam, layercam", "--method", "hirescam,gradcam", "-q").status == 0
+    assert files(folder) == ["coffee-gradcam.png", "coffee-hirescam.png", "coffee-layercam.png"]
+
+
+# Folders, and what is saved
+
+
+def test_a_folder_means_the_pictures_in_it(gradcam_command: Command, small: Photo, folder: Path) -> None:
+    small("coffee.jpg").rename(folder / "coffee.png")
+    (folder / "more").mkdir()
+    small("koala.webp").rename(folder / "more" / "koala.png")
+    (folder / "notes.txt").write_text("no picture")
+    for name in ("coffee-centre.png", "coffee-random-check.png", "coffee-gradcam-967-espresso.png"):
+        (folder / name).write_bytes((folder / "coffee.png").read_bytes())
+    for _ in range(2):  # explanations of explanations would litter
+        outcome = gradcam_command("run", ".", "--device", "cpu", "--json")
+        assert (outcome.status, outcome.err) == (0, "")
+        assert [record["image"] for record in records(outcome)] == ["coffee-centre.png", "coffee.png", "more/koala.png"]
+    assert len([name for name in files(folder) if name.endswith("-gradcam.png")]) == 3
+    assert len(files(folder)) == 9
+
+
+def test_for_many_pictures_the_batch_is_named(
+    gradcam_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "photos").mkdir()
+    for number in range(101):
+        (folder / "photos" / f"{number}.png").touch()
+    monkeypatch.setattr("gradcam.cli.run.prepare", lambda *_, **__: sys.exit(7))
+    outcome = gradcam_command("run", "photos")
+    assert outcome.status == 7
+    assert outcome.err == (
+        "Note: there are 101 pictures in photos; for so many there is: gradcam batch photos -o explained/\n"
+    )
+    assert gradcam_command("run", "photos", "-q").err == ""
+    (folder / "photos" / "7.png").unlink()
+    assert gradcam_command("run", "photos").err == ""
+
+
+def test_maps_and_heatmaps_are_saved_as_by_batch(
+    gradcam_command: Command, run: Command, small: Photo, folder: Path, classifier: gradcam.Classifier
+) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "--save", "overlay,map", "--save", "heatmap", "--json")
+    (record,) = records(outcome)
+    (explained,) = record["explained"]
+    names = {"overlay": "coffee-gradcam.png", "heatmap": "coffee-gradcam-heatmap.png", "map": "coffee-gradcam.npy"}
+    assert {kind: explained[kind] for kind in names} == names
+    assert files(folder) == sorted(names.values())
+    explanation = classifier.explain(path)
+    assert np.array_equal(np.load(folder / names["map"]), explanation.maps[0, 0].numpy())
+    assert np.array_equal(pixels(folder / names["overlay"]), explanation.overlay())
+    assert gradcam_command("batch", path, "-o", "out", "--save", "heatmap", "--format", "png", "-q").status == 0
+    assert np.array_equal(pixels(folder / names["heatmap"]), pixels(folder / "out" / names["heatmap"]))
+
+
+def test_a_map_alone_can_be_one_file(run: Command, small: Photo, folder: Path) -> None:
+    path = small("coffee.jpg")
+    outcome = run(path, "--save", "map", "-o", "it.npy", "-c", "espresso")
+    assert "espresso at layer4 (7 x 7)  →  it.npy\n" in outcome.out
+    assert files(folder) == ["it.npy"]
+    assert np.load(folder / "it.npy").shape == (7, 7)
+    assert "it.png: maps are written as .npy" in run(path, "--save", "map", "-o", "it.png").err
+    assert "several results" in run(path, "--save", "map,heatmap", "-o", "it.png").err
+
+
+def test_a_panel_is_saved_once(run: Command, small: Photo, folder: Path) -> None:
+    outcome = run(small("coffee.jpg"), "--save", "panel", "--top-k", 2, "--method", "gradcam,hirescam")
+    assert files(folder) == ["coffee-compare.png"]
+    assert "  →  coffee-compare.png\n" in outcome.out
+    outcome = run(small("coffee.jpg"), "--save", "panel", "--method", "input-gradients")
+    assert outcome.status == 2
+    assert "A panel is made of maps at layers" in outcome.err
+
+
+# Names of what is written
+
+
+@pytest.fixture
+def other(folder: Path) -> str:
+    (folder.parent / "net.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), "
+        "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))\n"
+    )
+    return "../net.py:make"
+
+
+@pytest.mark.parametrize(
+    ("command", "ending"),
+    [
+        (["run"], "gradcam"),
+        (["compare", "--method", "gradcam"], "compare"),
+        (["check"], "gradcam-check"),
+        (["inspect", "activations"], "activations"),
+        (["inspect", "gradients"], "gradients"),
+    ],
+)
+def test_another_model_writes_another_file(
+    command: list[str], ending: str, gradcam_command: Command, small: Photo, other: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = small("coffee.jpg")
+    for _ in range(2):  # the same line writes the same file
+        assert gradcam_command(*command, path, "--device", "cpu", "-q", "-m", other, "--size", 32).status == 0
+    assert files(Path()) == [f"coffee-{ending}-net.py_make.png"]
+
+
+def test_other_weights_write_another_file(run: Command, small: Photo, folder: Path) -> None:
+    weights = next(Path(gradcam.__file__).parent.rglob("efficientnet_lite0.safetensors"))
+    (folder.parent / "fine tuned.safetensors").symlink_to(weights)
+    assert run(small("coffee.jpg"), "--weights", "../fine tuned.safetensors", "-q").status == 0
+    assert run(small("coffee.jpg"), "-m", "efficientnet_lite0", "-q").status == 0
+    assert files(folder) == ["coffee-gradcam-fine_tuned.png", "coffee-gradcam.png"]
+
+
+# Paths that the system refuses
+
+
+@POSIX
+@pytest.mark.parametrize("output", ["x" * 300, "photo.png/out", "loop/out", "/dev/null/out"])
+def test_an_output_that_cannot_be_a_folder_is_named(output: str, run: Command, small: Photo, folder: Path) -> None:
+    small("coffee.jpg").rename(folder / "photo.png")
+    (folder / "loop").symlink_to("loop")
+    outcome = run("photo.png", "-o", output)
+    assert outcome.status == 1
+    assert "standard output" not in outcome.err
+    assert f"{output}: cannot be made a folder (" in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert files(folder) == ["photo.png"]
+
+
+def test_a_folder_that_may_not_be_entered_is_named(
+    gradcam_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "locked").mkdir()
+
+    def refuse(path: object, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    outcome = gradcam_command("run", "locked")
+    assert outcome.status == 2
+    assert re.fullmatch(r"Error: .*locked: this folder cannot be read \(Permission denied\).*\n", outcome.err)
+    monkeypatch.setattr("gradcam.cli.run.prepare", lambda *_, **__: refuse("locked/out"))
+    (folder / "photo.png").touch()
+    outcome = gradcam_command("run", "photo.png", "-o", "locked/out")
+    assert (outcome.status, outcome.err) == (1, "Error: locked/out: cannot be used (Permission denied).\n")
+
+
+# What a terminal shows meanwhile
+
+
+def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]:
+    """What a command writes to standard output, and to a standard error that is a terminal."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "gradcam", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(gradcam.__file__).parent.parent)}
+    said: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 65536):
+                said.append(data)
+        except OSError:  # the other end is closed
+            pass
+
+    reader = threading.Thread(target=read)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as process:
+        os.close(theirs)
+        reader.start()
+        out = process.stdout.read()
+    reader.join()
+    os.close(ours)
+    return out, b"".join(said).decode()
+
+
+@POSIX
+def test_a_terminal_shows_that_torch_is_loaded_and_how_far_an_attribution_is(small: Photo, folder: Path) -> None:
+    line = ("run", str(small("coffee.jpg")), "--device", "cpu", "--method", "smoothgrad")
+    out, err = watch(*line)
+    assert "coffee-smoothgrad.png" in out
+    assert err.startswith("Loading PyTorch ...\r\x1b[K")
+    assert re.search(r"\d of 25", err)
+    assert not re.sub(r"[^\r]*\r", "", err).removeprefix("\x1b[K").strip()  # nothing of it is left
+    assert watch(*line[:-1], "gradcam", "-q") == ("", "")
+
+
+# Tab
+
+
+def offers(*words: str) -> list[str]:
+    environment = {**os.environ, "_GRADCAM_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["gradcam", *words])}
+    environment |= {"COMP_CWORD": str(len(words)), "PYTHONPATH": str(Path(gradcam.__file__).parent.parent)}
+    code = (
+        "import sys\nsys.argv = ['gradcam']\nfrom gradcam.cli import main\ntry:\n    main()\n"
+        "finally:\n    sys.stdout.flush()\n    assert 'torch' not in sys.modules, 'torch'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "Error" not in done.stderr, done.stderr
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("words", "some"),
+    [
+        (["ru"], {"run"}),
+        (["run", "a.jpg", "--method", "layer"], {"layercam"}),
+        (["run", "a.jpg", "--method", "gradcam,layer"], {"gradcam,layercam"}),
+        (["check", "a.jpg", "--method", "ran"], {"random"}),
+        (["evaluate", "a", "--metric", "roa"], {"road"}),
+        (["run", "a.jpg", "--save", "ma"], {"map"}),
+        (["run", "a.jpg", "-m", "resnet1"], {"resnet18", "resnet152", "resnet101"}),
+        (["layers", "efficientnet_l"], {"efficientnet_lite0"}),
+        (["run", "a.jpg", "-l", "layer4."], {f"layer4.{number}" for number in range(5)}),
+        (["run", "a.jpg", "-m", "resnet18", "-l", "layer"], set()),
+        (["run", "a.jpg", "-c", "tiger_c"], {"tiger_cat"}),
+        (["run", "a.jpg", "--colormap", "turb"], {"turbo"}),
+        (["run", "a.jpg", "--score", "l"], {"logit"}),
+    ],
+    ids=words,
+)
+def test_tab_offers_names(words: list[str], some: set[str]) -> None:
+    found = offers(*words)
+    assert {name for name in found if "." not in name or name.count(".") < 2} == some
+
+
+def test_tab_knows_all_models_layers_classes_and_colour_maps(classifier: gradcam.Classifier) -> None:
+    from torchvision import models
+
+    assert offers("run", "a.jpg", "-m", "") == [
+        "efficientnet_lite0",
+        *sorted(models.list_models(module=models)),
+        "timm:",
+        "hf:",
+    ]
+    weighted = {name.rpartition(".")[0] for name, _ in classifier.model.named_parameters()}
+    layers = set(offers("run", "a.jpg", "-l", ""))
+    assert weighted <= layers <= {name for name, _ in classifier.model.named_modules()}
+    labels = offers("run", "a.jpg", "-c", "")
+    assert [classifier.labels[classifier.find_class(labels[index])] for index in (0, 282, 999)] == [
+        classifier.labels[index] for index in (0, 282, 999)
+    ]
+    assert set(offers("run", "a.jpg", "--colormap", "")) == set(COLORMAPS)

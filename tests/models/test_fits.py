@@ -1,0 +1,315 @@
+"""What of a picture the network is shown: its centre, all of it, or windows over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.targets import ClassTarget
+from tests.cli.test_cli import Command, folder, gradcam_command
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+Photo = Callable[[str], Path]
+CAT_AND_CUP = "cat_and_espresso.jpg"
+
+
+class Patches(nn.Module):
+    """Patches of 32 pixels that see nothing of one another, so that the maps of windows are parts of one map."""
+
+    def __init__(self, side: int = 64) -> None:
+        super().__init__()
+        self.side = side
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 32, 32), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+        self.batches: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.batches.append(len(images))
+        return self.head(self.body(images).mean((2, 3)))
+
+
+@pytest.fixture
+def patches() -> gradcam.Classifier:
+    torch.manual_seed(3)
+    model = Patches().eval()
+    return gradcam.load_classifier(model, size=64, crop=1, mean=(0.5,) * 3, std=(0.5,) * 3, layer="body")
+
+
+def _prepare(picture: np.ndarray[Any, Any], size: tuple[int, int], how: str = "BICUBIC") -> Tensor:
+    """The whole picture at this size, as Pillow resizes it, in [-1,1]."""
+    resized = Image.fromarray(picture).resize(size[::-1], Image.Resampling[how])
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+def test_the_whole_picture_is_shown_in_its_own_aspect(classifier: gradcam.Classifier, photo: Photo) -> None:
+    path = photo(CAT_AND_CUP)  # 800 x 640
+    picture = gradcam.read_image(path)
+    found = classifier.explain(path, fit="whole")
+    own = classifier.explain(path)
+    # Its shorter side becomes 256, as that of the network's own preprocessing does before the centre is taken.
+    shown = _prepare(picture, (256, 320))
+    expected = gradcam.explain(classifier.model, shown, classifier.layer, target=int(own.classes[0, 0]))
+    torch.testing.assert_close(found.maps, expected.maps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
+    assert found.regions == [(0, 0, 640, 800)]
+    assert found.overlay().shape == picture.shape
+    # It is classified by its own preprocessing, unless what it sees is asked for.
+    torch.testing.assert_close(found.probabilities(), own.probabilities())
+    seen = replace(classifier, predictions="seen").explain(path, fit="whole")
+    torch.testing.assert_close(seen.probabilities(), torch.softmax(classifier.model(shown), 1))
+
+
+def test_what_is_outside_of_the_centre_is_explained(classifier: gradcam.Classifier, photo: Photo) -> None:
+    """The cat is the left half of the picture; the network's own preprocessing cuts a third of it away."""
+    cat = classifier.find_class("Egyptian cat")
+    heatmap = classifier.explain(photo(CAT_AND_CUP), target=cat, fit="whole").heatmaps[0, 0]
+    left, right = heatmap[:, :160].sum(), heatmap[:, 160:].sum()
+    assert left / (left + right) > 0.85
+    outside = heatmap[:, :48].mean()  # of 120 pixels at the left border, which the centre leaves out
+    assert outside > 3 * right / heatmap[:, 160:].numel()
+
+
+@pytest.mark.parametrize("fit", ["tiles", "tiles:64", "tiles:160"])
+def test_windows_join_to_the_map_of_all_of_it(patches: gradcam.Classifier, photo: Photo, fit: str) -> None:
+    picture = gradcam.read_image(photo("coffee.jpg"))[:320, :448]
+    found = patches.explain(picture, target=2, fit=fit)
+    side = int(fit.partition(":")[2] or 64)
+    size = tuple(64 + round((length * 64 / side - 64) / 32) * 32 for length in picture.shape[:2])
+    whole = gradcam.explain(patches.model, _prepare(picture, size, "BILINEAR"), "body", target=2)
+    assert found.maps.shape == whole.maps.shape
+    torch.testing.assert_close(found.heatmaps, whole.heatmaps, rtol=0, atol=5e-3)  # of 8 bits
+    assert max(patches.model.batches) <= 8  # a few windows at a time, however many there are
+    assert found.regions == [(0, 0, 320, 448)]
+
+
+def test_borders_of_windows_are_smooth(classifier: gradcam.Classifier, photo: Photo) -> None:
+    """Where windows begin and end the map is no rougher than elsewhere."""
+    found = classifier.explain(photo(CAT_AND_CUP), target="Egyptian cat", fit="tiles:320").maps[0, 0]
+    steps = found.diff(dim=1).abs().mean(0)  # from each column of cells to the next
+    own = found.shape[1] * 320 // 800  # cells of one window
+    starts = [round(k * (found.shape[1] - own) / 3) for k in (1, 2)]
+    at_borders = torch.cat([steps[start - 1 : start] for start in starts]).mean()
+    assert at_borders < 1.5 * steps.mean()
+
+
+def test_windows_are_told_and_classify_by_their_mean(patches: gradcam.Classifier) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (128, 192, 3), dtype=np.uint8)
+    told: list[tuple[int, int]] = []
+    seen = replace(patches, predictions="seen", fit="tiles")
+    found = seen.explain(picture, progress=lambda done, total: told.append((done, total)))
+    windows = [picture[top : top + 64, left : left + 64] for top in (0, 32, 64) for left in (0, 32, 64, 96, 128)]
+    logits = patches.model(patches.batch(windows)).mean(0)
+    torch.testing.assert_close(found.output[0], logits, rtol=1e-4, atol=1e-5)
+    assert found.classes.tolist() == [[int(logits.argmax())]]
+    torch.testing.assert_close(found.scores[0, 0], logits.max(), rtol=1e-4, atol=1e-5)
+    assert told == [(8, 15), (15, 15)]
+
+
+def test_a_picture_smaller_than_a_window_is_one_window(patches: gradcam.Classifier) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    found = patches.explain(picture, target=1, fit="tiles")
+    own = patches.explain(picture, target=1)
+    torch.testing.assert_close(found.heatmaps, own.heatmaps, rtol=1e-4, atol=1e-5)
+
+
+def _vision_transformers() -> dict[str, Callable[[], nn.Module]]:
+    def torchvisions() -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        made = VisionTransformer(64, 16, 2, 2, 24, 48, num_classes=7)
+        nn.init.normal_(made.heads.head.weight)  # zeros at first
+        return made
+
+    def timms() -> nn.Module:
+        timm = pytest.importorskip("timm")
+        made: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=7, depth=2)
+        return made
+
+    def swins() -> nn.Module:
+        timm = pytest.importorskip("timm")
+        made: nn.Module = timm.create_model(
+            "swin_tiny_patch4_window7_224", img_size=64, num_classes=7, depths=(1, 1, 1, 1)
+        )
+        return made
+
+    def transformers() -> nn.Module:
+        library = pytest.importorskip("transformers")
+        config = library.ViTConfig(
+            image_size=64, patch_size=16, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+            num_labels=7,
+        )  # fmt: skip
+        made: nn.Module = library.ViTForImageClassification(config)
+        return made
+
+    return {"torchvision": torchvisions, "timm": timms, "swin": swins, "transformers": transformers}
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm", "swin", "transformers"])
+def test_positions_of_a_transformer_are_interpolated(kind: str) -> None:
+    torch.manual_seed(0)
+    model = _vision_transformers()[kind]().eval()
+    classifier = gradcam.load_classifier(model, size=64, crop=1, fit="whole")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    # A quarter of it is bright: the same quarter of the map answers, whatever the weights are.
+    picture = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
+    found = classifier.explain(picture, target=3)
+    assert found.heatmaps.shape == (1, 1, 64, 128)
+    grid = found.maps.shape[2:]
+    assert grid[1] == 2 * grid[0]
+    # What it is shown at its own size is what it always was.
+    square = classifier.explain(picture[:, :64], target=3)
+    plain = gradcam.explain(model, classifier.batch([picture[:, :64]]), found.layer, target=3)
+    torch.testing.assert_close(square.maps, plain.maps)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_in_training_is_left_as_it_was_and_never_stale() -> None:
+    torch.manual_seed(0)
+    model = _vision_transformers()["timm"]()
+    model.train()
+    picture = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
+    classifier = gradcam.load_classifier(model, size=64, crop=1, fit="whole", layer="blocks.0.norm1")
+    before = classifier.explain(picture, target=3).maps
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model.training
+    positions: Any = model.pos_embed
+    positions.data = torch.randn_like(positions) * 3  # as averages of weights are put in
+    after = classifier.explain(picture, target=3).maps
+    assert not torch.allclose(before, after)
+    model.double()
+    torch.testing.assert_close(classifier.explain(picture, target=3).maps, after, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fit", ["whole", "tiles"])
+@pytest.mark.parametrize("score", ["logit", "contrast"])
+def test_each_picture_has_a_class_of_its_own(patches: gradcam.Classifier, fit: str, score: str) -> None:
+    pictures = list(np.random.default_rng(0).integers(0, 256, (2, 128, 192, 3), dtype=np.uint8))
+    together = patches.explain(pictures, target=ClassTarget([[1], [2]], score=score), fit=fit)
+    for i, index in enumerate((1, 2)):
+        alone = patches.explain(pictures[i], target=ClassTarget([[index]], score=score), fit=fit)
+        torch.testing.assert_close(together.maps[i], alone.maps[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together.scores[i], alone.scores[0], rtol=1e-4, atol=1e-5)
+
+
+def test_interpolated_positions_are_torchvisions_own() -> None:
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    torch.manual_seed(0)
+    small = VisionTransformer(64, 16, 2, 2, 24, 48, num_classes=7).eval()
+    nn.init.normal_(small.heads.head.weight)
+    large = VisionTransformer(128, 16, 2, 2, 24, 48, num_classes=7).eval()
+    large.load_state_dict(interpolate_embeddings(128, 16, small.state_dict()))
+    # Of 64 pixels, a shorter side of 128 is shown where the preprocessing resizes to that before the centre is taken.
+    classifier = gradcam.load_classifier(small, size=64, crop=0.5, layer="encoder.layers.encoder_layer_0")
+    picture = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+    found = replace(classifier, predictions="seen").explain(picture, fit="whole", target=3)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    images = ((torch.from_numpy(picture) / 255 - mean) / std).permute(2, 0, 1)[None].float()
+    # Torchvision aligns corners, which differs by a little.
+    torch.testing.assert_close(found.output, large(images), rtol=0.2, atol=0.2)
+
+
+def test_a_network_of_one_size_says_so() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5)).eval()
+    with pytest.raises(ModelError, match="takes 64 x 64 pixels alone.*'tiles'"):
+        gradcam.load_classifier(model, size=64, crop=1, fit="whole")
+    with pytest.raises(ModelError, match="takes 64 x 64 pixels alone"):
+        gradcam.load_classifier(model, size=64, crop=1).explain(np.zeros((100, 80, 3), np.uint8), fit="whole")
+    tiles = gradcam.load_classifier(model, size=64, crop=1, fit="tiles", layer="1")
+    with pytest.raises(ImageError, match="Windows of 1 pixels would be .* take the fit 'tiles:"):
+        tiles.explain(np.zeros((400, 400, 3), np.uint8), target=0, fit="tiles:1")
+    assert tiles.explain(np.zeros((200, 300, 3), np.uint8), target=0).maps.shape == (1, 1, 24, 36)
+
+
+def test_what_is_no_fit(classifier: gradcam.Classifier, photo: Photo) -> None:
+    for given in ("all", "crop:3", "tiles:0", "tiles:x", 3, ""):
+        with pytest.raises(GradcamError, match="fit is .*expected 'crop'"):
+            gradcam.load_classifier(fit=given)  # type: ignore[arg-type]
+    with pytest.raises(GradcamError, match="predictions is 'mine', expected own or seen"):
+        gradcam.load_classifier(predictions="mine")
+    with pytest.raises(ImageError, match="3000 x 40: whole, the network would be shown 19200 x 256 pixels.*'tiles'"):
+        classifier.explain(np.zeros((40, 3000, 3), np.uint8), fit="whole")
+    with pytest.raises(ImageError, match="256 x 384 and 352 x 256 once preprocessed.*one by one"):
+        classifier.explain([photo("coffee.jpg"), photo("koala.webp")], fit="whole")
+    with pytest.raises(ImageError, match="in windows, which do not"):
+        classifier.explain([photo("coffee.jpg"), photo("koala.webp")], fit="tiles:400")
+    with pytest.raises(GradcamError, match="input-gradients is of the picture that the network is shown"):
+        replace(classifier, fit="tiles").attribute(photo("coffee.jpg"), "input-gradients")
+
+
+def test_an_attribution_is_of_the_whole_picture(classifier: gradcam.Classifier, photo: Photo) -> None:
+    found = replace(classifier, fit="whole").attribute(photo(CAT_AND_CUP), "input-gradients")
+    assert found.values.shape[-2:] == (256, 320)
+    assert found.regions == [(0, 0, 640, 800)]
+    torch.testing.assert_close(found.output, classifier.explain(photo(CAT_AND_CUP)).output)
+    transformer = gradcam.load_classifier(_vision_transformers()["timm"]().eval(), size=64, crop=1, fit="whole")
+    norm = transformer.model.blocks[1].norm1  # type: ignore[union-attr,index]
+    with pytest.raises(GradcamError, match="ReLU"):  # which it has none of: its layer was found
+        transformer.attribute(np.zeros((64, 128, 3), np.uint8), "guided-gradcam", layer=norm)
+
+
+def test_the_outline_is_fine_and_within_what_was_seen(classifier: gradcam.Classifier, photo: Photo) -> None:
+    found = classifier.explain(photo(CAT_AND_CUP))
+    top, left, height, width = found.regions[0]
+    plain, drawn = found.overlay(outline=False), found.overlay()
+    changed = (plain != drawn).any(2)
+    inner = changed[top + 4 : top + height - 4, left + 4 : left + width - 4]
+    assert not inner.any()
+    outside = np.ones(changed.shape, bool)
+    outside[top : top + height, left : left + width] = False
+    assert not changed[outside].any()
+    border = np.concatenate([changed[top, left : left + width], changed[top : top + height, left]])
+    assert border.mean() > 0.95
+    blank = np.zeros((7, 7), np.float32)
+    picture = found.pictures[0]
+    assert np.array_equal(gradcam.overlay(picture, blank, region=found.regions[0], outline=True), picture)
+    whole = classifier.explain(photo(CAT_AND_CUP), fit="whole")
+    assert np.array_equal(whole.overlay(), whole.overlay(outline=False))
+
+
+def test_the_shell_shows_all_of_pictures_of_several_sizes(
+    gradcam_command: Command, tmp_path: Path, photo: Photo
+) -> None:
+    names = ("coffee.jpg", "koala.webp", CAT_AND_CUP)
+    out = tmp_path / "out"
+    typed = ("batch", *(photo(name) for name in names), "-o", out, "--save", "map")
+    assert gradcam_command(*typed, "--fit", "whole").status == 0
+    found = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert [record["fit"] for record in found] == ["whole"] * 3
+    assert [record["region"] for record in found] == [[0, 0, *record["size"]] for record in found]
+    shapes = [np.load(out / record["explained"][0]["map"]).shape for record in found]
+    assert shapes == [(8, 12), (11, 8), (8, 10)]
+    own = gradcam_command("run", photo("coffee.jpg"), "-o", tmp_path / "own", "--json")
+    assert json.loads(own.out)["predictions"] == found[0]["predictions"]
+    assert "fit" not in json.loads(own.out)
+    again = gradcam_command(*typed, "--resume")
+    assert again.status != 0
+    assert "fit" in again.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("--fit", "all"), "expected 'crop', 'whole', 'tiles'"),
+        (("--predictions", "seen"), "give one of these as well"),
+        (("--fit", "tiles", "--method", "input-gradients"), "--fit tiles is for maps at layers"),
+    ],
+)
+def test_the_shell_refuses_what_does_not_go_together(
+    gradcam_command: Command, photo: Photo, typed: tuple[str, ...], said: str
+) -> None:
+    done = gradcam_command("run", photo("coffee.jpg"), *typed)
+    assert done.status == 2
+    assert said in " ".join(done.err.split())

@@ -1,0 +1,682 @@
+"""The gallery in a real browser: Chromium from the system's packages, driven by Playwright."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradcam.errors import printable
+from gradcam.images.draw import overlay
+from gradcam.images.read import Pixels, read_image, write_image
+from gradcam.report.pages import write_report
+from gradcam.report.views import find_stem
+from gradcam.storage.records import Explained, Prediction, Record
+from tests.report.test_report import HOSTILE, done, result, write_run
+from tests.views import write_views
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"),
+]
+GREEN, RED = (30, 160, 60), (210, 30, 40)
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page that was opened, and what it did that no page of ours may do."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(**({"viewport": DESKTOP} | options))
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.wrongs: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.wrongs.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrongs.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.wrongs.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, folder: Path, state: str = "") -> Any:
+        self.page.goto("about:blank")  # another state alone would not load it anew
+        self.page.goto((folder / "index.html").as_uri() + (f"#{state}" if state else ""))
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+    """Opens pages; in the end nothing may have gone wrong on any, nor been asked of the network."""
+    visits: list[Visit] = []
+
+    def start(**options: Any) -> Visit:
+        visits.append(Visit(browser, **options))
+        return visits[-1]
+
+    yield start
+    for each in visits:
+        each.context.close()
+    assert [wrong for each in visits for wrong in each.wrongs] == []
+    requests = [url for each in visits for url in each.requests]
+    assert [url for url in requests if not url.startswith(("file:///", "data:", "about:blank"))] == []
+
+
+def plain(colour: tuple[int, ...]) -> Pixels:
+    return np.full((300, 400, 3), colour, np.uint8)
+
+
+def warm(picture: Pixels) -> Pixels:
+    rows, columns = np.mgrid[-1 : 1 : picture.shape[0] * 1j, -1 : 1 : picture.shape[1] * 1j]
+    return overlay(picture, np.exp(-3 * (rows**2 + columns**2)))
+
+
+def write_gallery(folder: Path, records: Sequence[Record], pictures: dict[str, Pixels]) -> Path:
+    """A folder with overlays, views and the page; of a record without a picture there are overlays alone."""
+    write_run(folder, records, {"model": "resnet50", "settings": {"alpha": 0.5}})
+    for record in records:
+        picture = pictures.get(record.image)
+        drawn = [plain(RED) if picture is None or (picture == GREEN).all() else warm(picture)] * len(record.explained)
+        for entry, each in zip(record.explained, drawn):
+            (folder / str(entry.overlay)).parent.mkdir(parents=True, exist_ok=True)
+            write_image(folder / str(entry.overlay), each)
+        if record.explained:
+            write_views(folder, str(find_stem(record)), picture, drawn)
+    write_report(folder)
+    return folder
+
+
+def predicted(*classes: tuple[int, str, float]) -> dict[str, Any]:
+    return {"predictions": [Prediction(*each) for each in classes]}
+
+
+CAT, TABBY, CUP = (285, "Egyptian cat"), (281, "tabby"), (967, "espresso")
+
+
+def several() -> list[Explained]:
+    """Two classes by two methods."""
+    return [
+        result(f"both-{method}-{index}-{label}.jpg", index=index, label=label, method=method)
+        for method in ("gradcam", "layercam")
+        for index, label in (CUP, TABBY)
+    ]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory, photo: Callable[[str], Path]) -> Path:
+    blank = [result("animals/9-gradcam.jpg", blank=True)]
+    records = [
+        done("animals/chelsea.jpg", size=(300, 451), **predicted((*CAT, 0.37), (*TABBY, 0.18), (968, "cup", 0.0004))),
+        done("animals/10.jpg", **predicted((*TABBY, 0.9))),
+        done("animals/9.jpg", explained=blank, note="shown as its values are", **predicted((*TABBY, 0.5))),
+        Record("broken.jpg", "resnet50", error="broken.jpg: is damaged or cut off"),
+        done("both.jpg", explained=several(), size=(300, 400), region=(0, 50, 300, 300), **predicted((*CUP, 0.58))),
+        done("alone.jpg", **predicted((*CUP, 0.95))),
+    ]
+    names = {"animals/chelsea.jpg": "chelsea.jpg", "animals/10.jpg": "koala.webp", "animals/9.jpg": "panda.webp"}
+    pictures = {image: read_image(photo(name)) for image, name in names.items()}
+    return write_gallery(tmp_path_factory.mktemp("zoo"), records, {**pictures, "both.jpg": plain(GREEN)})
+
+
+INPUT = ["animals/chelsea.jpg", "animals/10.jpg", "animals/9.jpg", "broken.jpg", "both.jpg", "alone.jpg"]
+
+
+def list_cards(page: Any) -> list[str]:
+    """The names on the cards, in the order of the document."""
+    names: list[str] = page.locator("#grid .card .name").all_text_contents()
+    return names
+
+
+def count(page: Any) -> str:
+    text: str = page.locator("#count").inner_text()
+    return text
+
+
+def colour_of(locator: Any) -> Any:
+    """The mean colour of what is on the screen there."""
+    locator.evaluate(
+        "async (box) => await Promise.all([...box.querySelectorAll('img')].map((image) => image.decode()))"
+    )
+    from PIL import Image
+
+    pixels = np.asarray(Image.open(io.BytesIO(locator.screenshot())).convert("RGB"))
+    middle = pixels[pixels.shape[0] // 4 : pixels.shape[0] // 2, pixels.shape[1] // 4 : pixels.shape[1] // 2]
+    return middle.mean((0, 1))
+
+
+def wait_for_detail(page: Any, name: str) -> None:
+    playwright.expect(page.locator("#detail-name")).to_have_text(name)
+    playwright.expect(page.locator("#detail")).to_have_attribute("data-state", "ready")
+
+
+def test_every_picture_has_a_card(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo)
+    assert page.title() == f"{zoo.name} · Grad-CAM"
+    assert list_cards(page) == INPUT
+    assert count(page) == "6 pictures"
+    cards = page.locator("#grid .card")
+    assert cards.nth(1).locator(".verdict").inner_text().split("\n") == ["tabby", "90 %"]
+    assert cards.nth(3).locator(".error").inner_text() == "broken.jpg: is damaged or cut off"
+    assert page.locator(".badge").all_inner_texts() == ["no evidence"]
+    page.wait_for_function("() => document.querySelectorAll('#grid img.here').length === 5")
+    assert page.locator("#failures").inner_text() == "1"
+    page.get_by_text("Settings of the run").click()
+    assert page.get_by_text("alpha", exact=True).is_visible()
+
+
+def test_cards_lie_beside_and_below_each_other(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit(viewport={"width": 900, "height": 800}).open(zoo)
+    boxes = [card.bounding_box() for card in page.locator("#grid li").all()]
+    rows = sorted({box["y"] for box in boxes})
+    assert [sum(box["y"] == row for box in boxes) for row in rows] == [4, 2]
+    for i, box in enumerate(boxes):
+        for other in boxes[:i]:
+            assert (
+                box["x"] >= other["x"] + other["width"]
+                or other["x"] >= box["x"] + box["width"]
+                or box["y"] >= other["y"] + other["height"]
+            )
+    assert max(box["x"] + box["width"] for box in boxes) <= 900
+    assert page.locator("main").bounding_box()["height"] > rows[1] - rows[0] + boxes[0]["height"]
+
+
+def test_pictures_in_place_of_overlays(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo)
+    green = page.locator("#grid li").nth(4).locator(".thumb")
+    page.wait_for_function("() => document.querySelectorAll('#grid img.here').length === 5")
+    assert np.abs(colour_of(green) - RED).max() < 8
+    page.get_by_text("Pictures", exact=True).last.click()
+    page.wait_for_function("() => document.querySelectorAll('#grid img.here').length === 4")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('#grid img')].every((i) => getComputedStyle(i).opacity === '1')"
+    )
+    assert np.abs(colour_of(green) - GREEN).max() < 8
+    assert page.locator("#grid li").nth(5).locator(".missing").inner_text() == "not at hand"
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (lambda page: page.fill("#search", "NIM 9"), ["animals/9.jpg"]),
+        (lambda page: page.select_option("#class", label="tabby (2)"), ["animals/10.jpg", "animals/9.jpg"]),
+        (lambda page: page.fill("#least", "50"), ["animals/10.jpg", "animals/9.jpg", "both.jpg", "alone.jpg"]),
+        (lambda page: page.fill("#most", "50"), ["animals/chelsea.jpg", "animals/9.jpg"]),
+        (lambda page: page.get_by_label("Failed", exact=True).check(force=True), ["broken.jpg"]),
+        (lambda page: page.get_by_label("Done", exact=True).check(force=True), [n for n in INPUT if n != "broken.jpg"]),
+        (lambda page: page.fill("#search", "nothing is called this"), []),
+    ],
+    ids=["name", "class", "least", "most", "failed", "done", "nothing"],
+)
+def test_filters(visit: Callable[..., Visit], zoo: Path, act: Callable[[Any], object], expected: list[str]) -> None:
+    started = visit()
+    page = started.open(zoo)
+    act(page)
+    assert list_cards(page) == expected
+    assert count(page) == f"{len(expected)} of 6"
+    assert page.locator("#nothing").is_visible() == (not expected)
+    page.reload()
+    assert list_cards(page) == expected
+    page.locator("#clear").click()
+    assert list_cards(page) == INPUT
+    assert "#" not in page.url or page.url.endswith("#")
+    assert not page.locator("#clear").is_visible()
+
+
+BY_NAME = ["alone.jpg", "animals/9.jpg", "animals/10.jpg", "animals/chelsea.jpg", "both.jpg", "broken.jpg"]
+SUREST = ["alone.jpg", "animals/10.jpg", "both.jpg", "animals/9.jpg", "animals/chelsea.jpg", "broken.jpg"]
+BY_CLASS = ["animals/chelsea.jpg", "alone.jpg", "both.jpg", "animals/10.jpg", "animals/9.jpg", "broken.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("input", INPUT),
+        ("name", BY_NAME),
+        ("surest", SUREST),
+        ("least-sure", [*SUREST[4::-1], SUREST[5]]),
+        ("class", BY_CLASS),
+    ],
+)
+def test_sorting(visit: Callable[..., Visit], zoo: Path, sort: str, expected: list[str]) -> None:
+    page = visit().open(zoo)
+    page.select_option("#sort", "name" if sort == "input" else "input")
+    page.select_option("#sort", sort)
+    assert list_cards(page) == expected
+    page.reload()
+    assert list_cards(page) == expected
+    page.fill("#search", "animals")
+    assert list_cards(page) == [name for name in expected if name.startswith("animals")]
+
+
+def test_a_view_is_kept_in_the_address(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo, "which=done&sort=name&class=967&least=60&image=alone.jpg")
+    wait_for_detail(page, "alone.jpg")
+    assert page.locator("#detail-place").inner_text() == "1 of 1"
+    page.keyboard.press("Escape")
+    assert list_cards(page) == ["alone.jpg"]
+    assert page.input_value("#least") == "60"
+    assert page.input_value("#sort") == "name"
+    page = visit().open(zoo, "sort=constructor&which=x&class=x&least=x&look=x&image=x&other=x")
+    assert list_cards(page) == INPUT
+
+
+def test_the_way_back_leads_to_the_gallery(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo)
+    page.locator(".card").nth(1).click()
+    wait_for_detail(page, "animals/10.jpg")
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/9.jpg")
+    page.go_back()
+    playwright.expect(page.locator("#detail")).not_to_be_visible()
+    assert list_cards(page) == INPUT
+
+
+def test_the_slider_fades_between_picture_and_overlay(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo, "image=both.jpg")
+    wait_for_detail(page, "both.jpg")
+    stack, fade = page.locator(".stack").first, page.locator("#fade")
+
+    def opacity() -> float:
+        return float(page.locator(".overlay").first.evaluate("(image) => getComputedStyle(image).opacity"))
+
+    assert opacity() == 1
+    assert np.abs(colour_of(stack) - RED).max() < 8
+    page.keyboard.press(" ")
+    assert opacity() == 0
+    assert fade.input_value() == "0"
+    assert np.abs(colour_of(stack) - GREEN).max() < 8
+    page.keyboard.press("3")
+    assert opacity() == 0.33
+    assert np.abs(colour_of(stack) - (0.67 * np.array(GREEN) + 0.33 * np.array(RED))).max() < 8
+    page.keyboard.press(" ")
+    page.keyboard.press(" ")
+    assert opacity() == 0.33  # back to where it was
+    page.keyboard.press("9")
+    assert opacity() == 1
+    fade.fill("60")
+    assert opacity() == 0.6
+    fade.press("ArrowLeft")  # the slider's own keys, when it has the focus
+    assert opacity() == 0.59
+    assert page.locator("#detail-name").inner_text() == "both.jpg"
+    page.locator("#next").click()
+    wait_for_detail(page, "alone.jpg")
+    page.locator("#previous").click()
+    wait_for_detail(page, "both.jpg")
+    assert opacity() == 0.59
+    page.keyboard.press("0")  # after a click, too
+    assert opacity() == 0
+
+
+def test_classes_and_methods_are_side_by_side(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit(viewport={"width": 1280, "height": 1400}).open(zoo, "image=both.jpg")
+    wait_for_detail(page, "both.jpg")
+    figures = page.locator("figure")
+    captions = [re.sub(r"\s+", " ", text) for text in figures.locator("figcaption").all_inner_texts()]
+    assert captions == [
+        f"{label} layer4 · {method} · score 8.50 overlay enlarge"
+        for method in ("gradcam", "layercam") for label in ("espresso", "tabby")
+    ]  # fmt: skip
+    boxes = [figure.bounding_box() for figure in figures.all()]
+    assert boxes[0]["y"] == boxes[1]["y"] < boxes[2]["y"] == boxes[3]["y"]
+    assert boxes[0]["x"] == boxes[2]["x"] < boxes[1]["x"] == boxes[3]["x"]
+    page.keyboard.press("]")
+    assert figures.locator("strong").all_inner_texts() == ["espresso"]
+    assert figures.locator(".stack").bounding_box()["width"] > boxes[0]["width"]
+    page.keyboard.press("]")
+    assert figures.locator("strong").all_inner_texts() == ["tabby"]
+    page.keyboard.press("[")
+    page.keyboard.press("[")
+    assert figures.count() == 4
+    page.keyboard.press("[")
+    assert "layercam" in figures.locator(".facts").inner_text()
+    page.get_by_role("button", name="show all").click()
+    figures.nth(2).get_by_role("button", name="enlarge").click()
+    assert figures.count() == 1
+    assert figures.get_attribute("data-k") == "2"
+
+
+def test_what_is_known_of_a_picture(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo, "image=animals%2Fchelsea.jpg")
+    wait_for_detail(page, "animals/chelsea.jpg")
+    rows = page.locator(".predictions li")
+    assert [row.inner_text().split("\n") for row in rows.all()] == [
+        ["Egyptian cat", "37 %"], ["tabby", "18 %"], ["cup", "< 0.1 %"],
+    ]  # fmt: skip
+    widths = rows.locator(".bar").evaluate_all(
+        "(bars) => bars.map((bar) => new DOMMatrix(getComputedStyle(bar, '::after').transform).a)"
+    )
+    assert widths == [0.37, 0.18, 0.0004]
+    link = page.get_by_role("link", name="overlay")
+    assert link.evaluate("(link) => link.href") == (zoo / "animals/chelsea-gradcam.jpg").as_uri()
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/10.jpg")
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/9.jpg")
+    assert page.locator("figure .badge").inner_text() == "no positive evidence"
+    assert page.locator(".note").inner_text() == "shown as its values are"
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "broken.jpg")
+    assert page.locator(".failure").inner_text() == "broken.jpg: is damaged or cut off"
+    assert not page.locator("#fade").is_visible()
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "both.jpg")
+    assert (
+        "400 × 300, of which the network saw 300 × 300, from 50 across and 0 down"
+        in page.locator("#facts").inner_text()
+    )
+    assert page.locator("#detail-place").inner_text() == "5 of 6"
+
+
+def test_overlays_alone(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo, "image=alone.jpg")
+    wait_for_detail(page, "alone.jpg")
+    assert page.locator("#fade").is_disabled()
+    assert (
+        page.locator("#fade-remark").inner_text() == "The plain picture is not at hand, so there is nothing to fade to."
+    )
+    page.keyboard.press("0")
+    page.keyboard.press(" ")
+    assert page.locator(".overlay").evaluate("(image) => getComputedStyle(image).opacity") == "1"
+    assert np.abs(colour_of(page.locator(".stack")) - RED).max() < 8
+    assert page.locator("#next").is_disabled()
+
+
+def focused(page: Any) -> str:
+    """What has the focus: the name on a card, or an id."""
+    text: str = page.evaluate("document.activeElement.title || document.activeElement.id")
+    return text
+
+
+def test_the_keyboard_is_enough(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit(viewport={"width": 900, "height": 800}).open(zoo)  # four columns
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == "animals/chelsea.jpg"
+    for key, name in [
+        ("ArrowRight", "animals/10.jpg"),
+        ("ArrowDown", "alone.jpg"),
+        ("ArrowDown", "alone.jpg"),
+        ("ArrowLeft", "both.jpg"),
+        ("ArrowUp", "animals/chelsea.jpg"),
+        ("End", "alone.jpg"),
+        ("ArrowRight", "alone.jpg"),
+        ("Home", "animals/chelsea.jpg"),
+    ]:
+        page.keyboard.press(key)
+        assert focused(page) == name
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    assert page.locator("#grid button[tabindex='0']").count() == 1
+    page.keyboard.press("/")
+    assert focused(page) == "search"
+    page.keyboard.type("animals/?")
+    assert page.input_value("#search") == "animals/?"
+    page.keyboard.press("Backspace")
+    page.keyboard.press("Enter")
+    assert focused(page) == "animals/chelsea.jpg"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    wait_for_detail(page, "animals/10.jpg")
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/9.jpg")
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/9.jpg")  # the last of three
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    assert page.locator("#detail").is_visible()
+    page.keyboard.press("Tab")
+    assert focused(page) == "previous"
+    page.keyboard.press(" ")  # a button that has the focus is pressed
+    wait_for_detail(page, "animals/10.jpg")
+    page.keyboard.press("ArrowRight")
+    wait_for_detail(page, "animals/9.jpg")
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("#detail")).not_to_be_visible()
+    page.wait_for_function("document.activeElement.title === 'animals/9.jpg'")  # what was looked at last, not first
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+
+
+def test_every_control_has_a_name(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo)
+    page.get_by_text("Settings of the run").click()
+    roles = ("button", "textbox", "searchbox", "spinbutton", "combobox", "radio", "slider", "link", "dialog", "list")
+    unnamed = re.compile(rf"- ({'|'.join(roles)})(?! \")\b")
+    assert unnamed.findall(page.locator("body").aria_snapshot()) == []
+    page.locator(".card").nth(4).click()
+    wait_for_detail(page, "both.jpg")
+    snapshot = page.locator("#detail").aria_snapshot()
+    assert 'slider "Fade from the picture to the overlay"' in snapshot
+    assert 'button "Next picture"' in snapshot
+    assert [name for name in unnamed.findall(snapshot) if name != "list"] == []
+    card = page.locator("#grid li").nth(4)
+    assert (card.get_attribute("aria-posinset"), card.get_attribute("aria-setsize")) == ("5", "6")
+
+
+NAMES = [
+    f"{HOSTILE}.jpg", "a b#c?d%20e&f+g.jpg", "quote\"'`</script>.jpg".replace("/", "∕"), "grün/猫.jpg",
+    "javascript:alert(1).jpg", "&lt;b&gt;.jpg", "gpj\u202e\x1b[2J\n.jpg", "__proto__.jpg", os.fsdecode(b"not-utf8-\xff.jpg"),
+]  # fmt: skip
+
+
+def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    label = f"</script><script>alert(2)</script>{HOSTILE}"
+    records = [
+        done(name, note=label, explained=[result(f"{name[:-4]}-gradcam.jpg", label=label, layer=label)],
+             **predicted((i, label, 0.5)))
+        for i, name in enumerate(NAMES)
+    ]  # fmt: skip
+    records.append(Record("b.jpg", label, error=label))
+    folder = write_gallery(tmp_path / HOSTILE, records, dict.fromkeys(NAMES, plain(GREEN)))
+    shown = [printable(name) for name in NAMES]
+    page = visit().open(folder)
+    assert list_cards(page) == [*shown, "b.jpg"]
+    assert page.locator(".card .label").first.inner_text() == label
+    assert page.locator(".card .error").inner_text() == label
+    assert page.locator("h1").inner_text() == HOSTILE
+    page.wait_for_function(f"() => document.querySelectorAll('#grid img.here').length === {len(NAMES)}")
+    for place, name in enumerate(shown):
+        page.locator(".card").nth(place).click()
+        wait_for_detail(page, name)
+        assert page.locator("figcaption strong").inner_text() == label
+        assert page.locator(".note").inner_text() == label
+        assert np.abs(colour_of(page.locator(".stack")) - RED).max() < 8
+        assert page.get_by_role("link", name="overlay").evaluate("(link) => link.href").startswith("file:///")
+        page.keyboard.press("0")
+        assert np.abs(colour_of(page.locator(".stack")) - GREEN).max() < 8
+        page.keyboard.press("9")
+        page.keyboard.press("Escape")
+    page.locator(".card").nth(NAMES.index("__proto__.jpg")).click()
+    page.reload()
+    wait_for_detail(page, "__proto__.jpg")
+    assert page.locator("img[src=x], [onerror]").count() == 0
+    assert page.evaluate("document.querySelectorAll('script:not([src]):not([type])').length") == 0
+
+
+def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    records = [
+        done(f"{i // 100:03}/{i:05}.jpg", size=None, **predicted((i % 1000, f"class {i % 1000}", (i % 101) / 101)))
+        for i in range(10_000)
+    ]
+    write_run(tmp_path, records)
+    (tmp_path / "099").mkdir()
+    write_image(tmp_path / "099/09999-gradcam.jpg", plain(RED))
+    write_views(tmp_path, "one", None, [plain(RED)])
+    views = tmp_path / "report/views"
+    for record in records:
+        path = views / f"{record.image[:-4]}.0.jpg"
+        path.parent.mkdir(exist_ok=True)
+        os.link(views / "one.0.jpg", path)
+    write_report(tmp_path)
+    started = visit()
+    page = started.open(tmp_path)
+    assert count(page) == "10,000 pictures"
+
+    def count_nodes() -> int:
+        nodes: int = page.evaluate("document.querySelectorAll('#grid *').length")
+        return nodes
+
+    def wait_for_card(name: str) -> None:
+        page.wait_for_function("(name) => document.querySelector(`[title='${name}'] img.here`)", arg=name)
+        assert page.locator(f"[title='{name}']").evaluate(
+            "(card) => { const box = card.getBoundingClientRect(); return box.top < innerHeight && box.bottom > 0; }"
+        )
+
+    wait_for_card("000/00000.jpg")
+    most = count_nodes()
+    for share in (0.25, 0.5, 0.75):
+        page.evaluate("(share) => scrollTo(0, share * document.documentElement.scrollHeight)", share)
+        page.wait_for_function(
+            "(least) => [...document.querySelectorAll('#grid li')].some((card) => Number(card.dataset.place) >= least"
+            " && card.getBoundingClientRect().top >= 0 && card.querySelector('img.here'))",
+            arg=int(share * 9900),
+        )
+        most = max(most, count_nodes())
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    wait_for_card("099/09999.jpg")
+    most = max(most, count_nodes())
+    assert list_cards(page)[-1] == "099/09999.jpg"
+    assert most < 1000
+    assert len([url for url in started.requests if url.endswith(".jpg")]) < 600
+    page.locator("[title='099/09999.jpg']").click()
+    wait_for_detail(page, "099/09999.jpg")
+    assert page.locator("#detail-place").inner_text() == "10,000 of 10,000"
+    page.keyboard.press("Escape")
+    page.keyboard.press("Home")
+    assert focused(page) == "000/00000.jpg"
+    page.fill("#search", "0999")
+    assert count(page) == "11 of 10,000"  # 00999, and 09990 to 09999
+    page.fill("#search", "")
+    page.select_option("#sort", "surest")
+    assert list_cards(page)[0] == "001/00100.jpg"
+
+
+def ground(page: Any) -> float:
+    """How bright the page is behind everything, 0 to 255."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return float(np.mean([int(value) for value in re.findall(r"\d+", colour)[:3]]))
+
+
+def test_dark_and_light(visit: Callable[..., Visit], zoo: Path) -> None:
+    assert ground(visit(color_scheme="light").open(zoo)) > 230
+    page = visit(color_scheme="dark").open(zoo)
+    assert ground(page) < 40
+    page.get_by_role("button", name="Switch to light").click()
+    assert ground(page) > 230
+    page.reload()
+    assert ground(page) > 230  # remembered
+    page.get_by_role("button", name="Switch to dark").click()
+    assert ground(page) < 40
+    page = visit(color_scheme="light").open(zoo)
+    page.emulate_media(color_scheme="dark")  # until somebody chooses, as the system has it
+    page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    assert ground(page) < 40
+
+
+def test_storage_may_be_forbidden(visit: Callable[..., Visit], zoo: Path) -> None:
+    started = visit(color_scheme="light")
+    started.page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
+        "history.replaceState = () => { throw new DOMException('no', 'SecurityError'); };"
+    )
+    page = started.open(zoo)
+    page.get_by_role("button", name="Switch to dark").click()
+    assert ground(page) < 40
+    page.fill("#search", "animals/1")
+    assert list_cards(page) == ["animals/10.jpg"]
+    assert page.url.endswith("#q=animals%2F1")
+
+
+@pytest.mark.parametrize("size", [PHONE, {"width": 320, "height": 600}])
+def test_a_phone_is_wide_enough(visit: Callable[..., Visit], tmp_path: Path, zoo: Path, size: dict[str, int]) -> None:
+    long = f"folder/{'a_very_long_name_without_a_place_to_break' * 4}.jpg"
+    record = done(long, note="x" * 300, model="m" * 200, **predicted((1, "a label " * 20, 0.5)))
+    page = visit(viewport=size, has_touch=True, is_mobile=True).open(write_gallery(tmp_path, [record], {}))
+
+    def reach() -> float:
+        right: float = page.evaluate(
+            "Math.max(document.documentElement.scrollWidth, ...[...document.querySelectorAll("
+            "'button, input, select, dd, h1, .card, .stack, figcaption, .note, #facts')].filter((each) => "
+            "each.checkVisibility()).map((each) => each.getBoundingClientRect().right))"
+        )
+        return right
+
+    assert reach() <= size["width"]
+    page.locator("#more-button").click()
+    page.get_by_text("Settings of the run").click()
+    assert page.locator("#least").is_visible()
+    assert reach() <= size["width"]
+    page.locator(".card").click()
+    playwright.expect(page.locator("#detail")).to_have_attribute("data-state", "ready")
+    assert reach() <= size["width"]
+    page = visit(viewport=size, is_mobile=True).open(zoo)
+    boxes = [card.bounding_box() for card in page.locator("#grid li").all()]
+    assert sum(box["y"] == boxes[0]["y"] for box in boxes) == (2 if size == PHONE else 1)
+
+
+def test_details_that_are_gone_are_said(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    folder = write_gallery(tmp_path, [done("a.jpg"), done("b.jpg")], {})
+    started = visit()
+    page = started.open(folder)
+    shutil.rmtree(next((folder / "report").glob("details-*")))
+    page.locator(".card").first.click()
+    wait_for_detail(page, "a.jpg")
+    assert "cannot be loaded: was the report made again?" in page.locator(".note").inner_text()
+    write_report(folder)
+    page.keyboard.press("ArrowRight")  # and are there once they are
+    wait_for_detail(page, "b.jpg")
+    assert page.locator("figure").count() == 1
+    assert all("ERR_FILE_NOT_FOUND" in wrong for wrong in started.wrongs)
+    started.wrongs.clear()
+
+
+def test_an_overlay_that_is_gone_gives_way_to_its_view(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    folder = write_gallery(tmp_path, [done("a.jpg")], {"a.jpg": plain(GREEN)})
+    (folder / "a-gradcam.jpg").unlink()
+    started = visit()
+    page = started.open(folder, "image=a.jpg")
+    wait_for_detail(page, "a.jpg")
+    page.wait_for_function("() => document.querySelector('.overlay').src.endsWith('/report/views/a.0.jpg')")
+    assert np.abs(colour_of(page.locator(".stack")) - RED).max() < 8
+    assert all("ERR_FILE_NOT_FOUND" in wrong for wrong in started.wrongs)
+    started.wrongs.clear()
+
+
+def test_a_page_without_views_or_records(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    write_report(write_run(tmp_path / "none", []))
+    page = visit().open(tmp_path / "none")
+    assert count(page) == "0 pictures"
+    assert page.locator("#nothing").inner_text() == "There are no pictures in this run."
+    write_report(write_run(tmp_path / "bare", [done("a.jpg", explained=[result(None)])]))
+    page = visit().open(tmp_path / "bare", "image=a.jpg")
+    wait_for_detail(page, "a.jpg")
+    assert page.locator("#fade-remark").inner_text() == "No overlays were written."
+    page.keyboard.press("Escape")
+    assert page.locator(".missing").inner_text() == "not at hand"
+
+
+def test_without_javascript_the_page_says_what_it_needs(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit(java_script_enabled=False).open(zoo)
+    assert page.get_by_text("shown with JavaScript, out of the folder “report” beside this page").is_visible()
+    assert not visit().open(zoo).get_by_text("shown with JavaScript").is_visible()
+    assert page.get_by_text("resnet50").first.is_visible()
