@@ -10,6 +10,7 @@ from .cam.explain import explain as explain
 from .cam.explain import fuse as fuse
 from .cam.listing import list_layers as list_layers
 from .cam.methods.table import METHODS as METHODS
+from .cam.methods.table import method as method
 from .errors import GradcamError as GradcamError
 from .errors import GradcamWarning as GradcamWarning
 from .hooks.target_layer import TargetLayer as TargetLayer

@@ -12,8 +12,8 @@ from gradcam.batch.findings import Finding, Question
 from gradcam.batch.pipeline import check_count, explain_items
 from gradcam.batch.pool import choose_batch_size, count_cores
 from gradcam.batch.read import Fetched
-from gradcam.cam.methods.table import find_methods, smooth
-from gradcam.cam.postprocess import check_augmentation, check_evidence
+from gradcam.cam.methods.table import check_evidence, find_methods, smooth
+from gradcam.cam.postprocess import check_augmentation
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten, show_fields
 from gradcam.layers.find import find_layer
 from gradcam.layers.reshape import to_reshape

@@ -17,8 +17,8 @@ from gradcam.cam.grid import JOINS, BlindPatchesError, add_levels, find_grid, wa
 from gradcam.cam.maps import Maps, compute_maps
 from gradcam.cam.methods.attention_capture import Census
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import find_methods, smooth
-from gradcam.cam.postprocess import Views, check_augmentation, check_evidence, choose_evidence, make_views, to_heatmaps
+from gradcam.cam.methods.table import check_evidence, find_methods, smooth
+from gradcam.cam.postprocess import Views, check_augmentation, choose_evidence, make_views, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, LayerError, join_names, shorten, warn

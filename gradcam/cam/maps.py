@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +14,17 @@ from gradcam.cam.budget import Effort
 from gradcam.cam.forward import Recorded, depend_on_one_another
 from gradcam.cam.grid import Site, blind_layer, check_range, choose_sites, warn_of_blind_images
 from gradcam.cam.methods.attention_capture import Census
-from gradcam.cam.methods.base import ACTIVATIONS, CURVATURES, GRADIENTS, Method
+from gradcam.cam.methods.base import (
+    Method,
+    OfActivations,
+    OfAttention,
+    OfCurvatures,
+    OfGradients,
+    OfInput,
+    OfReruns,
+)
 from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
-from gradcam.errors import BlindLayerError, TargetError, join_names, warn
+from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.layers.reshape import Reshape
 from gradcam.targets import FINER_SHARE, RepeatedTarget, Scored, difference, find_nearest
@@ -41,6 +51,7 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
         )
 
 
+Kind = TypeVar("Kind", bound=Method)
 Key = tuple[str, str]  # of a site and a method, or of a layer and one
 
 
@@ -97,16 +108,17 @@ def compute_maps(
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     scores = _scores_by_kind(recorded, methods)
     values = _Values()
-    for method in methods:
-        if method.needs == ACTIVATIONS:
-            _use_activations(sites, method, recorded.scored.values.shape[1], values)
-    first, second = ([it for it in methods if it.needs == needs] for needs in (GRADIENTS, CURVATURES))
+    first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
     placed = [(site.layer, site.recorded, site.layout.to_grid) for site in sites if first or second]
     apart = not depend_on_one_another(recorded.model, recorded.scored.values, placed)
+    _use_activations(sites, _of(OfActivations, methods), recorded.scored.values.shape[1], values)
     _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
     _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
-    _run_again(recorded, sites, [it for it in methods if not it.needs and it.place == "layer"], values, effort)
-    _look_beside_layers(recorded, methods, values, effort, census)
+    _run_again(recorded, sites, _of(OfReruns, methods), values, effort)
+    for of_input in _of(OfInput, methods):
+        values.add("input", of_input, [of_input.compute(recorded, effort)])
+    for of_attention in _of(OfAttention, methods):
+        values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, census, effort))])
     check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
     maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
     _judge_blindness(chosen, values, recorded)
@@ -146,16 +158,38 @@ def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, reco
             warn_of_blind_images(layer, all_of_them=any(all(images) for images in of_layer))
 
 
-def _use_activations(sites: Sequence[Site], method: Method, classes: int, values: _Values) -> None:
-    for site in sites:
-        found = method.compute(site.grid)[:, None].repeat_interleave(classes, 1)
-        values.add(site.layer, method, [undoubted(found)])
+def _of(kind: type[Kind], methods: Sequence[Method]) -> list[Kind]:
+    return [method for method in methods if isinstance(method, kind)]
+
+
+def _checked(method: OfActivations | OfGradients | OfCurvatures, *given: Tensor) -> Tensor:
+    """The method's maps (N,K,...), or (N,...) of activations alone. Raises `GradcamError` for what is no such thing."""
+    maps: Any = method.compute(*given)
+    if isinstance(method.function, str):
+        return maps  # our own
+    expected, grid = given[-1].shape[: len(given[1:2]) + 1], given[0].shape[2:]
+    form = f"{str(given[0].dtype).removeprefix('torch.')} {(*expected, *grid)} on {given[0].device}"
+    if not isinstance(maps, Tensor):
+        raise GradcamError(f"The method {method.name} gave {shorten(maps)}, expected a tensor {form}.")
+    if maps.shape != (*expected, *grid) or maps.device != given[0].device or maps.dtype != given[0].dtype:
+        kind = f"{str(maps.dtype).removeprefix('torch.')} {tuple(maps.shape)} on {maps.device}"
+        raise GradcamError(f"The method {method.name} gave a tensor {kind}, expected {form}.")
+    if not maps.isfinite().all():
+        raise GradcamError(f"The method {method.name} gave maps that are NaN or infinite in places.")
+    return maps
+
+
+def _use_activations(sites: Sequence[Site], methods: Sequence[OfActivations], classes: int, values: _Values) -> None:
+    for method in methods:
+        for site in sites:
+            found = _checked(method, site.grid)[:, None].repeat_interleave(classes, 1)
+            values.add(site.layer, method, [undoubted(found)])
 
 
 def _use_gradients(
     recorded: Recorded,
     sites: Sequence[Site],
-    methods: Sequence[Method],
+    methods: Sequence[OfGradients],
     scores: dict[str | None, Tensor],
     values: _Values,
     *,
@@ -179,7 +213,8 @@ def _use_gradients(
                 blind = is_zero if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
                 for method in methods:
                     if method.score == kind:
-                        values.add(site.layer, method, settle_method(method.compute, slack, site.grid, mine), blind)
+                        found = settle_method(partial(_checked, method), slack, site.grid, mine)
+                        values.add(site.layer, method, found, blind)
         first += on_grid.shape[1]
 
 
@@ -216,7 +251,7 @@ def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) ->
 
 
 def _use_curvatures(
-    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, *, one_by_one: bool
+    recorded: Recorded, sites: Sequence[Site], methods: Sequence[OfCurvatures], values: _Values, *, one_by_one: bool
 ) -> None:
     """Two backward passes for each class and layer, and for each image where they depend on one another."""
     scores, slack = recorded.scored.values, find_slack(recorded)
@@ -235,12 +270,12 @@ def _use_curvatures(
             )
             blind = [is_zero for (_, zeros), images in zip(first, groups) for is_zero in zeros[images]]
             for method in methods:
-                found_maps = settle_method(method.compute, slack, site.grid, gradient, curvature)
+                found_maps = settle_method(partial(_checked, method), slack, site.grid, gradient, curvature)
                 values.add(site.layer, method, found_maps, blind)
 
 
 def _run_again(
-    recorded: Recorded, sites: Sequence[Site], methods: Sequence[Method], values: _Values, effort: Effort
+    recorded: Recorded, sites: Sequence[Site], methods: Sequence[OfReruns], values: _Values, effort: Effort
 ) -> None:
     for method in methods:
         for site in sites:
@@ -254,16 +289,6 @@ def _run_again(
             has_map = found.maps.flatten(1).any(1) | found.was_rounding.flatten(1).any(1)
             blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
             values.add(site.layer, method, [found], blind.tolist() if method.is_signed else None)
-
-
-def _look_beside_layers(
-    recorded: Recorded, methods: Sequence[Method], values: _Values, effort: Effort, census: Census
-) -> None:
-    for method in methods:
-        if method.place == "input":
-            values.add("input", method, [method.compute(recorded, effort)])
-        elif method.place == "attention":
-            values.add("attention", method, [undoubted(method.compute(recorded, census, effort))])
 
 
 def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.hooks.nested import Batch
-from gradcam.options import AUGMENTATIONS, EVIDENCE
+from gradcam.options import AUGMENTATIONS
 from gradcam.targets import RepeatedTarget
 
 
@@ -77,18 +75,6 @@ def make_views(batch: Batch, augmentation: str) -> Views:
 
     with torch.no_grad():
         return Views(replace(batch.copy(show), images=batch.images * len(views)), views)
-
-
-def check_evidence(evidence: str, methods: Sequence[Method]) -> None:
-    """Raises `GradcamError` for an unknown kind, and for one that has no meaning for one of the methods."""
-    if not isinstance(evidence, str) or evidence not in EVIDENCE:
-        raise GradcamError(f"evidence is {shorten(evidence)}, expected one of {join_names(EVIDENCE)}.")
-    unsigned = [method.name for method in methods if not method.is_signed]
-    if evidence != "positive" and unsigned:
-        signed = join_names(name for name, method in METHODS.items() if method.is_signed)
-        raise GradcamError(
-            f"{unsigned[0]} shows positive evidence only: evidence={evidence!r} has a meaning for {signed}."
-        )
 
 
 def choose_evidence(maps: Tensor, evidence: str) -> Tensor:

@@ -197,8 +197,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
     """
     import_torch()
     from gradcam.batch.findings import Question
-    from gradcam.cam.methods.table import find_methods, smooth
-    from gradcam.cam.postprocess import check_evidence
+    from gradcam.cam.methods.table import check_evidence, find_methods, smooth
     from gradcam.images.draw import find_colormap
     from gradcam.layers.find import find_layer
     from gradcam.targets import ClassTarget

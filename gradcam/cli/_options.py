@@ -33,6 +33,7 @@ from gradcam.options import (
     SMOOTHINGS,
     to_fit,
 )
+from gradcam.plugins import installed, is_own
 from gradcam.sources.shards import FailureLimit, Shard, parse_limit, parse_shard
 from gradcam.storage.store import EXTRAS, Store, to_place
 
@@ -367,6 +368,8 @@ def find_any(name: str) -> Method | AttributionMethod:
     try:
         return find_method(name)
     except GradcamError:
+        if is_own(name) or name in installed("methods"):
+            raise
         raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
 
 

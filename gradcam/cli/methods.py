@@ -9,6 +9,7 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete
 from gradcam.cli._options import find_any
+from gradcam.plugins import installed
 
 
 @click.command("methods", cls=Command, short_help="List the methods, their cost and their papers.")
@@ -16,9 +17,11 @@ from gradcam.cli._options import find_any
 @click.option("--bibtex", is_flag=True, help="Print the papers' BibTeX entries.")
 def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
     """List the methods: what each does, what it costs in forward passes of the network, and where it is from."""
-    chosen = [find_any(name) for name in names] or [*METHODS.values(), *ATTRIBUTIONS.values()]
+    chosen = [find_any(name) for name in names] or [
+        find_any(name) for name in (*METHODS, *installed("methods"), *ATTRIBUTIONS)
+    ]
     if bibtex:
-        sources = dict.fromkeys(method.source for method in chosen)
+        sources = dict.fromkeys(method.source for method in chosen if method.source is not None)
         click.echo("\n\n".join(source.to_bibtex() for source in sources))
         return 0
     width = max(len(method.name) for method in chosen)
@@ -26,5 +29,6 @@ def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
     for method in chosen:
         click.echo(f"{click.style(f'{method.name:<{width}}', bold=True)}  {method.summary}")
         click.echo(f"{indent}forward passes: {method.cost}")
-        click.echo(f"{indent}{click.style(method.paper, dim=True)}")
+        if method.paper:
+            click.echo(f"{indent}{click.style(method.paper, dim=True)}")
     return 0

@@ -30,7 +30,6 @@ from gradcam.models.device import (
     place,
 )
 from gradcam.models.fits import check_sizes, find_step, get_steps
-from gradcam.models.functions import find_function
 from gradcam.models.labels import check_labels, fit_labels
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers import DEFAULT, load_parts
@@ -38,6 +37,7 @@ from gradcam.models.providers.base import Parts
 from gradcam.models.readers import Reader, read_picture, to_reader
 from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.options import ACTIVATIONS, to_fit
+from gradcam.plugins import find_function
 from gradcam.targets import find_logits
 
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes

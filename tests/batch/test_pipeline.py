@@ -37,8 +37,7 @@ from gradcam.errors import GradcamError, ImageError, InputError, LayerError, Mod
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.sources.contents import Item
 from gradcam.targets import ClassTarget
-
-from .helpers import tiny_model
+from tests.helpers import tiny_model
 
 NAMES = (
     "cat_and_espresso.jpg", "koala.webp", "camera.png", "chelsea.jpg", "lemur.webp",

@@ -195,7 +195,7 @@ def test_an_unknown_option() -> None:
 
 
 def test_the_table_is_read_without_torch() -> None:
-    code = "import sys; from gradcam.methods import METHODS; assert len(METHODS) > 11; print('torch' in sys.modules)"
+    code = "import sys; from gradcam import METHODS; assert len(METHODS) > 11; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

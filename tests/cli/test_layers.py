@@ -19,8 +19,8 @@ from torchvision import models
 import gradcam
 from gradcam.cam.listing import list_layers
 from gradcam.cli import main
-from gradcam.models.functions import find_function
 from gradcam.models.skeletons import build_skeleton, survey
+from gradcam.plugins import find_function
 from tests.cli.test_cli import Photo, folder, gradcam_command, small
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures

@@ -1,4 +1,6 @@
-"""What a method is."""
+"""What a method is: a name, what is known of it, and one function, whose arguments depend on the kind of method."""
+
+# No torch is imported here: the shell reads its choices from the table before there is anything to compute.
 
 from __future__ import annotations
 
@@ -6,79 +8,89 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gradcam.cam.methods.papers import Paper
 from gradcam.errors import GradcamError, join_names
 
-ROUNDING = 64.0  # a sum of no more than so many units in the last place of its terms is nothing but rounding
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# From activations (N,C,...) and weights, (N,K,C) for the channels or (N,K,C,...) for their places, to maps (N,K,...).
-Join = Callable[[Tensor, Tensor], Tensor]
-
-
-def add_up(activations: Tensor, weights: Tensor) -> Tensor:
-    """The weighted channels' sum."""
-    if weights.ndim == 3:
-        return (weights @ activations.flatten(2)).unflatten(2, activations.shape[2:])
-    return (activations[:, None] * weights).sum(2)
-
-
-# No torch is imported here: the shell reads its choices from the table before there is anything to compute.
-
-
-Needs = Literal["activations", "gradients", "curvatures"]
-ACTIVATIONS: tuple[Needs, ...] = ("activations",)
-GRADIENTS: tuple[Needs, ...] = ("activations", "gradients")
-CURVATURES: tuple[Needs, ...] = ("activations", "gradients", "curvatures")
+    from gradcam.cam.budget import Effort
+    from gradcam.cam.forward import Recorded
+    from gradcam.cam.grid import Site
+    from gradcam.cam.methods.attention_capture import Census
+    from gradcam.cam.rounding import Settled
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to make a map.
+    """One way to make a map, of one of the kinds below, each of which says what its function takes and gives.
 
-    `name`, `summary`: what it is called, and what it does, in one line. `source`: where it is from. `cost`: forward
-    passes, in words. `home`: its function, as "module:name" below `gradcam`.
-    `needs`: what the function takes, of which `activations` are (N,C,...), `gradients` and `curvatures` (H A, the
-    second derivatives times the activations) (N,K,C,...), on a grid of any rank, float32 or float64. It gives maps
-    (N,K,...), or (N,...) if it takes activations only and is of no class. A method that needs none of them runs the
-    model again: its function takes what was recorded, the layer's site and the effort, and gives maps (N,K,...), settled
-    by `rounding` where it is no method of attention.
-    `place`: where its maps lie, at a "layer", on the "input", or in all blocks' "attention"; a function on the input takes
-    no site, one of attention takes the census of it instead.
-    `is_signed`: whether its negative values are evidence against the class. `assumes_positive`: whether it takes activations
-    for strengths of features, so that it needs a layer without negative ones. `score`: a key of `scores.METHOD_SCORES`, if
-    it explains another number than the one that was asked for. `options`: what can be changed with `using`, and to what it
-    is set.
+    Parameters
+    ----------
+    name, summary
+        What it is called, and what it does, in one line.
+    source
+        Where it is from; None for what has no paper.
+    function
+        The function, or "module:name" of it, in this package or by its whole name, to be imported when it is first used.
+    cost
+        Forward passes, in words.
+    is_signed
+        Whether its negative values are evidence against the class.
+    assumes_positive
+        Whether it takes activations for strengths of features, so that it needs a layer without negative ones.
+    score
+        "finer" where it explains another number than the one that was asked for.
+    options
+        What can be changed with `using`, and to what it is set.
+    channels
+        Whether channels are "added" up, or a "component" of them is taken, or neither.
+    join
+        How channels are put together in place of adding them up, as `function`.
     """
 
     name: str
     summary: str
-    source: Paper = field(repr=False)
-    cost: str = field(repr=False)
-    home: str = field(repr=False)
-    needs: tuple[Needs, ...] = field(repr=False)
+    source: Paper | None = field(repr=False)
+    function: str | Callable[..., Any] = field(repr=False)
+    cost: str = field(default="1", repr=False)
     is_signed: bool = field(default=False, repr=False)
     assumes_positive: bool = field(default=False, repr=False)
     score: str | None = field(default=None, repr=False)
-    place: Literal["layer", "input", "attention"] = field(default="layer", repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)
 
+    needs: ClassVar[tuple[str, ...]] = ()  # what the function takes of one pass; nothing where it runs the model again
+    place: ClassVar[Literal["layer", "input", "attention"]] = "layer"  # where its maps lie
+
     @property
     def paper(self) -> str:
         """Where it is from, in one line."""
-        return str(self.source)
+        return str(self.source or "")
+
+    @property
+    def has_layer(self) -> bool:
+        """Whether it looks at a layer."""
+        return self.place == "layer"
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether it runs the model, or a part of it, more than once."""
+        return not self.needs
 
     @property
     def compute(self) -> Callable[..., Any]:
         """The function, imported when it is first asked for, with its options."""
         options = dict(self.options) if self.join is None else {**self.options, "join": _load(self.join)}
-        function = _load(self.home)
+        function = _load(self.function)
         return functools.partial(function, **options) if options else function
+
+    def __call__(self, *given: Any) -> Any:
+        """What the function gives, with the options of this method."""
+        return self.compute(*given)
 
     def using(self, **options: Any) -> Method:
         """The method with other options, to be passed where a name is: `METHODS["rise"].using(masks=2000)`.
@@ -100,10 +112,59 @@ class Method:
             return self
         if self.channels != "added":
             raise GradcamError(f"{self.name} adds no channels up, so that there is nothing to take a component of.")
-        return replace(self, join="cam.methods.one_pass:weighted_component")
+        return replace(self, join="one_pass:weighted_component")
 
 
-def _load(home: str) -> Callable[..., Any]:
+def _load(home: str | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(home):
+        return home
     module, _, name = home.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(f"gradcam.{module}"), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
     return function
+
+
+class OfActivations(Method):
+    """Of no class: from activations (N,C,...), on a grid of any rank, float32 or float64, to maps (N,...)."""
+
+    needs = ("activations",)
+    if TYPE_CHECKING:
+        compute: Callable[[Tensor], Tensor]
+
+
+class OfGradients(Method):
+    """From activations (N,C,...) and gradients (N,K,C,...), on a grid, to maps (N,K,...)."""
+
+    needs = ("activations", "gradients")
+    if TYPE_CHECKING:
+        compute: Callable[[Tensor, Tensor], Tensor]
+
+
+class OfCurvatures(Method):
+    """From activations, gradients, and curvatures H A (N,K,C,...), the second derivatives times the activations."""
+
+    needs = ("activations", "gradients", "curvatures")
+    if TYPE_CHECKING:
+        compute: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class OfReruns(Method):
+    """It runs the model, or its tail, again: from what was recorded, and a layer's grid, to maps (N,K,...)."""
+
+    if TYPE_CHECKING:
+        compute: Callable[[Recorded, Site, Effort], Settled]
+
+
+class OfInput(Method):
+    """It runs the model again on other pictures: from what was recorded to maps (N,K,...) at their own size."""
+
+    place = "input"
+    if TYPE_CHECKING:
+        compute: Callable[[Recorded, Effort], Settled]
+
+
+class OfAttention(Method):
+    """It follows the attentions of a transformer: from what was recorded to maps (N,K,...) on the grid of its patches."""
+
+    place = "attention"
+    if TYPE_CHECKING:
+        compute: Callable[[Recorded, Census, Effort], Tensor]

@@ -8,13 +8,27 @@ For activations behind a ReLU, without centring, all of Eigen-CAM is then positi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from gradcam.cam.methods.base import ROUNDING, Join, add_up
 from gradcam.errors import LayerError
 
+ROUNDING = 64.0  # a sum of no more than so many units in the last place of its terms is nothing but rounding
+
+SIGMAS = 2.0  # above a channel's mean, where FEM takes it for strong
 MOST_CELLS = 1024  # of a grid whose places are compared with one another: a matrix of this squared, decomposed
+
+# From activations (N,C,...) and weights, (N,K,C) for the channels or (N,K,C,...) for their places, to maps (N,K,...).
+Join = Callable[[Tensor, Tensor], Tensor]
+
+
+def add_up(activations: Tensor, weights: Tensor) -> Tensor:
+    """The weighted channels' sum."""
+    if weights.ndim == 3:
+        return (weights @ activations.flatten(2)).unflatten(2, activations.shape[2:])
+    return (activations[:, None] * weights).sum(2)
 
 
 def eigencam(activations: Tensor) -> Tensor:
@@ -189,9 +203,6 @@ def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, jo
     has no curvature, and this is Grad-CAM.
     """
     return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
-
-
-SIGMAS = 2.0
 
 
 def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:

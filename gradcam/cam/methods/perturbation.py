@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gradcam.cam.budget import Effort
 from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import Site, blind_layer
-from gradcam.cam.methods.base import Join, add_up
+from gradcam.cam.methods.one_pass import Join, add_up
 from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, score_input, score_layer
 from gradcam.cam.rounding import TURNS, Settled, Shake, compare, find_score_slack, find_slack, settle, shake
 from gradcam.errors import GradcamError, shorten

@@ -1,267 +1,307 @@
-"""The table of all methods."""
-
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-
-from gradcam.cam.methods import papers
-from gradcam.cam.methods.base import ACTIVATIONS, CURVATURES, GRADIENTS, Method
-from gradcam.errors import GradcamError, join_names, nearest, shorten
-from gradcam.options import SMOOTHINGS
+"""The table of all methods, and how one is found: by its name, in a file of the user's own, or in an installed package."""
 
 # No torch is imported here: the shell reads its choices from this table before there is anything to compute.
 
+from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gradcam import plugins
+from gradcam.cam.methods import papers
+from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
+from gradcam.errors import GradcamError, join_names, nearest, shorten
+from gradcam.options import EVIDENCE, SMOOTHINGS
+
+# fmt: off  (two or three lines each)
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method(
-            name="gradcam",
-            summary="channels weighted by their mean gradient",
-            source=papers.GRADCAM,
-            cost="1",
-            home="cam.methods.one_pass:gradcam",
-            needs=GRADIENTS,
+        OfGradients(
+            "gradcam",
+            "channels weighted by their mean gradient",
+            papers.GRADCAM,
+            "one_pass:gradcam",
             channels="added",
             is_signed=True,
         ),
-        Method(
-            name="gradcam-pp",
-            summary="Grad-CAM++: channels weighted by positive gradients, of which weak ones count more",
-            source=papers.GRADCAM_PP,
-            cost="1",
-            home="cam.methods.one_pass:gradcam_pp",
-            needs=GRADIENTS,
+        OfGradients(
+            "gradcam-pp",
+            "Grad-CAM++: channels weighted by positive gradients, of which weak ones count more",
+            papers.GRADCAM_PP,
+            "one_pass:gradcam_pp",
             channels="added",
         ),
-        Method(
-            name="xgradcam",
-            summary="channels weighted by their mean gradient where they are active",
-            source=papers.XGRADCAM,
-            cost="1",
-            home="cam.methods.one_pass:xgradcam",
-            needs=GRADIENTS,
+        OfGradients(
+            "xgradcam",
+            "channels weighted by their mean gradient where they are active",
+            papers.XGRADCAM,
+            "one_pass:xgradcam",
             channels="added",
             is_signed=True,
             assumes_positive=True,
         ),
-        Method(
-            name="hirescam",
-            summary="activation times gradient, place by place",
-            source=papers.HIRESCAM,
-            cost="1",
-            home="cam.methods.one_pass:hirescam",
-            needs=GRADIENTS,
+        OfGradients(
+            "hirescam",
+            "activation times gradient, place by place",
+            papers.HIRESCAM,
+            "one_pass:hirescam",
             channels="added",
             is_signed=True,
         ),
-        Method(
-            name="elementwise-gradcam",
-            summary="the positive products of activation and gradient, place by place",
-            source=papers.ELEMENTWISE,
-            cost="1",
-            home="cam.methods.one_pass:elementwise_gradcam",
-            needs=GRADIENTS,
+        OfGradients(
+            "elementwise-gradcam",
+            "the positive products of activation and gradient, place by place",
+            papers.ELEMENTWISE,
+            "one_pass:elementwise_gradcam",
             channels="added",
         ),
-        Method(
-            name="layercam",
-            summary="activation times positive gradient, place by place",
-            source=papers.LAYERCAM,
-            cost="1",
-            home="cam.methods.one_pass:layercam",
-            needs=GRADIENTS,
+        OfGradients(
+            "layercam",
+            "activation times positive gradient, place by place",
+            papers.LAYERCAM,
+            "one_pass:layercam",
             channels="added",
         ),
-        Method(
-            name="finercam",
-            summary="Grad-CAM of what sets the class apart from the three that score most like it",
-            source=papers.FINERCAM,
-            cost="1",
-            home="cam.methods.one_pass:gradcam",
-            needs=GRADIENTS,
+        OfGradients(
+            "finercam",
+            "Grad-CAM of what sets the class apart from the three that score most like it",
+            papers.FINERCAM,
+            "one_pass:gradcam",
             channels="added",
             is_signed=True,
             score="finer",
         ),
-        Method(
-            name="shapleycam",
-            summary="Grad-CAM with a second-order term: half of the Hessian times the activations",
-            source=papers.SHAPLEYCAM,
+        OfCurvatures(
+            "shapleycam",
+            "Grad-CAM with a second-order term: half of the Hessian times the activations",
+            papers.SHAPLEYCAM,
+            "one_pass:shapleycam",
             cost="1, and the tail backwards twice",
-            home="cam.methods.one_pass:shapleycam",
-            needs=CURVATURES,
             channels="added",
             is_signed=True,
         ),
-        Method(
-            name="eigencam",
-            summary="first principal component of the activations; of no class",
-            source=papers.EIGENCAM,
-            cost="1",
-            home="cam.methods.one_pass:eigencam",
-            needs=ACTIVATIONS,
+        OfActivations(
+            "eigencam",
+            "first principal component of the activations; of no class",
+            papers.EIGENCAM,
+            "one_pass:eigencam",
             channels="component",
         ),
-        Method(
-            name="eigengradcam",
-            summary="first principal component of activations times gradients",
-            source=papers.ELEMENTWISE,
-            cost="1",
-            home="cam.methods.one_pass:eigengradcam",
-            needs=GRADIENTS,
+        OfGradients(
+            "eigengradcam",
+            "first principal component of activations times gradients",
+            papers.ELEMENTWISE,
+            "one_pass:eigengradcam",
             channels="component",
         ),
-        Method(
-            name="kpcacam",
-            summary="first component of kernel PCA of the activations; of no class",
-            source=papers.KPCACAM,
-            cost="1",
-            home="cam.methods.one_pass:kpcacam",
-            needs=ACTIVATIONS,
+        OfActivations(
+            "kpcacam",
+            "first component of kernel PCA of the activations; of no class",
+            papers.KPCACAM,
+            "one_pass:kpcacam",
             channels="component",
         ),
-        Method(
-            name="fem",
-            summary="where channels are two standard deviations above their mean; of no class",
-            source=papers.FEM,
-            cost="1",
-            home="cam.methods.one_pass:fem",
-            needs=ACTIVATIONS,
+        OfActivations(
+            "fem",
+            "where channels are two standard deviations above their mean; of no class",
+            papers.FEM,
+            "one_pass:fem",
             channels="added",
         ),
-        Method(
-            name="smoothgradcam-pp",
-            summary="Grad-CAM++ from derivatives that are averaged over noisy copies of the picture",
-            source=papers.SMOOTHGRADCAM_PP,
+        OfReruns(
+            "smoothgradcam-pp",
+            "Grad-CAM++ from derivatives that are averaged over noisy copies of the picture",
+            papers.SMOOTHGRADCAM_PP,
+            "perturbation:smooth_gradcam_pp",
             cost="1 + 20",
-            home="cam.methods.perturbation:smooth_gradcam_pp",
-            needs=(),
             channels="added",
             options={"samples": 20, "noise": 0.15, "seed": 0},
         ),
-        Method(
-            name="ablationcam",
-            summary="channels weighted by how much of the score is lost without each of them",
-            source=papers.ABLATIONCAM,
+        OfReruns(
+            "ablationcam",
+            "channels weighted by how much of the score is lost without each of them",
+            papers.ABLATIONCAM,
+            "perturbation:ablationcam",
             cost="1 + tail x channels",
-            home="cam.methods.perturbation:ablationcam",
-            needs=(),
             channels="added",
             is_signed=True,
             assumes_positive=True,
         ),
-        Method(
-            name="reciprocam",
-            summary="what the model scores where a small window of the activations is left alone",
-            source=papers.RECIPROCAM,
+        OfReruns(
+            "reciprocam",
+            "what the model scores where a small window of the activations is left alone",
+            papers.RECIPROCAM,
+            "perturbation:reciprocam",
             cost="1 + tail x places",
-            home="cam.methods.perturbation:reciprocam",
-            needs=(),
             is_signed=True,
             assumes_positive=True,
         ),
-        Method(
-            name="scorecam",
-            summary="channels weighted by the score of the picture seen through each of them",
-            source=papers.SCORECAM,
+        OfReruns(
+            "scorecam",
+            "channels weighted by the score of the picture seen through each of them",
+            papers.SCORECAM,
+            "perturbation:scorecam",
             cost="1 + channels",
-            home="cam.methods.perturbation:scorecam",
-            needs=(),
             channels="added",
             assumes_positive=True,
         ),
-        Method(
-            name="fasterscorecam",
-            summary="Score-CAM of the ten channels that vary most",
-            source=papers.FASTERSCORECAM,
+        OfReruns(
+            "fasterscorecam",
+            "Score-CAM of the ten channels that vary most",
+            papers.FASTERSCORECAM,
+            "perturbation:fasterscorecam",
             cost="1 + 10",
-            home="cam.methods.perturbation:fasterscorecam",
-            needs=(),
             channels="added",
             options={"channels": 10},
             assumes_positive=True,
         ),
-        Method(
-            name="sscam",
-            summary="Score-CAM with scores averaged over masks with noise",
-            source=papers.SSCAM,
+        OfReruns(
+            "sscam",
+            "Score-CAM with scores averaged over masks with noise",
+            papers.SSCAM,
+            "perturbation:sscam",
             cost="1 + 35 x channels",
-            home="cam.methods.perturbation:sscam",
-            needs=(),
             channels="added",
             options={"samples": 35, "noise": 2.0, "seed": 0},
             assumes_positive=True,
         ),
-        Method(
-            name="iscam",
-            summary="Score-CAM with scores averaged from an empty mask to the whole",
-            source=papers.ISCAM,
+        OfReruns(
+            "iscam",
+            "Score-CAM with scores averaged from an empty mask to the whole",
+            papers.ISCAM,
+            "perturbation:iscam",
             cost="1 + 10 x channels",
-            home="cam.methods.perturbation:iscam",
-            needs=(),
             channels="added",
             options={"steps": 10},
             assumes_positive=True,
         ),
-        Method(
-            name="rise",
-            summary="the mean of random masks, weighted by the score of the picture seen through each; of no layer",
-            source=papers.RISE,
+        OfInput(
+            "rise",
+            "the mean of random masks, weighted by the score of the picture seen through each; of no layer",
+            papers.RISE,
+            "perturbation:rise",
             cost="1 + 4000",
-            home="cam.methods.perturbation:rise",
-            needs=(),
             is_signed=True,
-            place="input",
             options={"masks": 4000, "cells": 7, "probability": 0.5, "seed": 0},
         ),
-        Method(
-            name="rollout",
-            summary="attention of all a transformer's blocks, multiplied; of no layer and no class",
-            source=papers.ROLLOUT,
+        OfAttention(
+            "rollout",
+            "attention of all a transformer's blocks, multiplied; of no layer and no class",
+            papers.ROLLOUT,
+            "attention:rollout",
             cost="1 + 1",
-            home="cam.methods.attention:rollout",
-            needs=(),
-            place="attention",
         ),
-        Method(
-            name="gradient-rollout",
-            summary="attention of all a transformer's blocks times its gradient, accumulated; of no layer",
-            source=papers.GRADIENT_ROLLOUT,
+        OfAttention(
+            "gradient-rollout",
+            "attention of all a transformer's blocks times its gradient, accumulated; of no layer",
+            papers.GRADIENT_ROLLOUT,
+            "attention:gradient_rollout",
             cost="1 + 1, and all blocks backwards for each class",
-            home="cam.methods.attention:gradient_rollout",
-            needs=(),
-            place="attention",
         ),
-        Method(
-            name="legrad",
-            summary="gradient at the attention of each of a transformer's blocks, of its own output's score; of no layer",
-            source=papers.LEGRAD,
+        OfAttention(
+            "legrad",
+            "gradient at the attention of each of a transformer's blocks, of its own output's score; of no layer",
+            papers.LEGRAD,
+            "attention:legrad",
             cost="1 + 1, and all blocks backwards for each class",
-            home="cam.methods.attention:legrad",
-            needs=(),
-            place="attention",
         ),
     )
 }
-
+# fmt: on
 
 ALIASES = {"chefer": "gradient-rollout"}  # what others call a method
+
+
+def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
+    """Make a method of a function of activations and gradients, to be passed wherever a method is named.
+
+    Parameters
+    ----------
+    name
+        What it is called in results and in the names of files: letters, digits, "-" and "_".
+    summary
+        What it does, in one line.
+    signed
+        Whether negative values of its maps are evidence against the class; then they can be asked for.
+
+    Returns
+    -------
+    A decorator. Its function is pure, and has as parameters, by these names, the `activations` (N,C,...), and if it needs
+    them the `gradients` (N,K,C,...) of the K scores, and the `curvatures` H A (N,K,C,...); on a grid of any rank, float32
+    or float64. It gives maps (N,K,...), and of activations alone maps (N,...), in their dtype and on their device. Other
+    parameters have defaults, and are options for `using`.
+
+    Raises
+    ------
+    GradcamError
+        For a name that cannot be in a file's name or that a method has already, and for another signature.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> @gradcam.method("mycam", summary="activations times positive gradients")
+    ... def mycam(activations, gradients):
+    ...     return (activations[:, None] * gradients.clamp(min=0)).sum(2)
+    >>> mycam.name
+    'mycam'
+    """
+    if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][\w-]*", name, re.ASCII) is None:
+        raise GradcamError(f"A method's name is of letters, digits, '-' and '_', and {shorten(name)} is not.")
+    if _find_known(name) is not None:
+        raise GradcamError(f"There is a method {name!r} already: give yours another name.")
+
+    def to_method(function: Callable[..., Any]) -> Method:
+        kind, options = _read_signature(name, function)
+        return kind(name, str(summary), None, function, options=options, is_signed=bool(signed))
+
+    return to_method
+
+
+def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str, Any]]:
+    """The kind of method that a function of the user's is, by the names of its parameters, and its options."""
+    kinds: list[type[Method]] = [OfActivations, OfGradients, OfCurvatures]
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise GradcamError(
+            f"{name} is {shorten(function)}, expected a function whose parameters can be read."
+        ) from None
+    needs = tuple(each.name for each in found if each.default is each.empty and each.kind is not each.VAR_KEYWORD)
+    kind = next((kind for kind in kinds if kind.needs == needs), None)
+    if kind is None or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
+        forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
+        raise GradcamError(f"{name} has the parameters {inspect.signature(function)}, expected {forms}, and options.")
+    return kind, {each.name: each.default for each in found if each.default is not each.empty}
 
 
 def find_method(method: str | Method) -> Method:
     """The method of that name, or a method itself. Raises `GradcamError` for an unknown one, and offers the nearest.
 
-    Case and hyphens do not count, `++` is understood for `-pp`, and so are `ALIASES`.
+    Case and hyphens do not count, `++` is understood for `-pp`, and so are `ALIASES`. Another name is `FILE.py:NAME`, or an
+    installed package's.
     """
     if isinstance(method, Method):
         return method
-    name = _plain(method) if isinstance(method, str) else ""
-    name = _plain(ALIASES.get(name, name))
-    found = next((known for known in METHODS.values() if _plain(known.name) == name), None)
-    if found is None:
-        raise GradcamError(f"There is no method {shorten(method)}. {offer(name, METHODS)}")
-    return found
+    name = method if isinstance(method, str) else ""
+    known = _find_known(name)
+    if known is not None:
+        return known
+    if plugins.is_own(name) or name in plugins.installed("methods"):
+        found = plugins.load("methods", name)
+        if not isinstance(found, Method):
+            raise GradcamError(f"{name} is {shorten(found)}, expected what @gradcam.method makes of a function.")
+        return found
+    everything = [*METHODS, *plugins.installed("methods")]
+    raise GradcamError(f"There is no method {shorten(method)}. {offer(_plain(name), everything)}")
+
+
+def _find_known(name: str) -> Method | None:
+    wanted = _plain(ALIASES.get(_plain(name), name))
+    return next((known for known in METHODS.values() if _plain(known.name) == wanted), None)
 
 
 def offer(
@@ -277,9 +317,20 @@ def _plain(name: str) -> str:
 
 
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
-    """Each of them once. Raises `GradcamError` where one is unknown, and for what is no list of them."""
+    """Each of them once. Raises `GradcamError` where one is unknown, and for what is no list of them.
+
+    Two of one name are two methods: the one with other options than the first has them in its name.
+    """
     is_list = isinstance(methods, Iterable) and not isinstance(methods, str)
-    found = {method.name: method for method in map(find_method, methods)} if is_list else {}
+    found: dict[str, Method] = {}
+    for each in map(find_method, methods) if is_list else ():
+        known = found.setdefault(each.name, each)
+        if known != each:
+            changed = [f"{key}={value}" for key, value in each.options.items() if known.options.get(key) != value]
+            if not changed:
+                raise GradcamError(f"There are two methods {each.name!r}: give one of them another name.")
+            name = "-".join([each.name, *changed])
+            found[name] = replace(each, name=name)
     if not found:
         raise GradcamError(f"methods is {shorten(methods)}, expected a list of at least one name.")
     return list(found.values())
@@ -290,3 +341,15 @@ def smooth(methods: Sequence[Method], smoothing: str) -> list[Method]:
     if not isinstance(smoothing, str) or smoothing not in SMOOTHINGS:
         raise GradcamError(f"smoothing is {shorten(smoothing)}, expected one of {join_names(SMOOTHINGS)}.")
     return [method.smoothed() for method in methods] if smoothing == "eigen" else list(methods)
+
+
+def check_evidence(evidence: str, methods: Sequence[Method]) -> None:
+    """Raises `GradcamError` for an unknown kind, and for one that has no meaning for one of the methods."""
+    if not isinstance(evidence, str) or evidence not in EVIDENCE:
+        raise GradcamError(f"evidence is {shorten(evidence)}, expected one of {join_names(EVIDENCE)}.")
+    unsigned = [method.name for method in methods if not method.is_signed]
+    if evidence != "positive" and unsigned:
+        signed = join_names(name for name, method in METHODS.items() if method.is_signed)
+        raise GradcamError(
+            f"{unsigned[0]} shows positive evidence only: evidence={evidence!r} has a meaning for {signed}."
+        )

@@ -14,8 +14,8 @@ from gradcam.layers.find import refuse_other_kinds
 from gradcam.models.adjust import ASSUMED
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
-from gradcam.models.functions import call, find_function
 from gradcam.models.providers.base import Blueprint, Parts
+from gradcam.plugins import call, find_function
 
 
 def load(name: str, weights: Path | None) -> Parts:

@@ -1,22 +1,93 @@
-"""Functions of the user's own, by `package.module:function` or `file.py:function`."""
+"""What users bring: objects of their own, by `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
+
+A package adds to gradcam by entry points in its pyproject.toml, of the groups `gradcam.methods`, `gradcam.metrics`,
+`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`; nothing of it is imported until it is used.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
-from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.errors import GradcamError, ModelError, describe_unexpected, join_names, nearest, shorten
 
 FORMS = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+
+Kind = Literal["methods", "metrics", "targets", "models", "formats", "commands"]
+
+
+@functools.cache
+def installed(kind: Kind) -> dict[str, EntryPoint]:
+    """The entry points of that kind by their names, none of them imported."""
+    found = sorted(entry_points(group=f"gradcam.{kind}"), key=lambda each: each.name)
+    return {each.name: each for each in found}
+
+
+def is_own(name: object) -> bool:
+    """Whether it is spelt as an object of a file or a module of the user's own."""
+    return isinstance(name, str) and ":" in name
+
+
+def load(kind: Kind, name: str) -> Any:
+    """The object of that name: of a file, of a module, or of an installed package.
+
+    A file that has not changed is run once, so that the same name is the same object.
+
+    Raises
+    ------
+    GradcamError
+        For a file, module or name that is not there, and for what cannot be imported; the message names it.
+    """
+    if is_own(name):
+        place = _split(name)[0]
+        if not place.endswith(".py") or not Path(place).expanduser().is_file():
+            return find_function(name)
+        path = Path(place).expanduser().resolve()
+        return _load_once(name, path, hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
+    if name not in installed(kind):
+        raise GradcamError(f"There is no entry point {shorten(name)} in the group gradcam.{kind}.")
+    entry = installed(kind)[name]
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:  # whatever somebody's package does when it is imported
+        package = f" of the package {entry.dist.name}" if entry.dist else ""
+        raise GradcamError(
+            f"{name} ({entry.value}{package}) cannot be imported: {describe_unexpected(error)}"
+        ) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
+    return find_function(name)
+
+
+def fingerprint(brought: Any) -> dict[str, str] | None:
+    """The file that a user's function or class is written in, and its SHA-256: `{"file", "sha256"}`.
+
+    None for what belongs to gradcam, and where there is no file, as at a prompt.
+    """
+    made = inspect.unwrap(getattr(brought, "function", brought))
+    owner = made if inspect.isroutine(made) or inspect.isclass(made) else type(made)
+    try:
+        file = inspect.getfile(owner)
+    except (TypeError, OSError):  # what is written in C, and what was typed
+        return None
+    if owner.__module__.partition(".")[0] == "gradcam" or not os.path.isfile(file):
+        return None
+    return {"file": os.path.basename(file), "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
 
 
 def find_function(name: str) -> Any:
@@ -119,7 +190,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     libraries = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-    here = str(Path(__file__).parent.parent)
+    here = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*libraries, here, "<"))]
     last = (own or list(frames))[-1]
