@@ -1,0 +1,184 @@
+"""Methods of the user's own: as objects, from files, from installed packages; and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradcam
+from gradcam import plugins
+from gradcam.errors import GradcamError
+from tests.helpers import tiny_model
+
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+MINE = """
+import gradcam
+
+@gradcam.method("mycam", summary="activations times positive gradients", signed=False)
+def mycam(activations, gradients, *, power=1):
+    return (activations[:, None] * gradients.clamp(min=0)).sum(2) ** power
+
+def plain(activations, gradients):
+    return gradients.sum(2)
+"""
+
+
+@gradcam.method("mycam", summary="activations times positive gradients")
+def mycam(activations: Tensor, gradients: Tensor) -> Tensor:
+    return (activations[:, None] * gradients.clamp(min=0)).sum(2)
+
+
+def explain(method: Any, **options: Any) -> gradcam.Explanation:
+    return gradcam.explain(tiny_model(), IMAGES, "4", method=method, **options)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"{tmp_path}/mine.py"
+
+
+def test_a_method_of_ones_own_is_what_its_formula_says() -> None:
+    own, layercam = explain(mycam, target=[[1, 2], [0, 3]]), explain("layercam", target=[[1, 2], [0, 3]])
+    assert own.method == "mycam"
+    torch.testing.assert_close(own.maps, layercam.maps)
+    assert own.maps.any()
+
+
+def test_it_is_compared_with_others_from_one_pass() -> None:
+    model, runs = tiny_model(), []
+    model.register_forward_hook(lambda *_: runs.append(1))
+    found = gradcam.compare(model, IMAGES, layers=["4"], methods=["gradcam", mycam])
+    assert list(found) == [("4", "gradcam"), ("4", "mycam")]
+    assert len(runs) == 1
+
+
+def test_activations_alone_and_second_derivatives() -> None:
+    @gradcam.method("mean", summary="the mean of the channels")
+    def mean(activations: Tensor) -> Tensor:
+        return activations.mean(1)
+
+    @gradcam.method("half", summary="Shapley-CAM, written by a user", signed=True)
+    def half(activations: Tensor, gradients: Tensor, curvatures: Tensor) -> Tensor:
+        weights = (gradients - curvatures / 2).flatten(3).mean(3)
+        return (activations[:, None] * weights[..., None, None]).sum(2)
+
+    torch.testing.assert_close(explain(half, evidence="signed").maps, explain("shapleycam", evidence="signed").maps)
+    assert explain(mean).maps.shape == explain("gradcam").maps.shape
+
+
+def test_options_keep_two_of_one_name_apart(mine: str) -> None:
+    found = plugins.load("methods", f"{mine}:mycam")
+    explained = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[found, found.using(power=2)])
+    one, two = explained["4", "mycam"], explained["4", "mycam-power=2"]
+    torch.testing.assert_close(two.maps, one.maps.square())
+
+
+def test_rise_by_name_and_with_few_masks() -> None:
+    few = gradcam.METHODS["rise"].using(masks=5)
+    more = gradcam.METHODS["rise"].using(masks=9)
+    found = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[few, more, "gradcam"])
+    assert list(found) == [("4", "gradcam"), ("input", "rise"), ("input", "rise-masks=9")]
+    torch.testing.assert_close(found["input", "rise-masks=9"].maps, explain(more).maps)
+    assert not torch.equal(found["input", "rise"].maps, found["input", "rise-masks=9"].maps)
+
+
+def test_the_same_method_from_a_file_and_from_an_installed_package(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.testing.assert_close(explain(f"{mine}:mycam").maps, explain(mycam).maps)
+    install(tmp_path, monkeypatch, "mycam = mine:mycam\nbroken = nowhere:mycam\ngradcam = mine:mycam\n")
+    torch.testing.assert_close(explain("mycam").maps, explain(mycam).maps)
+    assert explain("gradcam").method == "gradcam", "what comes with gradcam keeps its name"
+    with pytest.raises(GradcamError, match=r"broken \(nowhere:mycam of the package mine\) cannot be imported"):
+        explain("broken")
+    with pytest.raises(GradcamError, match="There is no method 'mycan'. Nearest: 'mycam'"):
+        explain("mycan")
+
+
+def test_a_changed_file_is_another_method(mine: str) -> None:
+    first = plugins.load("methods", f"{mine}:mycam")
+    assert plugins.load("methods", f"{mine}:mycam") is first
+    before = plugins.fingerprint(first)
+    Path(mine).write_text(MINE.replace("sum(2)", "mean(2)"))
+    second = plugins.load("methods", f"{mine}:mycam")
+    assert second is not first
+    assert before is not None
+    assert before["file"] == "mine.py"
+    assert plugins.fingerprint(second) != before
+    assert plugins.fingerprint(gradcam.METHODS["gradcam"]) is None
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str) -> None:
+    """A package `mine` with these methods, as pip would leave it."""
+    info = folder / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gradcam.methods]\n{entries}")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    plugins.installed.cache_clear()
+    monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda activations, gradients: gradients, r"odd gave a tensor float32 \(2, 1, 6, .*expected float32 \(2, 1, "),
+        (lambda activations, gradients: gradients.sum(2).double(), r"odd gave a tensor float64 .*expected float32"),
+        (lambda activations, gradients: gradients.sum(2).to("meta"), r"odd gave .* on meta, expected .* on cpu"),
+        (lambda activations, gradients: gradients.sum(2) / 0, "odd gave maps that are NaN or infinite"),
+        (lambda activations, gradients: None, "odd gave None, expected a tensor float32"),
+        (lambda activations: activations, r"odd gave a tensor float32 \(2, 6, .*expected float32 \(2, 8"),
+    ],
+)
+def test_what_is_no_map(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(GradcamError, match=said):
+        explain(gradcam.method("odd", summary="odd")(function))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda: 0, lambda gradients: 0, lambda activations, weights: 0, lambda *tensors: 0, 3]
+)
+def test_what_is_no_function_of_a_method(function: Any) -> None:
+    with pytest.raises(GradcamError, match=r"odd (has the parameters|is 3, expected a function)"):
+        gradcam.method("odd", summary="odd")(function)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gradcam", "There is a method 'gradcam' already"), ("Grad-CAM++", "of letters, digits"), ("a/b", "of letters, digits"),
+     ("gradcampp", "already"), ("", "of letters"), (3, "3 is not")],
+)  # fmt: skip
+def test_names_that_cannot_be(name: Any, said: str) -> None:
+    with pytest.raises(GradcamError, match=said):
+        gradcam.method(name, summary="odd")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("plain", r"mine.py:plain is <function plain.*expected what @gradcam.method makes"),
+        ("nothing", "There is no 'nothing' in"),
+    ],
+)
+def test_what_is_no_method_of_a_file(mine: str, name: str, said: str) -> None:
+    with pytest.raises(GradcamError, match=said):
+        explain(f"{mine}:{name}")
+    with pytest.raises(GradcamError, match="nowhere.py: does not exist"):
+        explain(f"nowhere.py:{name}")
+
+
+def test_two_of_one_name_that_say_nothing_of_their_difference() -> None:
+    @gradcam.method("mycam", summary="another")
+    def other(activations: Tensor, gradients: Tensor) -> Tensor:
+        return gradients.sum(2)
+
+    with pytest.raises(GradcamError, match="two methods 'mycam'"):
+        gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[mycam, other])
