@@ -19,6 +19,7 @@ from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected, pr
 @click.group(
     cls=Group,
     context_settings=SETTINGS,
+    has_plugins=True,
     places={
         "run": "gradcam.cli.run:run_command",
         "batch": "gradcam.cli.batch:batch_command",

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from gradcam import plugins
 from gradcam.cli._terminal import to_command
-from gradcam.errors import join_names, nearest
+from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
 
 # Which options stand together in a command's help, and in which order; those that are not named here come first.
@@ -61,21 +62,46 @@ class Group(click.Group):
     What is typed in place of a command is answered with the line that was meant.
     """
 
-    def __init__(self, *arguments: Any, places: Mapping[str, str], **settings: Any) -> None:
+    def __init__(self, *arguments: Any, places: Mapping[str, str], has_plugins: bool = False, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._places = places
+        self._has_plugins = has_plugins
+
+    def _list_installed(self) -> dict[str, str]:
+        """What other packages add, each with the line that its help has; none of them is imported."""
+        found = plugins.installed("commands") if self._has_plugins else {}
+        return {
+            name: f"Of the package {entry.dist.name}." if entry.dist else entry.value
+            for name, entry in found.items()
+            if name not in self._places
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the table's order."""
-        return list(self._places)
+        """All names, in the table's order, and then what other packages add."""
+        return [*self._places, *self._list_installed()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, or None."""
-        if cmd_name not in self._places:
+        """The command, or None. Raises `GradcamError` for one of another package that cannot be had."""
+        if cmd_name in self._places:
+            module, _, attribute = self._places[cmd_name].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        if cmd_name not in self._list_installed():
             return None
-        module, _, attribute = self._places[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        found = plugins.load("commands", cmd_name)
+        if not isinstance(found, click.Command):
+            raise GradcamError(f"The entry point {cmd_name} is {shorten(found)}, expected a click command.")
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and in a section of their own those of other packages."""
+        own = [(name, self.get_command(ctx, name)) for name in self._places]
+        width = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in own if command])
+        if self._list_installed():
+            with formatter.section("Commands of other packages"):
+                formatter.write_dl(list(self._list_installed().items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Without anything, the help."""
