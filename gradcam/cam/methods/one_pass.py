@@ -1,9 +1,10 @@
-"""Methods that show the first principal component of the activations over the grid.
+"""Methods of one pass: pure functions from activations and gradients on a grid to maps.
 
-A component's sign is not determined. The rules here: of activations alone, its value furthest from zero is positive; of
-activations times gradients, which have a sign of their own, it agrees with their sum over the channels, that is with
-HiResCAM: the inner product of both is positive. Where nothing but rounding is left of that product, the first rule holds.
-For activations behind a ReLU, without centring, all of Eigen-CAM is then positive.
+Most weight the channels and add them up. Those at the end show the first principal component of the activations instead,
+whose sign is not determined. The rules here: of activations alone, its value furthest from zero is positive; of activations
+times gradients, which have a sign of their own, it agrees with their sum over the channels, that is with HiResCAM: the
+inner product of both is positive. Where nothing but rounding is left of that product, the first rule holds. For
+activations behind a ReLU, without centring, all of Eigen-CAM is then positive.
 """
 
 from __future__ import annotations
@@ -29,6 +30,96 @@ def add_up(activations: Tensor, weights: Tensor) -> Tensor:
     if weights.ndim == 3:
         return (weights @ activations.flatten(2)).unflatten(2, activations.shape[2:])
     return (activations[:, None] * weights).sum(2)
+
+
+def hirescam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
+    """HiResCAM: the sum over channels of activation times gradient.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
+    Draelos and Carin, arXiv:2011.08891, section 3: sum(g A). Where a channel's gradient is the same everywhere it is
+    Grad-CAM.
+    """
+    return join(activations, gradients)
+
+
+def elementwise_gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
+    """Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam, which has no paper for it.
+    """
+    return join(activations, torch.where(activations[:, None] * gradients > 0, gradients, 0))
+
+
+def layercam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
+    """LayerCAM: the sum over channels of activation times positive gradient.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
+    Jiang et al., IEEE TIP 2021, section III: sum(relu(g) A).
+    """
+    return join(activations, gradients.relu())
+
+
+def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
+    """Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
+    Selvaraju et al., ICCV 2017, equations 1 and 2. Finer-CAM is the same with the gradient of another score: of the
+    class's logit minus a share of its rivals' (Zhang et al., CVPR 2025, section 3).
+    """
+    return join(activations, gradients.flatten(3).mean(3))
+
+
+def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
+    """Grad-CAM++: weighted by the sum of the positive gradients, each with a coefficient of its own.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...).
+    Chattopadhyay et al., WACV 2018, equations 7 and 19, with Y = exp(score): the derivatives of Y are then powers of the
+    score's gradient g, and the factor exp(score) cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). It remains as one
+    positive factor of the whole map, which is left out here. A coefficient whose denominator is zero is zero.
+    """
+    g = gradients.flatten(3)
+    total = activations.flatten(2).sum(2)[:, None, :, None]
+    denominators = 2 + total * g  # g^2, in both, is left out as well
+    coefficients = (1 / denominators).masked_fill(denominators == 0, 0)
+    return join(activations, (coefficients * g.relu()).sum(3))
+
+
+def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
+    """XGrad-CAM: weighted by the mean of the gradient, in which each place counts by its share of the channel's sum.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
+    Fu et al., BMVC 2020, section 3: the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero, and one
+    of whose sum nothing but rounding is left, as behind an instance norm.
+    """
+    a = activations.flatten(2)[:, None]
+    total = a.sum(3)
+    products = (a * gradients.flatten(3)).sum(3)
+    is_nothing = total.abs() <= ROUNDING * torch.finfo(a.dtype).eps * a.abs().sum(3)
+    return join(activations, (products / total).masked_fill(is_nothing, 0))
+
+
+def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
+    """Shapley-CAM: weighted by the mean of the gradient minus half of the Hessian times the activations.
+
+    Activations (N,C,...), gradients and curvatures (N,K,C,...), the latter being H A, to maps (N,K,...), before the ReLU.
+    Cai, arXiv:2501.06261, the second-order expansion of the Shapley value. Behind the layer, a network that is linear in it
+    has no curvature, and this is Grad-CAM.
+    """
+    return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
+
+
+def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
+    """FEM: the places where a channel is two standard deviations above its mean, summed with that mean; of no class.
+
+    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III; a channel that is the same
+    everywhere, up to rounding, has no such place.
+    """
+    a = activations.flatten(2)
+    mean = a.mean(2, keepdim=True)
+    deviation = (a - mean).square().mean(2, keepdim=True).sqrt()
+    varies = deviation > ROUNDING * torch.finfo(a.dtype).eps * mean.abs()
+    strong = (a >= mean + SIGMAS * deviation) & varies
+    return join(strong.to(a.dtype).view_as(activations), mean[:, None, :, 0])[:, 0]
 
 
 def eigencam(activations: Tensor) -> Tensor:
@@ -127,93 +218,3 @@ def _peaks(components: Tensor) -> Tensor:
 def _like(values: Tensor, components: Tensor) -> Tensor:
     """One value for each component, ready to be broadcast over its grid."""
     return values.reshape(values.shape + (1,) * (components.ndim - values.ndim))
-
-
-def hirescam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """HiResCAM: the sum over channels of activation times gradient.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Draelos and Carin, arXiv:2011.08891, section 3: sum(g A). Where a channel's gradient is the same everywhere it is
-    Grad-CAM.
-    """
-    return join(activations, gradients)
-
-
-def elementwise_gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam, which has no paper for it.
-    """
-    return join(activations, torch.where(activations[:, None] * gradients > 0, gradients, 0))
-
-
-def layercam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """LayerCAM: the sum over channels of activation times positive gradient.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Jiang et al., IEEE TIP 2021, section III: sum(relu(g) A).
-    """
-    return join(activations, gradients.relu())
-
-
-def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Selvaraju et al., ICCV 2017, equations 1 and 2. Finer-CAM is the same with the gradient of another score: of the
-    class's logit minus a share of its rivals' (Zhang et al., CVPR 2025, section 3).
-    """
-    return join(activations, gradients.flatten(3).mean(3))
-
-
-def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Grad-CAM++: weighted by the sum of the positive gradients, each with a coefficient of its own.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...).
-    Chattopadhyay et al., WACV 2018, equations 7 and 19, with Y = exp(score): the derivatives of Y are then powers of the
-    score's gradient g, and the factor exp(score) cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). It remains as one
-    positive factor of the whole map, which is left out here. A coefficient whose denominator is zero is zero.
-    """
-    g = gradients.flatten(3)
-    total = activations.flatten(2).sum(2)[:, None, :, None]
-    denominators = 2 + total * g  # g^2, in both, is left out as well
-    coefficients = (1 / denominators).masked_fill(denominators == 0, 0)
-    return join(activations, (coefficients * g.relu()).sum(3))
-
-
-def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """XGrad-CAM: weighted by the mean of the gradient, in which each place counts by its share of the channel's sum.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Fu et al., BMVC 2020, section 3: the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero, and one
-    of whose sum nothing but rounding is left, as behind an instance norm.
-    """
-    a = activations.flatten(2)[:, None]
-    total = a.sum(3)
-    products = (a * gradients.flatten(3)).sum(3)
-    is_nothing = total.abs() <= ROUNDING * torch.finfo(a.dtype).eps * a.abs().sum(3)
-    return join(activations, (products / total).masked_fill(is_nothing, 0))
-
-
-def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
-    """Shapley-CAM: weighted by the mean of the gradient minus half of the Hessian times the activations.
-
-    Activations (N,C,...), gradients and curvatures (N,K,C,...), the latter being H A, to maps (N,K,...), before the ReLU.
-    Cai, arXiv:2501.06261, the second-order expansion of the Shapley value. Behind the layer, a network that is linear in it
-    has no curvature, and this is Grad-CAM.
-    """
-    return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
-
-
-def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
-    """FEM: the places where a channel is two standard deviations above its mean, summed with that mean; of no class.
-
-    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III; a channel that is the same
-    everywhere, up to rounding, has no such place.
-    """
-    a = activations.flatten(2)
-    mean = a.mean(2, keepdim=True)
-    deviation = (a - mean).square().mean(2, keepdim=True).sqrt()
-    varies = deviation > ROUNDING * torch.finfo(a.dtype).eps * mean.abs()
-    strong = (a >= mean + SIGMAS * deviation) & varies
-    return join(strong.to(a.dtype).view_as(activations), mean[:, None, :, 0])[:, 0]

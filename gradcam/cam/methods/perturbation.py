@@ -1,4 +1,4 @@
-"""Score-CAM and its kin: channels weighted by the score of the picture that each of them lets through."""
+"""Methods that see what becomes of the score where something is changed: channels, places of the grid, or the picture."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from gradcam.cam.rounding import TURNS, Settled, Shake, compare, find_score_slac
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.nested import Batch
+
+MODES = {2: "bilinear", 3: "trilinear"}  # of resizing, by how many sides a picture has
+MASKS_AT_ONCE = 64  # in RISE's sum; their scores are computed in chunks that fit the memory budget
 
 
 def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add_up) -> Settled:
@@ -111,9 +114,6 @@ def check_seed(method: str, value: Any) -> None:
     """Raises `GradcamError` for anything but an int that a generator takes."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
         raise GradcamError(f"{method}: seed is {shorten(value)}, expected an int, 0 or more.")
-
-
-MODES = {2: "bilinear", 3: "trilinear"}
 
 
 def scorecam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add_up) -> Settled:
@@ -237,9 +237,6 @@ def _masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
     low, high = large.amin(2, keepdim=True), large.amax(2, keepdim=True)
     span = torch.where(high > low, high - low, 1)
     return ((large - low) / span).unflatten(2, tuple(size))[:, :, None]
-
-
-MASKS_AT_ONCE = 64  # in the sum; their scores are computed in chunks that fit the memory budget
 
 
 def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probability: float, seed: int) -> Settled:
