@@ -1,0 +1,87 @@
+"""The package of CONTRIBUTING.md that adds to gradcam, installed as a user's, into a virtual environment of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import gradcam
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^`([\w.]+)`:\n+```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def read_package() -> dict[str, str]:
+    """The files of the package, by their names, as CONTRIBUTING.md prints them."""
+    section = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## A package of your own")[2]
+    return dict(BLOCK.findall(section))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment that has what this one has, and the package."""
+    folder = tmp_path_factory.mktemp("own")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    bin_folder = "Scripts" if sys.platform == "win32" else "bin"
+    python = folder / "venv" / bin_folder / "python"
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    shared = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(gradcam.__file__).parents[1])]
+    Path(site, "shared.pth").write_text("\n".join(dict.fromkeys(shared)))
+    for name, text in read_package().items():
+        (folder / name).write_text(text)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--no-deps", folder], check=True)
+    return python
+
+
+def run(python: Path, folder: Path, *arguments: object, status: int = 0) -> str:
+    done = subprocess.run(
+        [python, "-m", "gradcam", *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("cat_and_espresso.jpg", "polar_bear.jpg"):
+        (photos / name).write_bytes((ROOT / "assets" / name).read_bytes())
+    assert len(read_package()["mine.py"].splitlines()) <= 30
+
+    run(python, tmp_path, "run", photos / "polar_bear.jpg", "--method", "mycam", "--method", "layercam")
+    own, layercam = (tmp_path / f"polar_bear-{method}.png" for method in ("mycam", "layercam"))
+    assert own.read_bytes() == layercam.read_bytes()
+
+    run(python, tmp_path, "evaluate", photos, "--methods", "gradcam,mycam", "--metrics", "brightness", "-o", "study")
+    assert "brightness" in (tmp_path / "study" / "results.json").read_text()
+
+    run(python, tmp_path, "batch", photos, "-o", "out", "--method", "mycam", "--output-format", "names")
+    named = (tmp_path / "out" / "names.txt").read_text().split()
+    assert named == ["cat_and_espresso-mycam.jpg", "polar_bear-mycam.jpg"]
+    records = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert [record["explained"][0]["method"] for record in records] == ["mycam", "mycam"]
+    assert "Nothing to do" in (again := run(python, tmp_path, "batch", photos, "-o", "out", "--method", "mycam",
+                                            "--output-format", "names", "--resume")) or again  # fmt: skip
+
+    assert run(python, tmp_path, "hello") == "hello\n"
+    assert "hello" in run(python, tmp_path, "--help").partition("Commands of other packages")[2]
+    assert "mycam" in run(python, tmp_path, "run", "--help")
+    assert "activations times positive gradients" in run(python, tmp_path, "methods")
+
+
+@pytest.mark.slow
+def test_one_that_is_broken_stops_no_other(python: Path, tmp_path: Path) -> None:
+    said = run(python, tmp_path, "run", ROOT / "assets" / "polar_bear.jpg", "--method", "broken", status=2)
+    assert re.search(r"^Error: broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", said, re.MULTILINE)
+    assert "wrote" not in said
+    run(python, tmp_path, "run", ROOT / "assets" / "polar_bear.jpg")
+    run(python, tmp_path, "methods")
