@@ -1,14 +1,15 @@
-"""What there is to choose from beside methods and scores: the tables that Python checks against and the shell offers."""
+"""The options of an explanation, and what there is to choose from: what Python checks against and the shell offers.
+
+No torch is imported here: the shell reads these before there is anything to compute.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from gradcam.errors import GradcamError, join_names, shorten
-
-# No torch is imported here: the shell reads these before there is anything to compute.
-
 
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
@@ -54,7 +55,40 @@ SAVED = {
     "panel": "methods, layers and classes side by side",
 }
 FORMATS = ("jpg", "png", "webp")
-OUTPUT_FORMATS = ("files", "webdataset")  # of what is written: a file each, or samples in tars
+
+
+class ExplainOptions(TypedDict, total=False):
+    """How something is explained, wherever that is done: all of these are keyword arguments of `gradcam.explain`.
+
+    They are documented there. An option is added here, with its default below, to the shell's options, and to the docs.
+    """
+
+    join: str | None
+    evidence: str
+    augmentation: str
+    smoothing: str
+    reshape: Any
+    memory_budget: int | None
+    progress: Callable[[int, int], None] | None
+
+
+DEFAULTS: ExplainOptions = {
+    "join": None,
+    "evidence": "positive",
+    "augmentation": "none",
+    "smoothing": "none",
+    "reshape": None,
+    "memory_budget": None,
+    "progress": None,
+}
+
+
+def fill_options(given: ExplainOptions, function: str) -> ExplainOptions:
+    """All options, those that were not given with their defaults. Raises `TypeError` as a call of `function` would."""
+    for name in given:
+        if name not in DEFAULTS:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    return DEFAULTS | given
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +74,15 @@ def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
     return find_function(name)
 
 
+def load_late(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
+    """A function, or the one that is called so, "module:name", in a package."""
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
+    return found
+
+
 def fingerprint(brought: Any) -> dict[str, str] | None:
     """The file that a user's function or class is written in, and its SHA-256: `{"file", "sha256"}`.
 
@@ -110,7 +119,7 @@ def find_function(name: str) -> Any:
 
 def call(function: Any, name: str) -> Any:
     """What a function without arguments gives. Raises `ModelError` with the place where it raised, if it did."""
-    place = _split(name)[0]
+    place = name.rpartition(":")[0]  # nothing of an entry point
     with _folder_of(place), _reported(f"{name} raised"):
         return function()
 

@@ -19,6 +19,15 @@ RIGHT_FORMS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
     "or a function of the output"
 )
+NO_CLASSES = (
+    "it has no classes. Pass target=, a function from the model's output to one score per image, such as the similarity to "
+    "another embedding."
+)
+FEWEST_HALVES = 64  # numbers of half precision, whose length says something
+EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no logits
+RIVALS = 5
+FINER_RIVALS = 3
+FINER_SHARE = 0.6
 
 
 def check_classes(classes: Any, images: int, count: int) -> Tensor:
@@ -29,9 +38,8 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
     elif values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2 or len(values) != images or values.shape[1] == 0:
-        hint = (
-            f" For several classes of one image, write [{list(classes)}]." if images == 1 and values.ndim == 2 else ""
-        )
+        is_row = images == 1 and values.ndim == 2
+        hint = f" For several classes of one image, write [{list(classes)}]." if is_row else ""
         raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
     check_range(values.flatten().tolist(), count)
     return torch.from_numpy(values.astype(np.int64))
@@ -78,14 +86,6 @@ def _without_tensors(classes: Any) -> Any:
     return classes
 
 
-# No torch is imported here: the shell reads its choices from this table before there is anything to compute.
-
-
-RIVALS = 5
-FINER_RIVALS = 3
-FINER_SHARE = 0.6
-
-
 def logit(logits: Tensor, classes: Tensor) -> Tensor:
     """The classes' own logits."""
     return logits.gather(1, classes)
@@ -128,9 +128,7 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
 
 def to_two_classes(logits: Tensor, activation: str) -> Tensor:
     """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
-    from torch import cat
-
-    return cat([1 - logits if activation == "none" else -logits, logits], 1)
+    return torch.cat([1 - logits if activation == "none" else -logits, logits], 1)
 
 
 @dataclass(frozen=True)
@@ -163,8 +161,9 @@ class ClassTarget:
         if not isinstance(self.score, str) or self.score not in SCORES:
             raise TargetError(f"There is no score {shorten(self.score)}: choose one of {', '.join(SCORES)}.")
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
-            offers = ", ".join(ACTIVATIONS)
-            raise TargetError(f"There is no activation {shorten(self.activation)}: choose one of {offers}.")
+            raise TargetError(
+                f"There is no activation {shorten(self.activation)}: choose one of {', '.join(ACTIVATIONS)}."
+            )
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and len(to_rivals(self.against)):
@@ -248,10 +247,8 @@ class RepeatedTarget:
     def score(self, output: Any) -> Scored:
         """The scores of all rows; classes and rivals that are chosen by their rank are those of the first block in all."""
         total = self.images * self.blocks
-        if callable(self.target) and not isinstance(self.target, type):
-            parts = [
-                compute_scores(self.target, self._block(output, block), self.images) for block in range(self.blocks)
-            ]
+        if is_function(self.target):
+            parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
             return Scored(torch.cat([part.values for part in parts]), None, None, self)
         logits = self.find_logits(output, total)
         wanted = to_class_target(self.target)
@@ -282,12 +279,17 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
     """
     if isinstance(target, RepeatedTarget):
         return target.score(output)
-    if callable(target) and not isinstance(target, type):
+    if is_function(target):
         return Scored(_check_scores(target(output), images), None, None, target)
     target = to_class_target(target)
     logits = target.find_logits(output, images)
     target = target.resolve(logits, images)
     return Scored(target.compute(logits), target.classes, logits, target)
+
+
+def is_function(target: Any) -> bool:
+    """Whether a target computes scores from the output by itself; a class may be called, too, and is none."""
+    return callable(target) and not isinstance(target, type)
 
 
 def to_class_target(target: Any) -> ClassTarget:
@@ -313,13 +315,8 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         logits = _find_only(heads, images) if heads else first_floating(getattr(output, "logits", output))
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
-    if (
-        not isinstance(logits, Tensor)
-        or not _is_plain(logits)
-        or logits.ndim != 2
-        or len(logits) != images
-        or logits.shape[1] == 0
-    ):
+    is_usable = isinstance(logits, Tensor) and _is_plain(logits) and logits.ndim == 2
+    if not is_usable or len(logits) != images or logits.shape[1] == 0:
         got = f"{_kind(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise TargetError(
             f"A class can be explained where the output is ({images}, classes), for {images} image(s); this one is {got}: "
@@ -330,21 +327,11 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-NO_CLASSES = (
-    "it has no classes. Pass target=, a function from the model's output to one score per image, such as the similarity to "
-    "another embedding."
-)
-FEWEST_HALVES = 64  # numbers of half precision, whose length says something
-EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no logits
-
-
 def refuse_features(model: nn.Module, target: Any) -> None:
     """Raises `TargetError` where classes are to be explained of a timm model that was made without a head."""
     get_head = getattr(model, "get_classifier", None)
-    is_headless = (
-        getattr(model, "num_classes", None) == 0 and callable(get_head) and isinstance(get_head(), nn.Identity)
-    )
-    if is_headless and not (callable(target) and not isinstance(target, type)):
+    has_none = getattr(model, "num_classes", None) == 0
+    if has_none and callable(get_head) and isinstance(get_head(), nn.Identity) and not is_function(target):
         raise TargetError(f"The model's num_classes is 0, so that its output is an embedding: {NO_CLASSES}")
 
 

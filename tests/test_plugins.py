@@ -81,7 +81,9 @@ def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path
 @pytest.mark.slow
 def test_one_that_is_broken_stops_no_other(python: Path, tmp_path: Path) -> None:
     said = run(python, tmp_path, "run", ROOT / "assets" / "polar_bear.jpg", "--method", "broken", status=2)
-    assert re.search(r"^Error: broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", said, re.MULTILINE)
+    assert re.search(
+        r"^Error: broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", said, re.MULTILINE
+    )
     assert "wrote" not in said
     run(python, tmp_path, "run", ROOT / "assets" / "polar_bear.jpg")
     run(python, tmp_path, "methods")

@@ -15,13 +15,23 @@ from torch import Tensor, nn
 from gradcam.cam.budget import Progress
 from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
 from gradcam.cam.grid import at_least_float32, check_range
-from gradcam.errors import GradcamError, ImageError, ModelError, shorten
+from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
 from gradcam.hooks.nested import Batch, caller_keeps, map_tensors, tensors, to_batch
 from gradcam.hooks.preserve import undisturbed
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
 from gradcam.targets import ClassTarget, compute_scores
+
+# Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
+MOST_BYTES = 2**23
+INPUT_FAILURES = IN_A_MODEL | {
+    "the derivative for": (
+        "There is an operation without a derivative in the model, so that the picture has no gradient: "
+        "gradcam.explain() at a layer behind that operation needs none."
+    )
+}
+Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +76,6 @@ class Attribution:
             )
         tensors = {name: getattr(self, name) for name in ("values", "classes", "scores", "gaps")}
         write_arrays(path, tensors, {"method": self.method, "layer": self.layer}, i, k)
-
-
-# Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
-MOST_BYTES = 2**23
-
-INPUT_FAILURES = IN_A_MODEL | {
-    "the derivative for": (
-        "There is an operation without a derivative in the model, so that the picture has no gradient: "
-        "gradcam.explain() at a layer behind that operation needs none."
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,6 @@ def _no_dependence() -> ModelError:
     )
 
 
-Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
-
-
 def sum_gradients(
     subject: Subject, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
 ) -> Tensor:
@@ -241,13 +237,6 @@ def sum_gradients(
         raise GradcamError("There are no points to take gradients at.")
     refuse_zero(total)
     return total
-
-
-def check_count(value: Any, name: str) -> int:
-    """A whole number, 1 or more. Raises `GradcamError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise GradcamError(f"{name} is {shorten(value)}, expected a whole number, 1 or more.")
-    return value
 
 
 def _groups(points: Iterable[Point], size: int) -> Iterator[list[Point]]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, shorten
-from gradcam.images.opencv import cv2
-from gradcam.images.read import Pixels, Region
+from gradcam.images.draw import resize
+from gradcam.images.read import Pixels, Region, crop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,11 +39,8 @@ def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
 
 def place(picture: Pixels, region: Region, height: int, width: int) -> Pixels:
     """A picture stretched over a region (top, left, height, width) of a larger one, (H,W,3), that is grey elsewhere."""
-    top, left, rows, columns = region
-    shrinks = rows <= picture.shape[0] and columns <= picture.shape[1]
-    resized = cv2.resize(picture, (columns, rows), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC)
     result = np.full((height, width, 3), GREY, np.uint8)
-    result[top : top + rows, left : left + columns] = resized
+    crop(result, region)[...] = resize(picture, *region[2:])
     return result
 
 

@@ -1,8 +1,7 @@
-"""Integrated gradients: the gradient along the straight way from a baseline to the picture."""
+"""Gradients at the picture: plain, and their means over noisy copies and along the way from a baseline."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,18 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.attributions.base import (
-    Attribution,
-    Point,
-    check_count,
-    differentiable,
-    refuse_zero,
-    sum_gradients,
-    with_classes,
-)
+from gradcam._checks import check_count, check_number
+from gradcam.attributions.base import Attribution, Point, differentiable, refuse_zero, sum_gradients, with_classes
 from gradcam.cam.budget import Progress, check_effort
 from gradcam.cam.grid import at_least_float32
-from gradcam.errors import GradcamError, ImageError, shorten
+from gradcam.errors import ImageError
+
+LARGEST_SEED = 2**63 - 1
 
 
 def integrated_gradients(
@@ -57,12 +51,7 @@ def integrated_gradients(
             fixed = with_classes(target, end.classes)
             start_scores = subject.run(start, fixed).scores
         mean = sum_gradients(
-            subject,
-            _points_between(start, subject.pictures, steps),
-            fixed,
-            count=steps,
-            chunk=chunk,
-            progress=progress,
+            subject, _points_between(start, subject.pictures, steps), fixed, count=steps, chunk=chunk, progress=progress
         )
         difference = at_least_float32(subject.pictures) - at_least_float32(start)
         values = mean.mul_(difference[:, None])
@@ -114,9 +103,6 @@ def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Att
         return subject.attribution(run, gradients, "input-gradients")
 
 
-LARGEST_SEED = 2**63 - 1
-
-
 def smoothgrad(
     model: nn.Module,
     images: Any,
@@ -145,8 +131,8 @@ def smoothgrad(
     check_count(samples, "samples")
     check_count(chunk, "chunk")
     check_effort(None, progress)
-    _check_noise(noise)
-    _check_seed(seed)
+    check_number(noise, "noise", "a share of the picture's range, 0 or more, such as 0.15.")
+    check_count(seed, "seed", f"a whole number from 0 to {LARGEST_SEED}.", least=0, most=LARGEST_SEED)
     with differentiable(model, images) as subject:
         with torch.no_grad():
             clean = subject.run(subject.pictures, target)
@@ -164,15 +150,3 @@ def _noisy_copies(pictures: Tensor, samples: int, noise: float, seed: int) -> It
     for _ in range(samples):
         drawn = torch.randn(values.shape[1:], generator=generator, dtype=values.dtype, device="cpu")
         yield 1 / samples, (values + deviation * drawn.to(values.device)).to(pictures.dtype)
-
-
-def _check_noise(noise: Any) -> None:
-    if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not math.isfinite(noise) or noise < 0:
-        raise GradcamError(
-            f"noise is {shorten(noise)}, expected a share of the picture's range, 0 or more, such as 0.15."
-        )
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
-        raise GradcamError(f"seed is {shorten(seed)}, expected a whole number from 0 to {LARGEST_SEED}.")

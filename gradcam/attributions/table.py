@@ -41,10 +41,8 @@ class AttributionMethod:
     @property
     def function(self) -> Callable[..., Attribution]:
         """Called with a model and images, `target=`, and where there is a layer `layer=` and `reshape=`. Loads torch."""
-        function: Callable[..., Attribution] = getattr(
-            importlib.import_module("gradcam.attributions"), self.function_name
-        )
-        return function
+        found: Callable[..., Attribution] = getattr(importlib.import_module("gradcam.attributions"), self.function_name)
+        return found
 
 
 ATTRIBUTIONS: dict[str, AttributionMethod] = {

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from gradcam.batch.pool import count_cores
+from gradcam.batch.cores import count_cores
 from gradcam.batch.read import Read, receive
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from gradcam.batch.compute import Tell
-from gradcam.batch.findings import Question
+from gradcam.batch.findings import Request, find
 from gradcam.batch.formats.base import Results
-from gradcam.batch.pipeline import explain_items
-from gradcam.batch.save import Outcome, Saver
+from gradcam.batch.pipeline import compute_items
+from gradcam.batch.save import Saver
 from gradcam.errors import OutputError, StoreError
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
 from gradcam.sources.shards import FailureLimit, TooManyFailuresError
-from gradcam.storage.records import Record
+from gradcam.storage.records import Record, Report
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Work:
     """
 
     classifier: Classifier
-    question: Question
+    request: Request
     items: Sequence[Item]
     batch_size: int
     workers: int
@@ -37,7 +38,7 @@ class Work:
 
 
 class Engine(Protocol):
-    """What does the work: an outcome for each picture that is needed, in the order of the items.
+    """What does the work: a report for each picture that is needed, in the order of the items.
 
     Batches are cut at the same places whatever is needed, so that the same items give the same numbers. `tell` hears of
     what happens, in the caller's thread. Once it is closed, or has raised, nothing is written any more, and `late` has got
@@ -51,8 +52,8 @@ class Engine(Protocol):
         *,
         is_needed: Callable[[Item], bool],
         tell: Tell,
-        late: Callable[[Outcome], None] | None = None,
-    ) -> Generator[Outcome, None, None]: ...
+        late: Callable[[Report], None] | None = None,
+    ) -> Generator[Report, None, None]: ...
 
 
 def explain_here(
@@ -61,12 +62,12 @@ def explain_here(
     *,
     is_needed: Callable[[Item], bool],
     tell: Tell,
-    late: Callable[[Outcome], None] | None = None,
-) -> Generator[Outcome, None, None]:
+    late: Callable[[Report], None] | None = None,
+) -> Generator[Report, None, None]:
     """The engine in this process: threads read ahead and write behind, and the model is in the caller's."""
-    return explain_items(
+    return compute_items(
         work.classifier,
-        work.question,
+        partial(find, work.classifier, work.request),
         work.items,
         finish=saver.save,
         is_needed=is_needed,
@@ -91,20 +92,20 @@ def explain_into(
     pictures, failures = len(work.items), 0
     most = None if limit is None else limit.count(pictures)
     left = sum(item.name not in results.done for item in work.items)
-    late: list[Outcome] = []
+    late: list[Report] = []
 
-    def keep(outcome: Outcome) -> Record:
-        record = results.append(outcome.record, outcome.files)
-        results.log("picture", image=record.image, status=record.status, seconds=outcome.seconds)
+    def keep(report: Report) -> Record:
+        record = results.append(report.record, report.files)
+        results.log("picture", image=record.image, status=record.status, seconds=report.seconds)
         return record
 
-    outcomes = engine(
+    reports = engine(
         work, saver, is_needed=lambda item: item.name not in results.done, tell=results.log, late=late.append
     )
     try:
-        with contextlib.closing(outcomes):  # nobody writes any more once this has ended, and the results may be let go
-            for outcome in outcomes:
-                record = keep(outcome)
+        with contextlib.closing(reports):  # nobody writes any more once this has ended, and the results may be let go
+            for report in reports:
+                record = keep(report)
                 yield record
                 failures += record.error is not None and record.image not in results.failed
                 left -= 1
@@ -118,7 +119,7 @@ def explain_into(
     except BaseException as error:
         records = []
         with contextlib.suppress(OutputError, StoreError):  # of the same place, which `error` says more about
-            records = [keep(outcome) for outcome in late]
+            records = [keep(report) for report in late]
         if not isinstance(error, GeneratorExit):
             yield from records
         if not isinstance(error, TooManyFailuresError) or len(records) < left:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.batch.findings import Finding, Question
-from gradcam.batch.pipeline import check_count, explain_items
-from gradcam.batch.pool import choose_batch_size, count_cores
+from typing_extensions import Unpack
+
+from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
+from gradcam.batch.cores import count_cores
+from gradcam.batch.findings import PictureResult, Request, find
+from gradcam.batch.pipeline import check_count, compute_items
+from gradcam.batch.pool import choose_batch_size
 from gradcam.batch.read import Fetched
-from gradcam.cam.methods.table import check_evidence, find_methods, smooth
-from gradcam.cam.postprocess import check_augmentation
+from gradcam.cam.explain import check_options
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten, show_fields
 from gradcam.layers.find import find_layer
 from gradcam.layers.reshape import to_reshape
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
 from gradcam.models.results import PictureAttribution, PictureExplanation
+from gradcam.options import ExplainOptions, fill_options
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
 from gradcam.targets import ClassTarget, check_classes
@@ -50,23 +56,21 @@ def explain_files(
     classifier: Classifier | None = None,
     *,
     layers: Sequence[str] | None = None,
-    methods: Sequence[str] = ("gradcam",),
+    methods: Iterable[str | Method | AttributionMethod] = ("gradcam",),
     target: Any = None,
-    evidence: str = "positive",
-    augmentation: str = "none",
-    smoothing: str = "none",
-    reshape: str | tuple[int, ...] | None = None,
     batch_size: int | str = "auto",
     workers: int | None = None,
+    **options: Unpack[ExplainOptions],
 ) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
     `inputs`: files, folders, globs, lists and archives, one or several, by their paths or URLs (`s3://bucket/photos/`); and
     pictures in any other form that `gradcam.read_image` takes.
     `classifier`: None for the one that comes with the package. `layers`: dotted names, None for each method's own.
-    `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`. `target`: of every picture that no
+    `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
+    `gradcam.METHODS["rise"].using(masks=2000)`. `target`: of every picture that no
     list asks a class for: a class by index or label, or several of them, or a `ClassTarget` with one row of classes at
-    most; None for each picture's top class. The rest as in `gradcam.explain`.
+    most; None for each picture's top class. `options`: as in `gradcam.explain`.
     `batch_size`: pictures to explain at once; halved on a device that they do not fit into. `workers`: threads that read,
     None for one on each core.
 
@@ -75,22 +79,16 @@ def explain_files(
     Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit; `StoreError` also
     later, where a store does not answer any more.
     """
+    filled = fill_options(options, "explain_files")
     classifier = _to_classifier(classifier)
-    question = Question(
-        layers=_find_layers(classifier, layers),
-        methods=methods,
-        target=_to_target(classifier, target),
-        evidence=evidence,
-        augmentation=augmentation,
-        smoothing=smoothing,
-        reshape=to_reshape(reshape),  # type: ignore[arg-type]  # a function is what the classifier takes as well
-    )
-    question = _sort_methods(question)
+    found, wanted = _find_layers(classifier, layers), _to_target(classifier, target)
+    filled["reshape"] = to_reshape(filled["reshape"])
+    request = Request(found, *_sort_methods(methods, filled), target=wanted, options=filled)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     threads = count_cores() if workers is None else workers
-    return explain_items(
+    return compute_items(
         classifier,
-        question,
+        partial(find, classifier, request),
         list_inputs(inputs).items,
         finish=_to_result,
         batch_size=check_count("batch_size", size, "pictures to explain at once"),
@@ -106,7 +104,7 @@ def _to_classifier(classifier: Any) -> Classifier:
     return load_classifier() if classifier is None else classifier
 
 
-def _to_result(fetched: Fetched, found: Finding | GradcamError) -> FileResult:
+def _to_result(fetched: Fetched, found: PictureResult | GradcamError) -> FileResult:
     item = fetched.item
     if isinstance(found, GradcamError):
         return FileResult(item.name, item.content.path, found)
@@ -126,15 +124,16 @@ def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[s
     return list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
 
 
-def _sort_methods(asked: Question) -> Question:
-    """The question with attributions apart from what makes maps, checked as far as it can be without a picture."""
-    names = asked.methods
-    attributions = [name for name in names if name in ATTRIBUTIONS] if isinstance(names, (list, tuple)) else []
-    maps = [name for name in names if name not in ATTRIBUTIONS] if attributions else names
+def _sort_methods(given: Any, options: ExplainOptions) -> tuple[list[Method], list[AttributionMethod]]:
+    """What makes maps, and attributions, checked as far as that can be without a picture."""
+    maps, attributions = given, []
+    if isinstance(given, (list, tuple)):
+        named = [ATTRIBUTIONS.get(each, each) if isinstance(each, str) else each for each in given]
+        attributions = list(dict.fromkeys(each for each in named if isinstance(each, AttributionMethod)))
+        maps = [each for each in named if not isinstance(each, AttributionMethod)]
     methods = find_methods(maps) if maps or not attributions else []
-    check_evidence(asked.evidence, smooth(methods, asked.smoothing))
-    check_augmentation(asked.augmentation)
-    return replace(asked, methods=[method.name for method in methods], attributions=list(dict.fromkeys(attributions)))
+    check_options(methods, options)
+    return methods, attributions
 
 
 def _to_target(classifier: Classifier, target: Any) -> ClassTarget:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.cam.budget import Progress
+from gradcam.attributions.table import AttributionMethod
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, show_fields
 from gradcam.images.read import Pixels, Region
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
-from gradcam.storage.records import Explained, Prediction
+from gradcam.options import ExplainOptions, fill_options
+from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.targets import ClassTarget
 
 if TYPE_CHECKING:
@@ -22,20 +25,25 @@ LISTED = 5  # predictions
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """What is asked of each picture: `methods` make maps at `layers`, `attributions` say what each pixel matters.
 
     Without layers, each method looks at its own: `Classifier.layer_for`.
     """
 
     layers: Sequence[str] = ()
-    methods: Sequence[str] = ("gradcam",)
-    attributions: Sequence[str] = ()
+    methods: Sequence[Method] = (METHODS["gradcam"],)
+    attributions: Sequence[AttributionMethod] = ()
     target: ClassTarget = field(default_factory=ClassTarget)
-    evidence: str = "positive"
-    augmentation: str = "none"
-    smoothing: str = "none"
-    reshape: str | tuple[int, ...] | None = None
+    options: ExplainOptions = field(default_factory=ExplainOptions)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", fill_options(self.options, "Request"))
+
+    @property
+    def all_methods(self) -> list[Method | AttributionMethod]:
+        """Those of both kinds."""
+        return [*self.methods, *self.attributions]
 
     @property
     def classes(self) -> int:
@@ -44,43 +52,25 @@ class Question:
 
     def list_layers(self, classifier: Classifier) -> list[str]:
         """The layers, those of the methods' own too."""
-        own = [classifier.layer_for(name) for name in self.methods]
+        own = [classifier.layer_for(method) for method in self.methods]
         return list(self.layers) or list(dict.fromkeys([*own, *([classifier.layer] if self.attributions else [])]))
 
 
 @dataclass(frozen=True, eq=False)
-class Drawing:
-    """One result for a picture: what it is of, how fine it is, whether there is anything on it, and how to draw it."""
+class MapResult:
+    """One result for a picture: what a record says of it, without any file yet, how fine it is, and how to draw it."""
 
-    index: int
-    score: float
-    layer: str
-    method: str
-    evidence: str
+    entry: Explained
     grid: tuple[int, ...]
-    is_blank: bool
     source: PictureExplanation | PictureAttribution = field(repr=False)
     k: int = 0
 
     __repr__ = show_fields
 
     @property
-    def map(self) -> Tensor | None:
-        """The method's own values (h,w), float32 on the region that the network saw; None for an attribution."""
-        return self.source.maps[0, self.k] if isinstance(self.source, PictureExplanation) else None
-
-    def to_entry(self, label: str | None) -> Explained:
-        """What a record says of it, without any file yet; `label`: the class's name."""
-        return Explained(
-            index=self.index,
-            label=label,
-            score=self.score,
-            layer=self.layer,
-            method=self.method,
-            overlay=None,
-            blank=self.is_blank,
-            evidence=self.evidence,
-        )
+    def values(self) -> Tensor:
+        """The method's own, float32: a map (h,w) on the region that the network saw, or an attribution's (C,H,W)."""
+        return (self.source.maps if isinstance(self.source, PictureExplanation) else self.source.values)[0, self.k]
 
     def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
         """RGB, uint8 (H,W,3): the overlay, or an attribution in colour on grey."""
@@ -90,7 +80,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class PictureResult:
     """What was found in one picture: maps as `compare` gives them, attributions, and the most probable classes."""
 
     maps: Mapping[tuple[str, str], PictureExplanation]
@@ -102,127 +92,87 @@ class Finding:
     @property
     def picture(self) -> Pixels:
         """What is drawn on: RGB, uint8 (H,W,3)."""
-        return self._first.pictures[0]
+        return self._sources[0].pictures[0]
 
     @property
     def region(self) -> Region:
         """The pixels of it that the network saw."""
-        return self._first.regions[0]
-
-    @property
-    def fit(self) -> str | None:
-        """How the network was shown these, where that is not as its own preprocessing does."""
-        return self._first.fit
+        return self._sources[0].regions[0]
 
     @property
     def note(self) -> str | None:
         """What a person should know of how the picture is shown."""
-        return self._first.notes[0]
+        return self._sources[0].notes[0]
 
-    @property
-    def drawings(self) -> list[Drawing]:
+    @cached_property
+    def results(self) -> list[MapResult]:
         """All results, one by one: the maps first, and the classes of each in their order."""
-        found = _all(self.maps, self.attributions)
-        return [_to_drawing(each, k) for each in found for k in range(each.scores.shape[1])]
+        return [_to_result(each, k) for each in self._sources for k in range(each.scores.shape[1])]
+
+    def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
+        """The record of a picture of that name. `files`: what was written of each result, by its kind."""
+        height, width = self.picture.shape[:2]
+        return Record(
+            image=image,
+            model=model,
+            predictions=tuple(self.predictions),
+            explained=tuple(replace(result.entry, **its) for result, its in zip(self.results, files)),
+            note=self.note,
+            size=(height, width),
+            region=self.region,
+            fit=self._sources[0].fit,
+        )
 
     @property
-    def _first(self) -> PictureExplanation | PictureAttribution:
-        return _all(self.maps, self.attributions)[0]
+    def _sources(self) -> list[PictureExplanation | PictureAttribution]:
+        return [*self.maps.values(), *self.attributions]
 
 
 def find(
-    classifier: Classifier,
-    question: Question,
-    pictures: Sequence[Prepared],
-    *,
-    classes: Sequence[int] | None = None,
-    progress: Progress | None = None,
-) -> list[Finding | GradcamError]:
+    classifier: Classifier, request: Request, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None
+) -> list[PictureResult | GradcamError]:
     """What is found in pictures of one size, all in one batch; an error for each whose output is NaN or infinite.
 
-    `classes`: one for each picture, in place of the question's own. Raises as `Classifier.compare` does.
+    `classes`: one for each picture, in place of the request's own. Raises as `Classifier.compare` does.
     """
     if classifier.fit != "crop" and len(pictures) > 1:  # as they are shown, they may be of different sizes
         chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
-        pairs = zip(pictures, chosen)
-        return [
-            found for one, its in pairs for found in find(classifier, question, [one], classes=its, progress=progress)
-        ]
-    target = question.target
+        return [found for one, its in zip(pictures, chosen) for found in find(classifier, request, [one], classes=its)]
+    target = request.target
     if classes is not None:
         target = replace(target, classes=[[index] for index in classes])
     elif target.classes is not None:
         target = replace(target, classes=list(target.classes) * len(pictures))  # one row for each
-    maps = _make_maps(classifier, question, pictures, target, progress) if question.methods else {}
-    attributions = _attribute(classifier, question, pictures, target, progress)
-    output = _all(maps, attributions)[0].output
+    maps: dict[tuple[str, str], PictureExplanation] = {}
+    if request.methods:
+        layers = request.layers or None
+        maps = classifier.compare(pictures, layers=layers, methods=request.methods, target=target, **request.options)
+    attributions = _attribute(classifier, request, pictures, target)
+    output = [*maps.values(), *attributions][0].output
     probabilities = classifier.probabilities(output, len(pictures)).cpu()
     maps, attributions = {key: each.cpu() for key, each in maps.items()}, [each.cpu() for each in attributions]
     return [
-        _find_one(classifier, i, probabilities[i], maps=maps, attributions=attributions) for i in range(len(pictures))
+        PictureResult(
+            maps={key: each.one(i) for key, each in maps.items()},
+            attributions=[each.one(i) for each in attributions],
+            predictions=_predict(classifier, probabilities[i]),
+        )
+        if probabilities[i].isfinite().all()
+        else GradcamError("The model's output is NaN or infinite in places: look at its weights.")
+        for i in range(len(pictures))
     ]
 
 
-def _all(
-    maps: Mapping[tuple[str, str], PictureExplanation], attributions: Sequence[PictureAttribution]
-) -> list[PictureExplanation | PictureAttribution]:
-    return [*maps.values(), *attributions]
-
-
-def _make_maps(
-    classifier: Classifier,
-    question: Question,
-    pictures: Sequence[Prepared],
-    target: ClassTarget,
-    progress: Progress | None,
-) -> dict[tuple[str, str], PictureExplanation]:
-    return classifier.compare(
-        pictures,
-        layers=question.layers or None,
-        methods=question.methods,
-        target=target,
-        evidence=question.evidence,
-        augmentation=question.augmentation,
-        smoothing=question.smoothing,
-        reshape=question.reshape,
-        progress=progress,
-    )
-
-
 def _attribute(
-    classifier: Classifier,
-    question: Question,
-    pictures: Sequence[Prepared],
-    target: ClassTarget,
-    progress: Progress | None,
+    classifier: Classifier, request: Request, pictures: Sequence[Prepared], target: ClassTarget
 ) -> list[PictureAttribution]:
-    found = []
-    for method in question.attributions:
-        has_layer = ATTRIBUTIONS[method].has_layer
-        layers: Sequence[str | None] = question.layers if has_layer and question.layers else [None]
-        for layer in layers:
-            reshape = question.reshape if has_layer else None
-            found.append(
-                classifier.attribute(pictures, method, layer=layer, target=target, reshape=reshape, progress=progress)
-            )
+    found: list[PictureAttribution] = []
+    for method in request.attributions:
+        layers: Sequence[str | None] = (method.has_layer and request.layers) or [None]
+        more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
+        more["reshape"] = request.options["reshape"] if method.has_layer else None
+        found += [classifier.attribute(pictures, method, layer=layer, **more) for layer in layers]
     return found
-
-
-def _find_one(
-    classifier: Classifier,
-    i: int,
-    probabilities: Tensor,
-    *,
-    maps: Mapping[tuple[str, str], PictureExplanation],
-    attributions: Sequence[PictureAttribution],
-) -> Finding | GradcamError:
-    if not probabilities.isfinite().all():
-        return GradcamError("The model's output is NaN or infinite in places: look at its weights.")
-    return Finding(
-        maps={key: each.one(i) for key, each in maps.items()},
-        attributions=[each.one(i) for each in attributions],
-        predictions=_predict(classifier, probabilities),
-    )
 
 
 def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
@@ -231,18 +181,19 @@ def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
     return [Prediction(index, classifier.label(index), probability) for index, probability in pairs]
 
 
-def _to_drawing(found: PictureExplanation | PictureAttribution, k: int) -> Drawing:
+def _to_result(found: PictureExplanation | PictureAttribution, k: int) -> MapResult:
     """The k-th class's."""
     classes: Any = found.classes  # not None: classes are asked for, never a function
+    index = int(classes[0, k])
     values = found.maps if isinstance(found, PictureExplanation) else found.values[:, :, 0]
-    return Drawing(
-        index=int(classes[0, k]),
+    entry = Explained(
+        index=index,
+        label=None if found.labels is None else found.labels[index],
         score=found.scores[0, k].item(),
         layer=found.layer or "input",
         method=found.method,
+        overlay=None,
+        blank=not values[0, k].any().item(),
         evidence=found.evidence if isinstance(found, PictureExplanation) else "signed",
-        grid=tuple(values.shape[2:]),
-        is_blank=not values[0, k].any().item(),
-        source=found,
-        k=k,
     )
+    return MapResult(entry, tuple(values.shape[2:]), found, k)

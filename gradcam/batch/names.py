@@ -14,46 +14,39 @@ from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.batch.findings import Question
-from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
 from gradcam.images.draw import find_colormap
 from gradcam.images.files import LONGEST_NAME, cut, overlay_name, to_plain
 from gradcam.options import FORMATS, SAVED
 from gradcam.sources.contents import Item, find_url
-from gradcam.storage.output import to_shelf
+from gradcam.storage.output import to_reader
 from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import Drawing
-
+    from gradcam.batch.findings import MapResult, Request
 
 COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
-def has_layer(method: str) -> bool:
-    """Whether a method of either kind looks at a layer."""
-    return ATTRIBUTIONS[method].has_layer if method in ATTRIBUTIONS else METHODS[method].place == "layer"
-
-
 def list_endings(
-    question: Question, drawings: Sequence[Drawing], labels: Sequence[str] | None, *, suffix: str = ".png"
+    request: Request, results: Sequence[MapResult], labels: Sequence[str] | None, *, suffix: str = ".png"
 ) -> list[str]:
     """What follows the stem in the name of each result of one picture: class and layer are in it where there are several."""
-    several_classes = len({drawing.index for drawing in drawings}) > 1
-    several_layers = len(question.layers) > 1
+    entries = [result.entry for result in results]
+    several_classes = len({entry.index for entry in entries}) > 1
+    layered = {each.name for each in request.all_methods if each.has_layer} if len(request.layers) > 1 else set()
+    signed = {each.name for each in request.methods}
     return [
         overlay_name(
             "",
-            drawing.method,
-            index=drawing.index if several_classes else None,
-            label=labels[drawing.index] if several_classes and labels is not None else None,
-            layer=drawing.layer if several_layers and has_layer(drawing.method) else None,
-            evidence=name_evidence(drawing.evidence) if drawing.method in question.methods else None,
+            entry.method,
+            index=entry.index if several_classes else None,
+            label=labels[entry.index] if several_classes and labels is not None else None,
+            layer=entry.layer if entry.method in layered else None,
+            evidence=name_evidence(entry.evidence) if entry.method in signed else None,
             suffix=suffix,
         )
-        for drawing in drawings
+        for entry in entries
     ]
 
 
@@ -162,7 +155,7 @@ def check_outputs(
     stems: Mapping[str, str],
     *,
     saving: Saving,
-    question: Question,
+    request: Request,
     labels: Sequence[str] | None,
 ) -> None:
     """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input.
@@ -170,8 +163,8 @@ def check_outputs(
     `stems`: what the names of each picture's results begin with, by the picture's name, as `plan_stems` gives them.
     Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
     """
-    check_panel(saving, question)
-    endings = list_forms(saving, question, labels)
+    check_panel(saving, request)
+    endings = list_forms(saving, request, labels)
     names = {stems[item.name].casefold(): item.name for item in items}
     for stem, name in names.items():
         for other, rest in _divide(stem):
@@ -189,15 +182,13 @@ def check_outputs(
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
             if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
                 raise OutputError(
-                    f"{path}: a result in {to_shelf(folder).show()} would replace this picture; choose another --output"
+                    f"{path}: a result in {to_reader(folder).show()} would replace this picture; choose another --output"
                 )
 
 
-def check_panel(saving: Saving, question: Question) -> None:
+def check_panel(saving: Saving, request: Request) -> None:
     """Raises `GradcamError` where a panel is asked for, and there are no maps to put on it."""
-    unfit = [name for name in question.methods if not has_layer(name)]
-    if not question.methods:
-        unfit = list(question.attributions)
+    unfit = [each.name for each in request.methods or request.attributions if not request.methods or not each.has_layer]
     if "panel" in saving.kinds and unfit:
         raise GradcamError(
             f"A panel is made of maps at layers, and {unfit[0]} makes none there: leave one of them out."
@@ -227,20 +218,17 @@ def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path | str, str
             yield path, above.casefold(), name.casefold()
 
 
-def list_forms(saving: Saving, question: Question, labels: Sequence[str] | None) -> Endings:
-    """The endings of this question's results."""
-    several_classes = question.target.top > 1 or len((question.target.classes or [[]])[0]) > 1
+def list_forms(saving: Saving, request: Request, labels: Sequence[str] | None) -> Endings:
+    """The endings of this request's results."""
+    several_classes = request.target.top > 1 or len((request.target.classes or [[]])[0]) > 1
     classes: list[Words] = [(), (INDEX,) if labels is None else (INDEX, LABEL)] if several_classes else [()]
     words: list[Words] = []
-    for method in (*question.methods, *question.attributions):
-        several_layers = len(question.layers) > 1 and has_layer(method)
-        layers: list[Words] = [(to_plain(layer),) for layer in question.layers] if several_layers else [()]
-        evidence = name_evidence(question.evidence) if method in question.methods else None
-        words += [
-            (*method.split("-"), *one, *layer, *([evidence] if evidence else []))
-            for one, layer in product(classes, layers)
-        ]
-    evidence = name_evidence(question.evidence)
+    evidence = name_evidence(request.options["evidence"])
+    for method in request.all_methods:
+        several_layers = len(request.layers) > 1 and method.has_layer
+        layers: list[Words] = [(to_plain(layer),) for layer in request.layers] if several_layers else [()]
+        kind = [evidence] if evidence and method in request.methods else []
+        words += [(*method.name.split("-"), *one, *layer, *kind) for one, layer in product(classes, layers)]
     suffix = saving.suffix
     forms = {
         "overlay": [(each, suffix) for each in words],

@@ -10,14 +10,11 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from gradcam.batch.compute import Explainer, Find, Found, Tell
-from gradcam.batch.findings import Finding, Question, find
-from gradcam.batch.pool import LATER, URGENT, Cut, Pool, choose_batch_size, cut, one_opencv_thread
+from gradcam.batch.pool import LATER, URGENT, Cut, Pool, cut, one_opencv_thread
 from gradcam.batch.read import Fetched, Read, find_upload, read_item
 from gradcam.errors import GradcamError, shorten
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
-
-__all__ = ["Fetched", "Tell", "check_count", "choose_batch_size", "compute_items", "explain_items"]
 
 T = TypeVar("T")
 
@@ -25,34 +22,6 @@ T = TypeVar("T")
 # between its last picture and the start of the model.
 AHEAD = 2
 BEHIND = 1  # batches whose pictures may still wait to be finished when the model starts on another
-
-
-def explain_items(
-    classifier: Classifier,
-    question: Question,
-    items: Iterable[Item],
-    *,
-    finish: Callable[[Fetched, Finding | GradcamError], T],
-    is_needed: Callable[[Item], bool] = lambda item: True,
-    batch_size: int,
-    workers: int,
-    tell: Tell | None = None,
-    audit: bool = False,
-    late: Callable[[T], None] | None = None,
-) -> Generator[T, None, None]:
-    """What `finish` makes of what is found in each picture that is needed: see `compute_items`."""
-    return compute_items(
-        classifier,
-        partial(find, classifier, question),
-        items,
-        finish=finish,
-        is_needed=is_needed,
-        batch_size=batch_size,
-        workers=workers,
-        tell=tell,
-        audit=audit,
-        late=late,
-    )
 
 
 def compute_items(

@@ -6,7 +6,7 @@ import hashlib
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.batch.findings import Drawing, Finding, Question
+from gradcam.batch.findings import MapResult, PictureResult, Request
 from gradcam.batch.names import HEATMAP, MAP_SUFFIX, Saving, list_endings, name_result, panel_ending
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
-from gradcam.images.draw import overlay
+from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.files import OutputNames, hash_file
-from gradcam.images.read import Pixels, encode_image
+from gradcam.images.read import Pixels
+from gradcam.images.write import encode_image
 from gradcam.models.classifier import Classifier
 from gradcam.models.results import PictureExplanation, panel
 from gradcam.sources.contents import Item
 from gradcam.storage.output import Place
-from gradcam.storage.records import Explained, Record
+from gradcam.storage.records import Record, Report
 
 if TYPE_CHECKING:
     from gradcam.batch.read import Fetched
@@ -33,23 +34,11 @@ if TYPE_CHECKING:
 DrawViews = Callable[..., Mapping[str, bytes]]  # (stem, picture, overlays), `report.draw_views`
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a picture, and how long drawing, encoding and writing it took.
-
-    `files`: what is recorded, by name, where nobody wrote it yet.
-    """
-
-    record: Record
-    seconds: float
-    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-
-
 @dataclass(frozen=True, eq=False)
 class Saver:
     """Writes what was found in pictures; several threads may save at once.
 
-    `place`: where files go; None where they go along with the outcome. `stems`: what the names of each picture's results
+    `place`: where files go; None where they go along with the report. `stems`: what the names of each picture's results
     begin with, by the picture's name, relative to the place, with "/". `draw_views`: `report.draw_views`, called where
     `saving.views` asks for it.
     """
@@ -58,10 +47,10 @@ class Saver:
     stems: Mapping[str, str]
     saving: Saving
     classifier: Classifier
-    question: Question
+    request: Request
     draw_views: DrawViews | None = None
 
-    def save(self, fetched: Fetched, found: Finding | GradcamError) -> Outcome:
+    def save(self, fetched: Fetched, found: PictureResult | GradcamError) -> Report:
         """Write what was found in one picture. What keeps that from being done is in the record, and nothing is written.
 
         Raises `OutputError` or `StoreError` where the place is the reason, which other pictures would meet as well.
@@ -77,50 +66,37 @@ class Saver:
                 raise
             except Exception as error:  # one picture does not stop the others
                 record = Record(item.name, model, error=describe_failure(item.name, error))
-        return Outcome(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
+        return Report(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
 
-    def _save(self, item: Item, found: Finding) -> tuple[Record, Mapping[str, bytes]]:
+    def _save(self, item: Item, found: PictureResult) -> tuple[Record, Mapping[str, bytes]]:
         """The record, and the files that are still to be written."""
-        stem, saving, drawings = self.stems[item.name], self.saving, found.drawings
-        overlays = self._draw(drawings)
+        stem, saving, overlays = self.stems[item.name], self.saving, self._draw(found.results)
         files: dict[str, bytes] = {}  # all of them are ready before the first is written
         panel_name = None
         if "panel" in saving.kinds:
-            panel_name = name_result(stem, panel_ending(self.question.evidence, suffix=saving.suffix))
+            panel_name = name_result(stem, panel_ending(self.request.options["evidence"], suffix=saving.suffix))
             files[panel_name] = self._encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
-        explained = []
-        for drawing, name, picture in zip(drawings, self._name(stem, drawings), overlays):
+        named: list[dict[str, str | None]] = []
+        for result, name, overlay in zip(found.results, self._name(stem, found.results), overlays):
             names = name_kinds(name, saving)
-            for kind, made in draw_kinds(drawing, picture, saving):
+            for kind, made in draw_kinds(result, overlay, saving):
                 files[names[kind]] = made if isinstance(made, bytes) else self._encode(made)
-            explained.append(self._to_entry(drawing, names, panel_name))
+            named.append({**names, "panel": panel_name if isinstance(result.source, PictureExplanation) else None})
         if self.place is not None:
             draw = self.draw_views if saving.views else None
-            views = {} if draw is None else draw(stem, found.picture, overlays)
-            self.place.write(files, views)
+            self.place.write(files, {} if draw is None else draw(stem, found.picture, overlays))
             files = {}
-        height, width = found.picture.shape[:2]
-        record = Record(
-            image=item.name,
-            model=self.classifier.name,
-            predictions=tuple(found.predictions),
-            explained=tuple(explained),
-            note=found.note,
-            size=(height, width),
-            region=found.region,
-            fit=found.fit,
-        )
-        return record, files
+        return found.to_record(item.name, self.classifier.name, named), files
 
-    def _draw(self, drawings: Sequence[Drawing]) -> list[Pixels | None]:
+    def _draw(self, results: Sequence[MapResult]) -> list[Pixels | None]:
         """The overlays, where anybody is to see them."""
         if "overlay" not in self.saving.kinds and not self.saving.views:
-            return [None] * len(drawings)
-        return [drawing.draw(alpha=self.saving.alpha, colormap=self.saving.colormap) for drawing in drawings]
+            return [None] * len(results)
+        return [result.draw(alpha=self.saving.alpha, colormap=self.saving.colormap) for result in results]
 
-    def _name(self, stem: str, drawings: Sequence[Drawing]) -> list[str]:
+    def _name(self, stem: str, results: Sequence[MapResult]) -> list[str]:
         """The overlays' names; those that are alike, as of layers that differ in a sign, get numbers."""
-        endings = list_endings(self.question, drawings, self.classifier.labels, suffix=self.saving.suffix)
+        endings = list_endings(self.request, results, self.classifier.labels, suffix=self.saving.suffix)
         names = [name_result(stem, ending) for ending in endings]
         if len(set(map(str.casefold, names))) == len(names):
             return names
@@ -131,15 +107,6 @@ class Saver:
     def _encode(self, picture: Pixels) -> bytes:
         return encode_image(picture, self.saving.suffix, self.saving.quality)
 
-    def _to_entry(self, drawing: Drawing, names: Mapping[str, str], panel_name: str | None) -> Explained:
-        return replace(
-            drawing.to_entry(self.classifier.label(drawing.index)),
-            overlay=names.get("overlay"),
-            heatmap=names.get("heatmap"),
-            map=names.get("map"),
-            panel=panel_name if isinstance(drawing.source, PictureExplanation) else None,
-        )
-
 
 def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
     """The name of each kind of file that is asked for, but the panel, beside an overlay of that name."""
@@ -148,30 +115,25 @@ def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
 
 
-def draw_kinds(drawing: Drawing, overlay: Pixels | None, saving: Saving) -> Iterator[tuple[str, Pixels | bytes]]:
+def draw_kinds(result: MapResult, overlay: Pixels | None, saving: Saving) -> Iterator[tuple[str, Pixels | bytes]]:
     """Each kind that is asked for, but the panel: a picture, or a map as the bytes of its file; the overlay is given."""
     if "overlay" in saving.kinds and overlay is not None:
         yield "overlay", overlay
     if "heatmap" in saving.kinds:
-        yield "heatmap", _draw_heatmap(drawing, saving.colormap)
+        yield "heatmap", _draw_heatmap(result, saving.colormap)
     if "map" in saving.kinds:
-        yield "map", _encode_map(drawing)
+        file = io.BytesIO()
+        np.save(file, np.ascontiguousarray(result.values.float().cpu().numpy()))
+        yield "map", file.getvalue()
 
 
-def _draw_heatmap(drawing: Drawing, colormap: str) -> Pixels:
-    source = drawing.source
+def _draw_heatmap(result: MapResult, colormap: str) -> Pixels:
+    source = result.source
     if not isinstance(source, PictureExplanation):
-        return source.picture(0, drawing.k)
-    black, heatmap = np.zeros_like(source.pictures[0]), source.heatmaps[0, drawing.k]
+        return source.picture(0, result.k)
+    black, heatmap = np.zeros_like(source.pictures[0]), source.heatmaps[0, result.k]
     signed = source.evidence == "signed"
-    return overlay(black, heatmap, alpha=1, colormap=colormap, region=source.regions[0], signed=signed)
-
-
-def _encode_map(drawing: Drawing) -> bytes:
-    source, file = drawing.source, io.BytesIO()
-    values = source.maps[0, drawing.k] if isinstance(source, PictureExplanation) else source.values[0, drawing.k]
-    np.save(file, np.ascontiguousarray(values.float().cpu().numpy()))
-    return file.getvalue()
+    return draw_overlay(black, heatmap, alpha=1, colormap=colormap, region=source.regions[0], signed=signed)
 
 
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from gradcam.cam.budget import Effort, Progress, check_effort
+from gradcam.cam.budget import Effort, check_effort
 from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, add_levels, find_grid, warn_of_places
 from gradcam.cam.maps import Maps, compute_maps
@@ -27,7 +28,14 @@ from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import Outlet, find_layer, unwrap
 from gradcam.layers.reshape import Reshape, to_reshape
+from gradcam.options import ExplainOptions, fill_options
 from gradcam.targets import refuse_features
+
+HOW = ("mean", "max")  # of `fuse`
+_BLIND = (
+    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
+    "the head, a probability that is exactly 0 or 1). Choose another score or class."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +94,7 @@ def explain(
     method: str | Method = "gradcam",
     target: Any = None,
     layers: Sequence[str | nn.Module] | None = None,
-    join: str | None = None,
-    evidence: str = "positive",
-    augmentation: str = "none",
-    smoothing: str = "none",
-    reshape: Any = None,
-    memory_budget: int | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[ExplainOptions],
 ) -> Explanation:
     """Show where `model` looked in `images`, in one forward pass and a backward pass through the tail of the network.
 
@@ -136,21 +138,12 @@ def explain(
     Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
     Errors of the model itself come through as they are.
     """
-    wish = _Wish(
-        methods=smooth(find_methods([method]), smoothing),
-        target=target,
-        evidence=evidence,
-        augmentation=augmentation,
-        reshape=to_reshape(reshape),
-        memory_budget=memory_budget,
-        progress=progress,
-        join=join,
-    )
-    chosen = one_map(layer, layers, join)
-    if chosen is None and wish.needs_layers:
-        found = _compare_last_layer(model, images, wish)
+    request = _Request.of([method], target, options, "explain")
+    chosen = one_map(layer, layers, request.options["join"])
+    if chosen is None and request.needs_layers:
+        found = _compare_last_layer(model, images, request)
     else:
-        found = _compare(model, images, chosen or [], wish, are_named=True)
+        found = _compare(model, images, chosen or [], request, are_named=True)
     return next(iter(found.values()))
 
 
@@ -172,13 +165,7 @@ def compare(
     layers: Sequence[str | nn.Module],
     methods: Iterable[str | Method],
     target: Any = None,
-    join: str | None = None,
-    evidence: str = "positive",
-    augmentation: str = "none",
-    smoothing: str = "none",
-    reshape: Any = None,
-    memory_budget: int | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[ExplainOptions],
 ) -> dict[tuple[str, str], Explanation]:
     """Explain at several layers with several methods, all from one forward and one backward pass.
 
@@ -189,44 +176,38 @@ def compare(
     ("input", "rise"), those that follow attention as ("attention", method name), and alone need no layers. Arguments and
     errors are as in `explain`.
     """
-    wish = _Wish(
-        methods=smooth(find_methods(methods), smoothing),
-        target=target,
-        evidence=evidence,
-        augmentation=augmentation,
-        reshape=to_reshape(reshape),
-        memory_budget=memory_budget,
-        progress=progress,
-        join=join,
-    )
-    return _compare(model, images, layers, wish, are_named=True)
+    request = _Request.of(methods, target, options, "compare")
+    return _compare(model, images, layers, request, are_named=True)
 
 
-_BLIND = (
-    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
-    "the head, a probability that is exactly 0 or 1). Choose another score or class."
-)
+def check_options(methods: Sequence[Method], options: ExplainOptions) -> list[Method]:
+    """The methods, smoothed where that is asked for, once all is checked that can be without a model.
+
+    `options`: all of them. Raises `GradcamError` for whatever is unknown, or has no meaning for one of the methods.
+    """
+    found = smooth(methods, options["smoothing"])
+    if options["join"] is not None and options["join"] not in JOINS:
+        raise LayerError(f"join is {shorten(options['join'])}, expected {join_names(JOINS)}, or None.")
+    check_evidence(options["evidence"], found)
+    check_augmentation(options["augmentation"])
+    check_effort(options["memory_budget"], options["progress"])
+    return found
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Request:
     """What is to be explained of the images, and how; as in `explain`. What can be checked without a model is."""
 
     methods: Sequence[Method]
     target: Any
-    evidence: str
-    augmentation: str
+    options: ExplainOptions
     reshape: Reshape
-    memory_budget: int | None
-    progress: Progress | None
-    join: str | None
 
-    def __post_init__(self) -> None:
-        if self.join is not None and self.join not in JOINS:
-            raise LayerError(f"join is {shorten(self.join)}, expected {join_names(JOINS)}, or None.")
-        check_evidence(self.evidence, self.methods)
-        check_augmentation(self.augmentation)
-        check_effort(self.memory_budget, self.progress)
+    @staticmethod
+    def of(methods: Iterable[str | Method], target: Any, options: ExplainOptions, function: str) -> _Request:
+        """What was asked of that function."""
+        filled = fill_options(options, function)
+        return _Request(check_options(find_methods(methods), filled), target, filled, to_reshape(filled["reshape"]))
 
     @property
     def needs_layers(self) -> bool:
@@ -249,75 +230,72 @@ class _Wish:
 
 
 def _compare(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool = False
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], request: _Request, *, are_named: bool = False
 ) -> dict[tuple[str, str], Explanation]:
     try:
-        return _explain_at(model, images, layers, wish, are_named=are_named)
+        return _explain_at(model, images, layers, request, are_named=are_named)
     except BlindPatchesError as error:
         if are_named:
-            layer = _find_other_layer(model, images, wish)
+            layer = _find_other_layer(model, images, request)
             raise type(error)(_BLIND if layer is None else f"{error} Choose '{layer}', whose patches do.") from None
         raise
 
 
-def _find_other_layer(model: nn.Module, images: Any, wish: _Wish) -> str | None:
+def _find_other_layer(model: nn.Module, images: Any, request: _Request) -> str | None:
     """A layer to choose in place of one whose patches do not reach the score; None where there is none."""
     with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
-        wish = replace(wish, reshape=None)  # which is of the other layer
-        found = find_suggestion(unwrap(model), to_batch(images), wish.target)
-        return _find_last_with_gradient(model, images, found.layers, wish)
+        request = replace(request, reshape=None)  # which is of the other layer
+        found = find_suggestion(unwrap(model), to_batch(images), request.target)
+        return _find_last_with_gradient(model, images, found.layers, request)
     return None
 
 
 def _explain_at(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], wish: _Wish, *, are_named: bool
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], request: _Request, *, are_named: bool
 ) -> dict[tuple[str, str], Explanation]:
-    model, batch = unwrap(model), to_batch(images)
-    chosen = _find_layers(model, layers) if wish.needs_layers or layers else []
-    refuse_features(model, wish.target)
-    views = make_views(batch, wish.augmentation)
-    effort, census = Effort(views.batch, wish.memory_budget, wish.progress), Census()
+    model, batch, options = unwrap(model), to_batch(images), request.options
+    chosen = _find_layers(model, layers) if request.needs_layers or layers else []
+    refuse_features(model, request.target)
+    views = make_views(batch, options["augmentation"])
+    effort, census = Effort(views.batch, options["memory_budget"], options["progress"]), Census()
     with recorded_pass(
         model,
-        views.batch.copy() if wish.runs_again else views.batch,
+        views.batch.copy() if request.runs_again else views.batch,
         chosen,
-        views.target(wish.target),
-        differentiable=wish.differentiable,
-        around=_watched(model, chosen, wish, effort, census),
+        views.target(request.target),
+        differentiable=request.differentiable,
+        around=_watched(model, chosen, request, effort, census),
     ) as recorded:
-        maps = compute_maps(recorded, wish.methods, effort, census, reshape=wish.reshape, join=wish.join)
+        maps = compute_maps(recorded, request.methods, effort, census, reshape=request.reshape, join=options["join"])
         if are_named:
-            warn_of_places(recorded, wish.reshape)
+            warn_of_places(recorded, request.reshape)
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
+        about = {
+            "classes": None if classes is None else views.first(classes).to(batch.device),
+            "output": output,
+            "evidence": options["evidence"],
+        }
         return {
-            (layer, method): _to_explanation(
-                each,
-                views,
-                wish.evidence,
-                classes=None if classes is None else views.first(classes).to(batch.device),
-                output=output,
-                layer=layer,
-                method=method,
-            )
+            (layer, method): _to_explanation(each, views, layer=layer, method=method, **about)
             for (layer, method), each in maps.items()
         }
 
 
 @contextlib.contextmanager
-def _watched(model: nn.Module, chosen: Sequence[Outlet], wish: _Wish, effort: Effort, census: Census) -> Iterator[None]:
+def _watched(
+    model: nn.Module, chosen: Sequence[Outlet], request: _Request, effort: Effort, census: Census
+) -> Iterator[None]:
     """Around the plain pass: what methods that run the model again have to know of it."""
     with contextlib.ExitStack() as stack:
-        if wish.runs_again:
+        if request.runs_again:
             stack.enter_context(effort.measured({outlet.module for outlet in chosen}))
-        if wish.follows_attention:
+        if request.follows_attention:
             stack.enter_context(census.taken(model))
         yield
 
 
-def _to_explanation(
-    maps: Maps, views: Views, evidence: str, *, classes: Tensor | None, output: Any, layer: str, method: str
-) -> Explanation:
+def _to_explanation(maps: Maps, views: Views, *, evidence: str, layer: str, method: str, **about: Any) -> Explanation:
     signed = evidence == "signed"
     values = add_levels([choose_evidence(views.average(level), evidence) for level in maps.levels], signed=signed)
     if maps.was_rounding is not None:
@@ -326,29 +304,28 @@ def _to_explanation(
     return Explanation(
         maps=values.to(device),
         heatmaps=to_heatmaps(values, views.batch.size, signed=signed).to(device),
-        classes=classes,
         scores=views.first(maps.scores).to(device),
-        output=output,
         layer=layer,
         method=method,
         evidence=evidence,
+        **about,
     )
 
 
-def _compare_last_layer(model: nn.Module, images: Any, wish: _Wish) -> dict[tuple[str, str], Explanation]:
+def _compare_last_layer(model: nn.Module, images: Any, request: _Request) -> dict[tuple[str, str], Explanation]:
     """Explain at the best layer that has a grid and, on it, a gradient."""
-    if callable(wish.reshape):
+    if callable(request.reshape):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
-    found = find_suggestion(unwrap(model), to_batch(_copy(images)), wish.target, wish.reshape)
-    is_positive = all(method.assumes_positive for method in wish.methods)
+    found = find_suggestion(unwrap(model), to_batch(_copy(images)), request.target, request.reshape)
+    is_positive = all(method.assumes_positive for method in request.methods)
     last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
     try:
-        explained = _compare(model, _copy(images), [last], wish)
+        explained = _compare(model, _copy(images), [last], request)
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-        layer = _find_last_with_gradient(model, _copy(images), others, wish) if others else None
+        layer = _find_last_with_gradient(model, _copy(images), others, request) if others else None
         if layer is None:
             raise LayerError(_BLIND) from None
-        return _compare(model, images, [layer], wish)
+        return _compare(model, images, [layer], request)
     if found.note is not None and last == found.layers[0]:
         warn(found.note)
     return explained
@@ -359,9 +336,9 @@ def _copy(images: Any) -> Any:
     return map_tensors(images, torch.Tensor.clone)
 
 
-def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], wish: _Wish) -> str | None:
+def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], request: _Request) -> str | None:
     model, batch = unwrap(model), to_batch(images)
-    with recorded_pass(model, batch, _find_layers(model, names), wish.target) as recorded:
+    with recorded_pass(model, batch, _find_layers(model, names), request.target) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
@@ -369,7 +346,7 @@ def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str]
         for name in names:
             for part in recorded.parts[name]:
                 gradient = found[part]
-                if gradient is not None and _has_values(part, gradient[0], recorded, wish.reshape):
+                if gradient is not None and _has_values(part, gradient[0], recorded, request.reshape):
                     return name
     return None
 
@@ -384,9 +361,8 @@ def _has_values(part: str, gradient: torch.Tensor, recorded: Recorded, reshape: 
 
 
 def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> list[Outlet]:
-    return list(
-        {outlet.name: outlet for outlet in (find_layer(model, layer) for layer in _check_list(chosen))}.values()
-    )
+    outlets = [find_layer(model, layer) for layer in _check_list(chosen)]
+    return list({outlet.name: outlet for outlet in outlets}.values())
 
 
 def _check_list(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]:
@@ -396,7 +372,6 @@ def _check_list(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]:
 
 
 AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
-HOW = ("mean", "max")
 
 
 def fuse(
@@ -423,40 +398,29 @@ def fuse(
     for other in found[1:]:
         check_alike(first, other)
     heatmaps = torch.stack([each.heatmaps.to(first.heatmaps.device) for each in found])
-    joined = heatmaps.mean(0) if how == "mean" else _strongest(heatmaps)
+    # The strongest is the value that is furthest from zero.
+    joined = heatmaps.mean(0) if how == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
     signed = first.evidence == "signed"
     return replace(
         first,
         maps=joined,
         heatmaps=to_heatmaps(joined, joined.shape[2:], signed=signed),
-        layer=_join([each.layer for each in found]),
-        method=_join([each.method for each in found]),
+        layer="+".join(dict.fromkeys(each.layer for each in found)),
+        method="+".join(dict.fromkeys(each.method for each in found)),
     )
-
-
-def _strongest(heatmaps: Tensor) -> Tensor:
-    """Of heatmaps (E,N,K,...), the value furthest from zero at each place."""
-    return heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
-
-
-def _join(names: Sequence[str]) -> str:
-    return "+".join(dict.fromkeys(names))
 
 
 def check_alike(one: Explanation, other: Explanation) -> None:
     """Raises `GradcamError` where two are not of the same sizes, classes and evidence."""
-    shapes = (tuple(one.heatmaps.shape), tuple(other.heatmaps.shape))
+    shapes = [tuple(each.heatmaps.shape) for each in (one, other)]
     if shapes[0] != shapes[1]:
         raise GradcamError(
             f"Heatmaps {shapes[0]} and {shapes[1]} do not go together: explain the same images and classes."
         )
     if one.evidence != other.evidence:
         raise GradcamError(f"{one.evidence} and {other.evidence} evidence do not go together: ask for the same kind.")
-    if (one.classes is None) != (other.classes is None) or (
-        one.classes is not None
-        and other.classes is not None
-        and not torch.equal(one.classes.cpu(), other.classes.cpu())
-    ):
+    classes = [None if each.classes is None else each.classes.tolist() for each in (one, other)]
+    if classes[0] != classes[1]:
         raise GradcamError(
             "These are explanations of different classes, which do not go together: give the same target."
         )

@@ -24,7 +24,7 @@ from gradcam.hooks.autograd import (
     require_recording,
 )
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
+from gradcam.hooks.nested import Batch, caller_keeps, first_floating, tensors
 from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, recording_off, undisturbed
 from gradcam.hooks.target_layer import TargetLayer
 from gradcam.layers.axes import Axes, one_image
@@ -72,17 +72,13 @@ def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Pla
             own = scores[image].sum()
         found = torch.autograd.grad(own, tensors, retain_graph=True, allow_unused=True)
         for (_, _, to_grid), gradient in zip(layers, found):
-            if gradient is not None and _has_others(to_grid(gradient), image):
+            rows = [] if gradient is None else to_grid(gradient).nan_to_num(0, 0, 0).flatten(1).any(1).tolist()
+            if any(rows[:image]) or any(rows[image + 1 :]):
                 if not _share_statistics(model.modules()):  # of which is warned already
                     warn(DEPENDENT)
                 return True
     _apart[model].add(key)
     return False
-
-
-def _has_others(gradient: Tensor, image: int) -> bool:
-    rows = gradient.nan_to_num(0, 0, 0).flatten(1).any(1)
-    return bool(rows[:image].any() or rows[image + 1 :].any())
 
 
 @dataclass(frozen=True)
@@ -155,9 +151,9 @@ def recorded_pass(
             }
             if differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
-            args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
+            own = batch.copy(caller_keeps)
             with around or contextlib.nullcontext():
-                output = model(*args, **kwargs)
+                output = model(*own.args, **own.kwargs)
             activations, outlets, parts = _divide(chosen, recorders)
             off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
             if differentiable and len(off) > 1:  # the first finds it off; another one, if the model switches it off
@@ -167,11 +163,10 @@ def recorded_pass(
                 require_recording(scored.values, list(recorders))
             for recorder in recorders.values():
                 recorder.require_only_way(scored.values)
-        # Computed without the caller's autocast, which would make products of maps half as precise.
-        device = scored.values.device.type
-        autocast = caller_autocast(device)
         for recorder in recorders.values():
             stack.callback(recorder.let_go)
+        device = scored.values.device.type
+        autocast = caller_autocast(device)  # without which maps are computed: it would make products half as precise
         with torch.no_grad(), torch.autocast(device, enabled=False):
             yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast)
 
@@ -227,11 +222,10 @@ def _switched_off_again(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[
 def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """The names of the layers that ran once and gave a grid, the last to finish first."""
     names: list[str] = []
-    first = first_image(batch)
-    if first is not None:
+    if batch.images > 1:
         # Whatever a model raises, the pass of the whole batch raises again if it is not the batch's size.
         with contextlib.suppress(Exception):
-            names = look_for_layers(model, first, reshape)
+            names = look_for_layers(model, one_image(batch), reshape)
     names = names or look_for_layers(model, batch, reshape)
     if not names:
         if is_in_8_bits(model):
@@ -245,19 +239,16 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     return names
 
 
-def first_image(batch: Batch) -> Batch | None:
-    """The first image alone, which is enough to look for layers; None if the batch is that."""
-    return None if batch.images == 1 else one_image(batch)
-
-
 def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """As `find_layers_with_grid`, from one pass of this batch, and another of other texts; none where there is none."""
-    names = _find_with(model, batch, reshape)
+    with undisturbed(model) as modules:
+        _refuse_frames(batch, modules)
+        names = layers_with_grid(model, batch.copy(caller_keeps), reshape)
     axes = Axes(model, batch, find_patches(model.modules()))
     if reshape is not None or not axes.text_lengths:
         return names
-    shapes, modules = axes.plain, dict(model.named_modules())
-    return [name for name in names if not axes.holds_text(shapes.get(modules[name], ()), modules[name])]
+    shapes, layers = axes.plain, dict(model.named_modules())
+    return [name for name in names if not axes.holds_text(shapes.get(layers[name], ()), layers[name])]
 
 
 def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module]) -> dict[nn.Module, Tensor]:
@@ -272,13 +263,6 @@ def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module
     with undisturbed(model), recording_off(), Hooks() as hooks:
         for module in modules:
             hooks.after_forward(module, keep)
-        args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
-        model(*args, **kwargs)
+        own = batch.copy(caller_keeps)
+        model(*own.args, **own.kwargs)
     return found
-
-
-def _find_with(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None) -> list[str]:
-    with undisturbed(model) as modules:
-        _refuse_frames(batch, modules)
-        args, kwargs = map_tensors((batch.args, batch.kwargs), caller_keeps)
-        return layers_with_grid(model, args, kwargs, batch.images, batch.size, reshape=reshape)

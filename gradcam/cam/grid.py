@@ -25,6 +25,7 @@ TEXT = (
     "of text, or of text and picture in one row: its length is the text's, so that its rows are no places. Choose a layer "
     "of the part that sees the picture alone."
 )
+JOINS = ("sum",)
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
     "method that follows attention, such as 'rollout'."
@@ -67,13 +68,7 @@ def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Resh
 
 
 def place(
-    layer: str,
-    activations: Tensor,
-    module: nn.Module,
-    batch: Batch,
-    *,
-    model: nn.Module,
-    reshape: Reshape = None,
+    layer: str, activations: Tensor, module: nn.Module, batch: Batch, *, model: nn.Module, reshape: Reshape = None
 ) -> Layout | Picked:
     """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not tell.
 
@@ -87,12 +82,9 @@ def place(
     if layout is None and reshape is None:
         layout = try_all(shape, module, batch, model)
     if layout is None:
-        if reshape is None and axes.holds_text(shape, module):
-            why = TEXT
-        elif reshape is None and not axes.image_axes(shape, module):
-            why = _folded(batch)
-        else:
-            why = _why_not(activations, batch, reshape)
+        is_text = reshape is None and axes.holds_text(shape, module)
+        is_folded = reshape is None and not axes.image_axes(shape, module)
+        why = TEXT if is_text else _folded(batch) if is_folded else _why_not(shape, batch, reshape)
         raise LayerError(f"Layer '{layer}' gives {shape} {why}")
     if reshape is None and len(shape) > 3 and is_guess(layout, module, shape, batch.size) and are_shares(activations):
         raise LayerError(f"Layer '{layer}' gives {shape} {SHARES}")
@@ -128,7 +120,7 @@ def warn_of_places(recorded: Recorded, reshape: Reshape = None) -> None:
         activations = recorded.activations[part]
         layout = find_grid(part, activations, recorded, reshape)
         laid = Laid(recorded.outlets[part].module, tuple(activations.shape), layout)
-        if doubt := _find_doubt(layer, laid, recorded.batch, recorded.model, recorded.autocast):
+        if doubt := tell_doubt(layer, laid, recorded.batch, recorded.model, recorded.autocast):
             warn(doubt)
 
 
@@ -137,26 +129,15 @@ def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = 
     batch, module = to_batch(images), model.get_submodule(layer)
     activations = record_outputs(model, batch, [module])[module]
     layout = place(layer, activations, module, batch, model=model, reshape=reshape)
-    return _find_doubt(layer, Laid(module, tuple(activations.shape), layout), batch, model)
+    return tell_doubt(layer, Laid(module, tuple(activations.shape), layout), batch, model)
 
 
-def _find_doubt(
-    layer: str, laid: Laid, batch: Batch, model: nn.Module, autocast: torch.dtype | None = None
-) -> str | None:
-    return (
-        tell_doubt(layer, remember_answers(model, batch, laid, autocast=autocast)[0])
-        if laid.is_doubtful(batch)
-        else None
-    )
-
-
-def _why_not(activations: Tensor, batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
+def _why_not(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
     """What is the matter with activations that have no layout, and what to do."""
-    size, shape = " x ".join(map(str, batch.size)), tuple(activations.shape)
+    size = " x ".join(map(str, batch.size))
     if reshape is not None:
-        return (
-            f"for {batch.images} image(s) of {size}, which reshape={reshape!r} does not fit: {_options(shape, batch)}"
-        )
+        fits = f"which reshape={reshape!r} does not fit"
+        return f"for {batch.images} image(s) of {size}, {fits}: {_options(shape, batch)}"
     if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
         return _folded(batch)
     if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
@@ -173,14 +154,13 @@ def _folded(batch: Batch) -> str:
 
 def _options(shape: tuple[int, ...], batch: Batch) -> str:
     """What may be passed for `reshape`, word for word."""
-    dimensions = ", ".join(["N", "C", *"dhw"[-len(batch.size) :]])
-    function = f"a function to ({dimensions})"
+    cells = ", ".join("dhw"[-len(batch.size) :])
+    function = f"a function to (N, C, {cells})"
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
     grid = _likely_grid(tokens, batch.size)
     such = f", such as reshape={grid}" if grid else ""
-    cells = ", ".join("dhw"[-len(batch.size) :])
     return (
         f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} may come before it), "
         f"or {function}."
@@ -218,15 +198,12 @@ def check_ranges(tensor: Tensor, what: str) -> list[tuple[float, float]]:
 
 
 def _require_finite(values: Iterable[float], tensor: Tensor, what: str) -> None:
-    for value in values:
-        if not math.isfinite(value):
-            kind = "NaN" if math.isnan(value) else "infinite"
-            hint = (
-                " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
-            )
-            raise ModelError(
-                f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
-            )
+    for value in itertools.filterfalse(math.isfinite, values):
+        kind = "NaN" if math.isnan(value) else "infinite"
+        hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
+        raise ModelError(
+            f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
+        )
 
 
 def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:
@@ -250,9 +227,6 @@ def blind_layer(site: Site) -> BlindLayerError:
         f"The gradient at layer '{site.layer}' is exactly zero: nothing there can change the score (a unit that is switched "
         "off, a probability that is exactly 0 or 1, a factor of zero). Choose another layer, or the logit for a score."
     )
-
-
-JOINS = ("sum",)
 
 
 def choose_sites(recorded: Recorded, reshape: Reshape = None, *, join: str | None = None) -> dict[str, list[Site]]:

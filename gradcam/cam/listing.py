@@ -84,7 +84,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     look = _Look(model, batch)
     with undisturbed(model), no_graph_kept(model, lambda: look.pictures), Hooks() as hooks:
         look.watch(model, hooks)
-        with_grid = layers_with_grid(model, batch.args, batch.kwargs, batch.images, batch.size)
+        with_grid = layers_with_grid(model, batch)
     look.settle()
     ways = Ways(look.scores, look.pictures, look.find_layout)
     look.choose(ways.depends)
@@ -97,19 +97,18 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     found = [name for name in with_grid if reasons[name] is None]
     suggested = suggest(found, look.places(model), ways, look.output) if found else None
     first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
-    rows = {
-        name: replace(
-            look.row(name, module, reasons[name]),
+    order = [each for name in layers for each in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))]
+    return tuple(
+        replace(
+            look.row(name, (layers | last_runs)[name], reasons[name]),
             is_suggested=name == first,
             suggested_for_positive=name == positive != first,
             guessed=name in guesses,
             places=places.get(name),
         )
-        for name, module in (layers | last_runs).items()
+        for name in order
         if name in layers or name in (first, positive)
-    }
-    order = [each for name in layers for each in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))]
-    return tuple(rows[name] for name in order if name in rows)
+    )
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
@@ -165,7 +164,13 @@ class _Look:
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The pass is run without recording, and goes back to that when it ends."""
         torch.set_grad_enabled(True)
-        copies = {tensor: _differentiable(tensor) for tensor in tensors((args, kwargs))}
+
+        def differentiable(
+            tensor: Tensor,
+        ) -> Tensor:  # a copy that may be changed in place; frozen models are recorded too
+            return caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
+
+        copies = {tensor: differentiable(tensor) for tensor in tensors((args, kwargs))}
         self.pictures = edge_of(copies.get(self._batch.pictures, self._batch.pictures))
         return map_tensors((args, kwargs), copies.__getitem__)
 
@@ -206,10 +211,8 @@ class _Look:
 
     def places(self, model: nn.Module) -> dict[str, Place]:
         """Where the layers' outputs are, by name."""
-        modules = {
-            name: module for name, module in model.named_modules(remove_duplicate=False) if module in self._outputs
-        }
-        return {name: self._outputs[module].place for name, module in modules.items()}
+        modules = model.named_modules(remove_duplicate=False)
+        return {name: self._outputs[module].place for name, module in modules if module in self._outputs}
 
     def find_layout(self, shape: Sequence[int]) -> Layout | None:
         """How an output of this shape lies on the pictures, whatever gave it."""
@@ -232,7 +235,9 @@ class _Look:
             return "TorchScript"
         runs, output = self._runs.get(module, 0), self._outputs.get(module)
         if runs != 1 and not run:
-            return f"runs {runs} times" if runs else self._why_unseen(module)
+            parts_ran = any(part in self._runs for part in module.modules())
+            unseen = "not called itself, only its parts" if parts_ran else "not called in evaluation mode"
+            return f"runs {runs} times" if runs else unseen
         if output is None:
             return "gives no floating-point tensor"
         if output.layout is None:
@@ -242,10 +247,6 @@ class _Look:
         if edge is None or edge not in depends:
             return "the score does not depend on it"
         return None if depends[edge] else "only the class token reaches the score"
-
-    def _why_unseen(self, module: nn.Module) -> str:
-        parts_ran = any(part in self._runs for part in module.modules())
-        return "not called itself, only its parts" if parts_ran else "not called in evaluation mode"
 
     def row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
         """What there is to say about one layer, but for the suggestions."""
@@ -257,7 +258,7 @@ class _Look:
             type=type(module).__name__,
             shape=None if output is None else output.shape,
             grid=None if layout is None else layout.grid,
-            stride=None if layout is None else _stride(self._batch.size, layout.grid),
+            stride=None if layout is None else tuple(map(_stride, self._batch.size, layout.grid)),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             cam=reason is None,
             reason=reason,
@@ -266,11 +267,5 @@ class _Look:
         )
 
 
-def _differentiable(tensor: Tensor) -> Tensor:
-    """A copy that may be changed in place, and that requires gradients, so that frozen models are recorded too."""
-    return caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
-
-
-def _stride(size: Sequence[int], grid: Sequence[int]) -> tuple[float, ...]:
-    """Whole numbers stay whole."""
-    return tuple(length // cells if length % cells == 0 else length / cells for length, cells in zip(size, grid))
+def _stride(length: int, cells: int) -> float:
+    return length // cells if length % cells == 0 else length / cells  # whole numbers stay whole

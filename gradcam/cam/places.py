@@ -65,8 +65,11 @@ class Laid:
         return (self.shape, batch.size, hash(self.layout.indices.cpu().numpy().tobytes()))
 
 
-def tell_doubt(layer: str, answers: int | None) -> str | None:
-    """What there is to say of a map at a layer whose cells answered at so few places; None where nothing is."""
+def tell_doubt(
+    layer: str, laid: Laid, batch: Batch, model: nn.Module, autocast: torch.dtype | None = None
+) -> str | None:
+    """What there is to say of a map at a layer whose cells answer at too few places; None where nothing is."""
+    answers = remember_answers(model, batch, laid, autocast=autocast)[0] if laid.is_doubtful(batch) else None
     if answers is None or answers >= ENOUGH:
         return None
     return (
@@ -97,7 +100,11 @@ def count_answers(
     """
     modules = {each.module for each in layers.values()}
     coarsest = min((each.grid for each in layers.values()), key=math.prod)
-    points = [_to_point(place[-len(batch.size) :], coarsest) for place in PLACES]
+    # Points that lie well inside of a cell, as shares of the picture's sides.
+    points = [
+        tuple((int(share * cells) + OFFSET) / cells for share, cells in zip(place[-len(batch.size) :], coarsest))
+        for place in PLACES
+    ]
 
     def run(pictures: Tensor) -> dict[str, Tensor]:
         found = record_outputs(model, batch.copy(pictures=pictures.clone()), modules)
@@ -119,12 +126,9 @@ def count_answers(
                         unseen.discard(key)  # else it is of other pictures, as the second pathway of a SlowFast
     except Exception:  # whatever a model raises when it runs once more
         return dict.fromkeys(layers)
-    return {key: None if key in unseen or _is_same_everywhere(plain[key]) else count for key, count in counts.items()}
-
-
-def _to_point(place: Sequence[float], grid: Sequence[int]) -> tuple[float, ...]:
-    """A point that lies well inside of a cell, as shares of the picture's sides."""
-    return tuple((int(share * cells) + OFFSET) / cells for share, cells in zip(place, grid))
+    cells = {key: grid.flatten(2) for key, grid in plain.items()}
+    unseen |= {key for key, each in cells.items() if bool((each == each[..., :1]).all())}  # the same everywhere
+    return {key: None if key in unseen else count for key, count in counts.items()}
 
 
 def _vary(pictures: Tensor) -> Tensor:
@@ -155,8 +159,3 @@ def _answers(changes: Tensor, point: Sequence[float]) -> bool:
     """Whether the cell on a point is among those that changed most."""
     own = changes[tuple(int(share * cells) for share, cells in zip(point, changes.shape))]
     return bool(own > 0) and int((changes >= own).sum()) <= math.ceil(MOST_CHANGED * changes.numel())
-
-
-def _is_same_everywhere(grid: Tensor) -> bool:
-    cells = grid.flatten(2)
-    return bool((cells == cells[..., :1]).all())

@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.forward import find_layers_with_grid, first_image, look_for_layers
+from gradcam.cam.forward import find_layers_with_grid, look_for_layers
 from gradcam.cam.grid import try_all
 from gradcam.hooks.autograd import graph_of, leaves
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
+from gradcam.layers.axes import one_image
 from gradcam.layers.find import Edge, Ways, edge_of, is_activated
 from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals
-from gradcam.targets import to_class_target
+from gradcam.targets import is_function, to_class_target
 
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
 FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
+PART = (
+    "Only a part of what the score sees of the picture passes '{}', a branch: what all passes has no grid, runs several "
+    "times or is no module. Name a layer, or fuse the maps of several."
+)
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
 
 
@@ -53,10 +58,9 @@ def find_suggestion(
 
     Raises `LayerError` where no layer has a grid.
     """
-    for each in (first_image(batch), batch):
-        if each is not None:
-            with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
-                return _look(model, each, target, reshape)
+    for each in (one_image(batch), batch) if batch.images > 1 else (batch,):
+        with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
+            return _look(model, each, target, reshape)
     names = find_layers_with_grid(model, batch, reshape)
     return Suggestion(names, names[0])
 
@@ -80,22 +84,14 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
         best = [name for name in depending if places[name].edge in ways.whole and places[name].places <= most]
     ordered = list(dict.fromkeys([*best, *depending, *names]))
     is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
-    return Suggestion(
-        ordered, _find_activated(best or ordered[:1], places), _PART.format(ordered[0]) if is_part else None
-    )
-
-
-_PART = (
-    "Only a part of what the score sees of the picture passes '{}', a branch: what all passes has no grid, runs several "
-    "times or is no module. Name a layer, or fuse the maps of several."
-)
+    note = PART.format(ordered[0]) if is_part else None
+    return Suggestion(ordered, _find_activated(best or ordered[:1], places), note)
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
     """What is explained of an output: its logits, or what a target function gives; its first tensor if there is neither."""
     try:
-        is_function = callable(target) and not isinstance(target, type)
-        found = target(output) if is_function else to_class_target(target).find_logits(output, images)
+        found = target(output) if is_function(target) else to_class_target(target).find_logits(output, images)
     except Exception:  # it is said where the score is needed
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
         found = first_floating(output if logits is None else logits)
@@ -150,25 +146,24 @@ def no_graph_kept(model: nn.Module, find_start: Callable[[], Edge | None]) -> It
         def is_ours(tensor: Tensor) -> bool:
             if tensor.grad_fn is None or id(tensor) in before:
                 return False
-            return (start is not None and start[0] in graph_of(tensor)) or all(
-                id(leaf) in own for leaf in leaves(tensor)
-            )
+            is_of_pass = start is not None and start[0] in graph_of(tensor)
+            return is_of_pass or all(id(leaf) in own for leaf in leaves(tensor))
 
         for module in model.modules():
             _let_go(vars(module), is_ours)
 
 
 def _let_go(holder: Any, is_ours: Callable[[Tensor], bool], depth: int = 3) -> None:
+    def detached(tensor: Tensor) -> Tensor:
+        if not is_ours(tensor):
+            return tensor
+        return tensor.detach() if tensor._is_view() else tensor.detach_()  # the same object, unless it is a view
+
     for key, value in list(enumerate(holder) if isinstance(holder, list) else holder.items()):
         if isinstance(value, (dict, list)) and depth:
             _let_go(value, is_ours, depth - 1)
         elif isinstance(value, (Tensor, tuple)) and any(map(is_ours, tensors(value))):
-            holder[key] = map_tensors(value, lambda tensor: _detached(tensor) if is_ours(tensor) else tensor)
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    """The same object, unless it is a view."""
-    return tensor.detach() if tensor._is_view() else tensor.detach_()
+            holder[key] = map_tensors(value, detached)
 
 
 class _Watch:
@@ -243,9 +238,8 @@ def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int,
     watch = _Watch(model, batch, target, reshape)
     with contextlib.ExitStack() as stack:
         stack.enter_context(no_graph_kept(model, lambda: watch.pictures))
-        stack.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(_forget, _forget)
-        )  # the graph alone takes no memory
+        forget: Any = lambda _: None  # noqa: E731  # the graph alone takes no memory
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(forget, forget))
         hooks = stack.enter_context(Hooks())
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
@@ -269,7 +263,3 @@ def _ask_for_grid(
                 return None
             return found if layout.grid == rival.grid else _look(model, batch, target, layout.grid)
     return None
-
-
-def _forget(_: Any) -> Any:
-    """In place of a tensor that is kept for a backward pass, of which there is none."""

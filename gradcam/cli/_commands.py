@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -31,12 +33,10 @@ SECTIONS = {
     ),
     "What is printed": ("--json", "--quiet", "--help"),
 }
-PLURALS = {"methods": "method", "metrics": "metric", "scores": "score", "layers": "layer", "classes": "class"}
-
-SETTINGS = {
+SETTINGS = {  # of all commands; options may be typed in the plural
     "help_option_names": ["-h", "--help"],
     "max_content_width": 110,
-    "token_normalize_func": lambda name: PLURALS.get(name, name),
+    "token_normalize_func": partial(re.compile("^(?:(method|metric|score|layer)s|(class)es)$").sub, r"\1\2"),
 }
 
 

@@ -7,35 +7,43 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.batch.names import has_layer
-from gradcam.cam.methods.table import METHODS
+from gradcam.attributions.table import AttributionMethod
+from gradcam.batch.names import MAP_SUFFIX, list_endings, panel_ending
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import find_methods
 from gradcam.cli._settings import Destination, ModelChoice, Output, Settings, find_destination
-from gradcam.cli._terminal import Result, import_torch, shown_passes
+from gradcam.cli._terminal import format_report, import_torch, shown_passes
 from gradcam.errors import (
     GradcamError,
     GradcamWarning,
     ModelError,
+    OutputError,
     describe_failure,
     describe_unexpected,
     join_names,
     nearest,
     printable,
 )
-from gradcam.images.files import WRITE_SUFFIXES, OutputNames
-from gradcam.storage.records import Record
+from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_whole
+from gradcam.options import fill_options
+from gradcam.storage.records import Record, Report
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import Finding, Question
+    from gradcam.batch.findings import PictureResult, Request
+    from gradcam.batch.names import Saving
+    from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
 
+
+Value = TypeVar("Value")
 
 LOOKED_AT = 1000  # files of a folder, when one is not there
 
@@ -53,10 +61,7 @@ class Outcome(Protocol):
 
 
 def tell_each(
-    images: Sequence[Path],
-    look: Callable[[Path], Outcome],
-    fail: Callable[[str, str], Outcome],
-    output: Output,
+    images: Sequence[Path], look: Callable[[Path], Outcome], fail: Callable[[str, str], Outcome], output: Output
 ) -> int:
     """`look` at each picture, print what became of it, and give the exit status: 1 where one failed.
 
@@ -64,14 +69,42 @@ def tell_each(
     prints.
     """
     status = 0
-    for image in images:
+    for attempt in map(Attempt, images):
+        with attempt.going_on():
+            outcome = look(attempt.image)
+        if attempt.error is not None:
+            outcome, status = fail(str(attempt.image), attempt.error), 1
+        tell(outcome.error, outcome.to_json, outcome.format, output)
+    return status
+
+
+def tell(error: str | None, to_json: Callable[[], str], to_lines: Callable[[], str], output: Output) -> None:
+    """Print what became of a picture: its error, and a line of JSON, or lines for people, as was asked for."""
+    if error is not None:
+        click.echo(error, err=True)
+    if output.as_json:
+        click.echo(to_json())
+    elif not output.quiet and error is None:
+        click.echo(to_lines())
+
+
+@dataclass
+class Attempt:
+    """Work on one of several pictures. What goes wrong with it is its `error`, a line that names it, and stops no other."""
+
+    image: Path
+    found: PictureResult | None = None
+    error: str | None = None
+    start: float = field(default_factory=time.perf_counter)
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Around a part of the work; what a model of the user's prints goes to standard error meanwhile."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                outcome = look(image)
-        except (Exception, SystemExit) as error:  # one broken picture does not stop the others
-            outcome, status = fail(str(image), describe_failure(str(image), error) + _offer(image)), 1
-        _tell(outcome, output)
-    return status
+                yield
+        except (Exception, SystemExit) as error:
+            self.error = describe_failure(str(self.image), error) + _offer(self.image)
 
 
 def _offer(image: Path) -> str:
@@ -84,77 +117,90 @@ def _offer(image: Path) -> str:
     return f"; nearest: {join_names(str(image.with_name(name)) for name in offers)}" if offers else ""
 
 
-def _tell(outcome: Outcome, output: Output) -> None:
-    if outcome.error is not None:
-        click.echo(outcome.error, err=True)
-    if output.as_json:
-        click.echo(outcome.to_json())
-    elif not output.quiet and outcome.error is None:
-        click.echo(outcome.format())
-
-
-# Writes what was found, and gives the file of each kind of `choices.SAVED` for each drawing.
-Write = Callable[["Job", Path, "Finding"], Sequence[Mapping[str, Path]]]
-
-
 @dataclass(frozen=True)
 class Job:
-    """What is done with each picture."""
+    """What is done with each picture: what is asked, what is written, and where. `panel`: what records call a panel."""
 
     settings: Settings
     classifier: Classifier
-    question: Question
+    request: Request
+    saving: Saving
     destination: Destination
     names: OutputNames
-
-    def explain(self, image: Path, write: Write, output: Output) -> Result:
-        """Explain one picture and write what is to be drawn of it."""
-        start = time.perf_counter()
-        found = self._find(image, output)
-        make_folder(self.destination.folder)
-        written = write(self, image, found)
-        size: tuple[int, int] = found.picture.shape[:2]
-        label = self.classifier.label
-        entries = [drawing.to_entry(label(drawing.index)) for drawing in found.drawings]
-        files: list[dict[str, Any]] = [{kind: str(path) for kind, path in each.items()} for each in written]
-        explained = [replace(entry, **each) for entry, each in zip(entries, files)]
-        return Result(
-            record=Record(
-                str(image),
-                self.classifier.name,
-                predictions=found.predictions,
-                explained=explained,
-                note=found.note,
-                size=size,
-                region=found.region,
-                fit=found.fit,
-            ),
-            grids=[drawing.grid for drawing in found.drawings],
-            device=str(self.classifier.device),
-            seconds=time.perf_counter() - start,
-        )
-
-    def _find(self, image: Path, output: Output) -> Finding:
-        from gradcam.batch.findings import find
-
-        many = [name for name in self.question.methods if not METHODS[name].needs]
-        many += [name for name in self.question.attributions if ATTRIBUTIONS[name].has_progress]
-        with shown_passes(output, wanted=bool(many) or self.classifier.fit != "crop") as progress:
-            (found,) = find(self.classifier, self.question, [self.classifier.prepare(image)], progress=progress)
-        if isinstance(found, GradcamError):
-            raise found
-        return found
+    panel: str = "panel"
 
 
-def work(job: Job, images: Sequence[Path], write: Write, output: Output) -> int:
-    """Explain the pictures one after another, print what became of each, and give the exit status."""
-    name = job.classifier.name
-    return tell_each(
-        images,
-        lambda image: job.explain(image, write, output),
-        lambda image, error: Result(Record(image, name, error=error)),
-        output,
+def work(job: Job, images: Sequence[Path], output: Output) -> int:
+    """Explain the pictures one after another, write and print what came of each, and give the exit status."""
+    status = 0
+    for attempt in explain_each(job, images, output):
+        record, grids = Record(str(attempt.image), job.classifier.name), []
+        if attempt.found is not None:
+            with attempt.going_on():
+                make_folder(job.destination.folder)
+                written = write_result(job, attempt.image, attempt.found)
+                record = attempt.found.to_record(record.image, record.model, written)
+                grids = [result.grid for result in attempt.found.results]
+        if attempt.error is not None:
+            record, status = replace(record, error=attempt.error), 1
+        seconds, device = time.perf_counter() - attempt.start, str(job.classifier.device)
+        report = Report(record, seconds, grids=grids, device=device)
+        tell(attempt.error, record.to_json, partial(format_report, report), output)
+    return status
+
+
+def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[Attempt]:
+    """What is found in each picture, or why there is nothing."""
+    from gradcam.batch.findings import find
+
+    many = any(each.runs_again for each in job.request.methods) or any(
+        it.has_progress for it in job.request.attributions
     )
+    for attempt in map(Attempt, images):
+        is_shown = many or job.classifier.fit != "crop"
+        with attempt.going_on(), shown_passes(output, wanted=is_shown) as progress:
+            request = replace(job.request, options=job.request.options | {"progress": progress})
+            (found,) = find(job.classifier, request, [job.classifier.prepare(attempt.image)])
+            if isinstance(found, GradcamError):
+                raise found
+            attempt.found = found
+        yield attempt
+
+
+def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
+    """Write each kind of file that is asked for, and give their paths for each result."""
+    from gradcam.batch.save import draw_kinds, name_kinds
+    from gradcam.models.results import panel
+
+    saving, suffix = job.saving, job.settings.model.ending
+    look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
+    endings = list_endings(job.request, found.results, job.classifier.labels, suffix=suffix)
+    named = [name_kinds(join_name(image.stem, ending), saving) for ending in endings]
+    names = [name for kinds in named for name in kinds.values()]
+    if "panel" in saving.kinds:
+        names.append(join_name(image.stem, panel_ending(job.request.options["evidence"], suffix=suffix)))
+    paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
+    written = []
+    for result, kinds in zip(found.results, named):
+        overlay = result.draw(**look) if "overlay" in kinds else None
+        written.append({kind: _write(next(paths), made) for kind, made in draw_kinds(result, overlay, saving)})
+    if "panel" in saving.kinds:
+        path = _write(next(paths), panel(found.maps, **look))
+        written = [{**kinds, job.panel: path} for kinds in written]
+    return written
+
+
+def _write(path: Path, content: Pixels | bytes) -> str:
+    from gradcam.images.write import write_image
+
+    if not isinstance(content, bytes):
+        write_image(path, content)
+        return str(path)
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    return str(path)
 
 
 def make_folder(folder: Path) -> None:
@@ -165,67 +211,52 @@ def make_folder(folder: Path) -> None:
         raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
 
 
-Value = TypeVar("Value")
-
-
-def prepare(settings: Settings, images: Sequence[Path], output: Output, *, one_picture_each: bool) -> Job:
+def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
     """Load the model and check all that was typed before the first picture is touched.
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
-    from gradcam.batch.names import MAP_SUFFIX
+    from gradcam.batch.names import Saving, check_panel
 
-    classifier, question = ask(settings, output)
-    places = sum((len(question.layers) or 1) if has_layer(name) else 1 for name in _once_each(settings.methods))
+    classifier, request = ask(settings, output)
+    places = sum((len(request.layers) or 1) if method.has_layer else 1 for method in request.all_methods)
     kinds = [kind for kind in settings.saved if kind != "panel"]
-    each = 1 if one_picture_each else places * question.classes * len(kinds) + ("panel" in settings.saved)
+    each = places * request.classes * len(kinds) + ("panel" in settings.saved)
     suffixes = frozenset([MAP_SUFFIX]) if settings.saved == ("map",) else WRITE_SUFFIXES
     destination = find_destination(settings.output, images, len(images) * each, suffixes)
-    return Job(
-        settings=settings,
-        classifier=classifier,
-        question=question,
-        destination=destination,
-        names=OutputNames(destination.folder, images),
-    )
+    saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
+    check_panel(saving, request)
+    return Job(settings, classifier, request, saving, destination, OutputNames(destination.folder, images))
 
 
-def ask(settings: Settings, output: Output) -> tuple[Classifier, Question]:
+def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     """The model, loaded, and what is asked of it about each picture, checked.
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
     import_torch()
-    from gradcam.batch.findings import Question
-    from gradcam.cam.methods.table import check_evidence, find_methods, smooth
+    from gradcam.batch.findings import Request
+    from gradcam.cam.explain import check_options
     from gradcam.images.draw import find_colormap
     from gradcam.layers.find import find_layer
     from gradcam.targets import ClassTarget
 
     find_colormap(settings.colormap)
-    attributions = [name for name in settings.methods if name in ATTRIBUTIONS]
-    methods = [name for name in settings.methods if name not in ATTRIBUTIONS]
+    methods = [each for each in settings.methods if isinstance(each, Method)]
+    attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
     if methods:
-        check_evidence(settings.evidence, smooth(find_methods(methods), settings.smoothing))
+        methods = find_methods(methods)
+        check_options(methods, fill_options(settings.options, "ask"))
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
-    layers = _once_each(find_layer(classifier.model, layer).name for layer in settings.layers)
+    layers = [classifier.layer for _ in settings.layers[:1]]  # found already
+    layers += [find_layer(classifier.model, layer).name for layer in settings.layers[1:]]
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
     _check_classes(settings, classes, against, classifier.classes)
     say(classifier.notes, output)
     target = ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score, against=against)
-    question = Question(
-        layers=layers,
-        methods=_once_each(methods),
-        attributions=_once_each(attributions),
-        target=target,
-        evidence=settings.evidence,
-        augmentation=settings.augmentation,
-        smoothing=settings.smoothing,
-        reshape=settings.reshape,
-    )
-    return classifier, question
+    return classifier, Request(_once_each(layers), methods, attributions, target, settings.options)
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
@@ -239,22 +270,8 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     from gradcam.models.providers import DEFAULT
 
     with code_of_the_user(choice.model, choice.reader):
-        return load_classifier(
-            choice.model or DEFAULT,
-            weights=choice.weights,
-            labels=choice.labels,
-            mean=choice.mean,
-            std=choice.std,
-            size=choice.size,
-            crop=choice.crop,
-            activation=choice.activation,
-            reader=choice.reader,
-            layer=layer,
-            device=choice.device,
-            precision=choice.precision,
-            fit=choice.fit,
-            predictions=choice.predictions,
-        )
+        others = {name: value for name, value in vars(choice).items() if name != "model"}
+        return load_classifier(choice.model or DEFAULT, layer=layer, **others)
 
 
 @contextlib.contextmanager

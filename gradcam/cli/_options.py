@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +20,6 @@ from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names
-from gradcam.evaluation.study.plan import CONTROL_NAMES
 from gradcam.images.files import is_url, to_path
 from gradcam.options import (
     ACTIVATIONS,
@@ -34,61 +35,58 @@ from gradcam.options import (
     to_fit,
 )
 from gradcam.plugins import installed, is_own
-from gradcam.sources.shards import FailureLimit, Shard, parse_limit, parse_shard
+from gradcam.sources.shards import parse_limit, parse_shard
 from gradcam.storage.store import EXTRAS, Store, to_place
 
 
-class Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
-    """Numbers with commas between them."""
+class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+    """What a function makes of a word; what that raises `GradcamError` for is wrong usage."""
 
-    name = "numbers"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> tuple[float, ...]:
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         try:
-            return tuple(float(number) for number in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is no number, nor several with commas between them.", parameter, context)
-
-
-class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """Pixels: one number, or height x width, or depth x height x width of a volume."""
-
-    name = "size"
-
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> int | tuple[int, ...]:
-        sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", str(value).strip(), re.ASCII | re.IGNORECASE)
-        if sides is None:
-            self.fail(f"{value!r} is no size: expected a side, 224, or height x width, 320x240.", parameter, context)
-        size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
-        return size if len(size) > 1 else size[0]
-
-
-class Fits(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """What of a picture the network is shown."""
-
-    name = "fit"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
-        try:
-            return str(to_fit(value))
+            return self._parse(value) if isinstance(value, str) else value
         except GradcamError as error:
             self.fail(str(error), parameter, context)
 
 
-class Weights(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
+def _to_numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise GradcamError(f"{text!r} is no number, nor several with commas between them.") from None
+
+
+def _to_size(text: str) -> int | tuple[int, ...]:
+    """One number, or height x width, or depth x height x width of a volume."""
+    sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
+    if sides is None:
+        raise GradcamError(f"{text!r} is no size: expected a side, 224, or height x width, 320x240.")
+    size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
+    return size if len(size) > 1 else size[0]
+
+
+def _to_weights(text: str) -> Path:
     """A file that is there, or a word, which may be the name of some of the model's own weights."""
+    is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
+    return Path(text) if is_word else Path(_FILE.convert(text, None, None))
 
-    name = "weights"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
-        if re.fullmatch(r"(\w+_Weights\.)?\w+", str(value)) and not Path(value).exists():
-            return Path(value)
-        file = click.Path(exists=True, dir_okay=False, path_type=Path)
-        return Path(file.convert(value, parameter, context))
+def _to_folder(text: str) -> Path | Store:
+    """A folder on a disk, or in a store by its URL."""
+    scheme, colon, rest = text.partition(":/")
+    if colon and scheme in EXTRAS and not rest.startswith("/"):
+        raise GradcamError(f"{text!r} is no URL: {scheme}:// has two slashes.")
+    return to_place(text)
+
+
+FOLDER = Parsed("folder", _to_folder)
+LIMIT = Parsed("limit", parse_limit)  # of failures: a number, or a share with %
+SHARE = Parsed("share", parse_shard)  # of the pictures: I/N
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Opacity(click.FloatRange):
@@ -112,47 +110,7 @@ def find_reshape(context: click.Context, parameter: click.Parameter, text: str |
     return tuple(map(int, text.split("x")))
 
 
-class Limit(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """How many pictures may fail: a number, or a share with %."""
-
-    name = "limit"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> FailureLimit:
-        try:
-            return value if isinstance(value, FailureLimit) else parse_limit(value)
-        except GradcamError as error:
-            self.fail(str(error), parameter, context)
-
-
-class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """A share of the pictures: I/N."""
-
-    name = "share"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Shard:
-        try:
-            return value if isinstance(value, Shard) else parse_shard(value)
-        except GradcamError as error:
-            self.fail(str(error), parameter, context)
-
-
-class Folder(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """A folder on a disk, or in a store by its URL."""
-
-    name = "folder"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path | Store:
-        if isinstance(value, (Path, Store)):
-            return value
-        scheme, colon, rest = str(value).partition(":/")
-        if colon and scheme in EXTRAS and not rest.startswith("/"):
-            self.fail(f"{value!r} is no URL: {scheme}:// has two slashes.", parameter, context)
-        return to_place(value)
-
-
 MANY = 100  # pictures of a folder; of more, it is said what is made for them
-# What follows a picture's name in those of the results that we write of it.
-RESULTS = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROL_NAMES))
 
 
 def find_pictures(context: click.Context, parameter: click.Parameter, named: Sequence[str]) -> tuple[Path, ...]:
@@ -183,9 +141,12 @@ def _list_folder(folder: Path, context: click.Context) -> list[Path]:
 
 def _is_result(stem: str, stems: set[str]) -> bool:
     """Whether a file is called like what we wrote of another picture there: a second run would explain explanations."""
+    from gradcam.evaluation.controls import CONTROLS
+
+    names = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROLS))
     parts = stem.split("-")
     ends = (("-".join(parts[:count]), "-".join(parts[count:])) for count in range(1, len(parts)))
-    return any(start in stems and any(end == it or end.startswith(f"{it}-") for it in RESULTS) for start, end in ends)
+    return any(start in stems and any(end == it or end.startswith(f"{it}-") for it in names) for start, end in ends)
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -199,6 +160,12 @@ def _allow_pixels(context: click.Context, parameter: click.Parameter, pixels: in
         context.call_on_close(lambda: os.environ.update({MAX_PIXELS: given}) if given else os.environ.pop(MAX_PIXELS))
 
 
+def choice(name: str, values: Iterable[str], what: str) -> Callable[[Command], Command]:
+    """An option that has one of these values; the first is what it has where nothing is said."""
+    known = list(values)
+    return click.option(name, type=click.Choice(known), default=known[0], show_default=True, help=what)
+
+
 max_pixels = click.option(
     "--max-pixels",
     metavar="N",
@@ -207,7 +174,6 @@ max_pixels = click.option(
     callback=_allow_pixels,
     help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",
 )
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MODEL = (
     click.option(
         "-m",
@@ -219,48 +185,38 @@ _MODEL = (
     click.option(
         "--weights",
         metavar="FILE|NAME",
-        type=Weights(),
+        type=Parsed("weights", _to_weights),
         help="The model's weights: a checkpoint, or the name of some of its own, as IMAGENET1K_V1.",
     ),
     click.option("--labels", metavar="FILE", type=_FILE, help="Names of the classes: one on each line, or JSON."),
     click.option(
         "--mean",
         metavar="M[,M,M]",
-        type=Values(),
+        type=Parsed("numbers", _to_numbers),
         help="Mean of each channel, of values in [0,1]; a single one is for grey pictures.",
     ),
     click.option(
         "--std",
         metavar="S[,S,S]",
-        type=Values(),
+        type=Parsed("numbers", _to_numbers),
         help="Standard deviation of each channel, of values in [0,1].",
     ),
     click.option(
         "--size",
         metavar="N|HxW",
-        type=Size(),
+        type=Parsed("size", _to_size),
         help="Pixels that the network takes: N x N of the picture's centre, or HxW of all of it.",
     ),
     click.option("--crop", metavar="SHARE", type=float, help="Share of the resized picture that is kept; 1 for all."),
-    click.option(
-        "--activation",
-        type=click.Choice(list(ACTIVATIONS)),
-        default="auto",
-        show_default=True,
-        help="From logits to probabilities; sigmoid where classes do not exclude each other.",
+    choice(
+        "--activation", ACTIVATIONS, "From logits to probabilities; sigmoid where classes do not exclude each other."
     ),
     click.option("--reader", metavar="MODULE:FUNCTION", help="Your own function that reads a picture."),
     max_pixels,
     click.option(
         "--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Which processor or GPU computes."
     ),
-    click.option(
-        "--precision",
-        type=click.Choice(list(PRECISIONS)),
-        default="fp32",
-        show_default=True,
-        help="Precision of the computation.",
-    ),
+    choice("--precision", PRECISIONS, "Precision of the computation."),
     click.option(
         "--reshape",
         metavar="GRID|LAYOUT",
@@ -282,19 +238,13 @@ _LAYER = (
 _FIT = (
     click.option(
         "--fit",
-        type=Fits(),
+        type=Parsed("fit", lambda text: str(to_fit(text))),
         default="crop",
         show_default=True,
         metavar="crop|whole|tiles[:N]",
         help="What is explained: the part that the network sees, the whole picture, or windows of N pixels over it.",
     ),
-    click.option(
-        "--predictions",
-        type=click.Choice(PREDICTIONS),
-        default="own",
-        show_default=True,
-        help="Classify by the network's own crop, or by what --fit lets it see.",
-    ),
+    choice("--predictions", PREDICTIONS, "Classify by the network's own crop, or by what --fit lets it see."),
 )
 _TARGET = (
     click.option(
@@ -314,13 +264,7 @@ _TARGET = (
         help="Explain the K most probable classes.",
         show_default=True,
     ),
-    click.option(
-        "--score",
-        type=click.Choice(list(SCORES)),
-        default="logit",
-        show_default=True,
-        help="The class's number that is explained; the contrast is with its five strongest rivals.",
-    ),
+    choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
     click.option(
         "--against",
         metavar="NAME|INDEX",
@@ -328,27 +272,9 @@ _TARGET = (
         help="The class that --score contrast contrasts with; repeatable.",
         shell_complete=complete(list_classes),
     ),
-    click.option(
-        "--evidence",
-        type=click.Choice(list(EVIDENCE)),
-        default="positive",
-        show_default=True,
-        help="What is shown: what speaks for the class, against it, or both.",
-    ),
-    click.option(
-        "--augmentation",
-        type=click.Choice(list(AUGMENTATIONS)),
-        default="none",
-        show_default=True,
-        help="Explain mirrored, and scaled, views as well, and take the mean.",
-    ),
-    click.option(
-        "--smoothing",
-        type=click.Choice(list(SMOOTHINGS)),
-        default="none",
-        show_default=True,
-        help="eigen: the channels' first principal component in place of their sum.",
-    ),
+    choice("--evidence", EVIDENCE, "What is shown: what speaks for the class, against it, or both."),
+    choice("--augmentation", AUGMENTATIONS, "Explain mirrored, and scaled, views as well, and take the mean."),
+    choice("--smoothing", SMOOTHINGS, "eigen: the channels' first principal component in place of their sum."),
 )
 _OUTPUT = (
     click.option(
@@ -401,14 +327,14 @@ def pictures(command: Command) -> Command:
 
 
 def several(
-    *names: str, find: Callable[[Sequence[str]], Iterable[str]], known: Iterable[str], **settings: Any
+    *names: str, find: Callable[[Sequence[str]], Iterable[object]], known: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
     """An option of names without commas in them, which may be repeated and have commas between them.
 
-    `find`: gives the names as they are known, and raises `GradcamError` for others. `known`: what Tab offers.
+    `find`: gives what the names are of, and raises `GradcamError` for others. `known`: what Tab offers.
     """
 
-    def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
         if values and not typed:
             raise click.BadParameter(f"{values[-1]!r} holds no name.", context, parameter)
@@ -445,12 +371,17 @@ def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
         "--method",
         "methods",
         metavar="NAME[,NAME]",
-        find=lambda names: [find_any(name).name for name in names],
+        find=_find_all,
         known=[*METHODS, *ATTRIBUTIONS],
         default=methods,
         help=f"One that `gradcam methods` lists; repeatable.{f'  [default: {methods[0]}]' if methods else ''}",
     )
     return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET, *_FIT), command)
+
+
+def _find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
+    with contextlib.redirect_stdout(sys.stderr):  # of a user's file
+        return [find_any(name) for name in names]
 
 
 def save(command: Command) -> Command:

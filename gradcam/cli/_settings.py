@@ -11,8 +11,10 @@ from typing import Any
 
 import click
 
-from gradcam.attributions.table import ATTRIBUTIONS
+from gradcam.attributions.table import AttributionMethod
+from gradcam.cam.methods.base import Method
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_plain
+from gradcam.options import DEFAULTS, ExplainOptions
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,16 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was chosen, as typed."""
+    """What was chosen, as typed; methods as they are called, and how they explain."""
 
     model: ModelChoice
+    options: ExplainOptions
     layers: tuple[str, ...]
-    reshape: str | tuple[int, ...] | None
-    methods: tuple[str, ...]
+    methods: tuple[Method | AttributionMethod, ...]
     classes: tuple[str, ...]
     top_k: int
     score: str
     against: tuple[str, ...]
-    evidence: str
-    augmentation: str
-    smoothing: str
     output: str
     alpha: float
     colormap: str
@@ -105,9 +104,10 @@ def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
 
 def to_settings(chosen: dict[str, Any]) -> Settings:
     """The settings. Raises `click.UsageError` where two options contradict each other."""
-    names = {field.name for field in fields(ModelChoice)}
     model = to_model_choice(chosen)
-    found = Settings(model=model, **{name: value for name, value in chosen.items() if name not in names})
+    options: Any = {name: chosen[name] for name in DEFAULTS if name in chosen}
+    others = {name: value for name, value in chosen.items() if not hasattr(model, name) and name not in options}
+    found = Settings(model=model, options=options, **others)
     if found.classes and found.top_k > 1:
         raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
     if found.against and found.score != "contrast":
@@ -120,24 +120,19 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
 
 def _check_for_attributions(found: Settings) -> None:
     """Options that maps have must not be left unheeded where there are none."""
-    no_layer = not any(name not in ATTRIBUTIONS or ATTRIBUTIONS[name].has_layer for name in found.methods)
-    unheeded = {
-        "--evidence": found.evidence != "positive",
-        "--augmentation": found.augmentation != "none",
-        "--smoothing": found.smoothing != "none",
-        "--layer": bool(found.layers) and no_layer,
-        "--reshape": found.reshape is not None and no_layer,
-    }
-    attributions = [name for name in found.methods if name in ATTRIBUTIONS]
-    if attributions and found.model.fit.startswith("tiles"):
+    attributions = [method.name for method in found.methods if isinstance(method, AttributionMethod)]
+    if not attributions:
+        return
+    given = {name for name, value in found.options.items() if value != DEFAULTS[name]}  # type: ignore[literal-required]
+    unheeded = ["--fit tiles"] if found.model.fit.startswith("tiles") else []
+    unheeded += [f"--{name}" for name in found.options if name in given and name != "reshape"]
+    if not any(isinstance(method, Method) or method.has_layer for method in found.methods):
+        unheeded += ["--layer"] if found.layers else []
+        unheeded += ["--reshape"] if "reshape" in given else []
+    if unheeded:
         raise click.UsageError(
-            f"--fit tiles is for maps at layers, which {attributions[0]} does not make: leave it out."
+            f"{unheeded[0]} is for maps at layers, which {attributions[0]} does not make: leave it out."
         )
-    for option, is_given in unheeded.items():
-        if attributions and is_given:
-            raise click.UsageError(
-                f"{option} is for maps at layers, which {attributions[0]} does not make: leave it out."
-            )
 
 
 def find_destination(

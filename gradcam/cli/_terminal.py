@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -20,7 +20,8 @@ import click
 
 from gradcam.cli._settings import Output
 from gradcam.errors import CONTROLS, printable
-from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.models.labels import name_class
+from gradcam.storage.records import Explained, Prediction, Record, Report
 from gradcam.storage.retry import LOG
 
 if TYPE_CHECKING:
@@ -91,115 +92,82 @@ BAR = 24  # characters for 100 %
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-@dataclass(frozen=True)
-class Result:
-    """A record, and what else is worth saying: the maps' sizes, and the time in seconds."""
-
-    record: Record
-    grids: Sequence[tuple[int, ...]] = ()
-    device: str = ""
-    seconds: float = 0.0
-
-    @property
-    def error(self) -> str | None:
-        """The record's."""
-        return self.record.error
-
-    def to_json(self) -> str:
-        """The record's."""
-        return self.record.to_json()
-
-    def format(self) -> str:
-        """Several lines, as `format_result` has them."""
-        return format_result(self)
-
-
-def format_result(result: Result) -> str:
+def format_report(report: Report) -> str:
     """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen, and its note."""
-    record = result.record
+    name = report.record.image.replace("\\", "/").rpartition("/")[2]
+    record = _make_printable(replace(report.record, image=name))
     height, width = record.size or (0, 0)
-    title = click.style(printable(record.image.replace("\\", "/").rpartition("/")[2]), bold=True)
-    parts = [title, f"{width} x {height}", f"{printable(record.model)} on {result.device}", f"{result.seconds:.1f} s"]
-    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(result), "", _seen(record)]
+    title = click.style(record.image, bold=True)
+    parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", f"{report.seconds:.1f} s"]
+    lines = [
+        "   ".join(parts),
+        "",
+        *_predictions(record.predictions),
+        "",
+        *_explained(record, report.grids),
+        "",
+        _seen(record),
+    ]
     if record.note is not None:
-        lines.append(f"  {printable(record.note[:1].upper() + record.note[1:])}.")
+        lines.append(f"  {record.note[:1].upper() + record.note[1:]}.")
     lines.append("")
     return "\n".join(lines)
 
 
-def _predictions(predictions: Sequence[Prediction]) -> list[str]:
-    width = max(len(_name(prediction)) for prediction in predictions)
-    digits = max(len(str(prediction.index)) for prediction in predictions)
-    if not all(0 <= prediction.probability <= 1 for prediction in predictions):
-        return _plain_numbers(predictions, width, digits)
-    return [
-        f"  {_name(prediction):<{width}}   {prediction.index:>{digits}}   {_percent(prediction.probability):>5}   "
-        + click.style(_bar(prediction.probability), fg="cyan")
-        for prediction in predictions
+def _make_printable(record: Record) -> Record:
+    """The record, in whose texts there is nothing that steers a terminal."""
+    parts: list[Any] = [record, *record.predictions, *record.explained]
+    texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
+    shown = dict(zip(texts, map(printable, texts)))
+    first, *others = [
+        replace(part, **{name: shown[text] for name, text in vars(part).items() if isinstance(text, str)})
+        for part in parts
     ]
-
-
-def _plain_numbers(predictions: Sequence[Prediction], width: int, digits: int) -> list[str]:
-    """Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true."""
-    values = [f"{prediction.probability:.4g}" for prediction in predictions]
-    longest = max(5, *map(len, values))
-    return [
-        f"  {_name(prediction):<{width}}   {prediction.index:>{digits}}   {value:>{longest}}"
-        for prediction, value in zip(predictions, values)
-    ]
-
-
-def _explained(result: Result) -> list[str]:
-    explained = result.record.explained
-    if len(explained) > 1 and len({_file(entry) for entry in explained}) == 1:
-        return _together(result)
-    width = max(len(_name(entry)) for entry in explained)
-    several_methods = len({entry.method for entry in explained}) > 1
-    places = [
-        f"{f'{entry.method} at ' if several_methods else 'at '}{printable(entry.layer)} ({' x '.join(map(str, grid))})"
-        for entry, grid in zip(explained, result.grids)
-    ]
-    longest = max(map(len, places))
-    return [
-        _explained_line(entry, f"  {_name(entry):<{width}} {place:<{longest}}")
-        for entry, place in zip(explained, places)
-    ]
-
-
-def _together(result: Result) -> list[str]:
-    """What is all on one picture."""
-    explained = result.record.explained
-    places = dict.fromkeys(
-        f"{printable(entry.layer)} ({' x '.join(map(str, grid))})" for entry, grid in zip(explained, result.grids)
-    )
-    names = dict.fromkeys(_name(entry) for entry in explained)
-    methods = dict.fromkeys(entry.method for entry in explained)
-    blank = [entry for entry in explained if entry.blank]
-    lines = [f"  {', '.join(names)} at {', '.join(places)}", f"  by {', '.join(methods)}"]
-    if blank:
-        lines.append(
-            click.style(f"  no {_kind(blank[0])} evidence in {len(blank)} of {len(explained)} maps", fg="yellow")
-        )
-    return [*lines, f"  →  {click.style(_file(explained[0]), fg='green')}"]
-
-
-def _explained_line(entry: Explained, start: str) -> str:
-    if entry.blank:
-        return f"{start}  {click.style(f'no {_kind(entry)} evidence', fg='yellow')}  →  {_file(entry)}"
-    return f"{start}  →  {click.style(_file(entry), fg='green')}"
-
-
-def _kind(entry: Explained) -> str:
-    return "positive or negative" if entry.evidence == "signed" else entry.evidence
+    count = len(record.predictions)
+    found: Record = replace(first, predictions=others[:count], explained=others[count:])
+    return found
 
 
 def _name(entry: Prediction | Explained) -> str:
-    return f"class {entry.index}" if entry.label is None else printable(entry.label)
+    return name_class(entry.index, entry.label)
 
 
-def _file(entry: Explained) -> str:
-    files = (entry.overlay, entry.heatmap, entry.map, entry.panel)
-    return ", ".join(printable(file) for file in files if file is not None)
+def _predictions(predictions: Sequence[Prediction]) -> list[str]:
+    width = max(len(_name(each)) for each in predictions)
+    digits = max(len(str(each.index)) for each in predictions)
+    starts = [f"  {_name(each):<{width}}   {each.index:>{digits}}   " for each in predictions]
+    shares = [each.probability for each in predictions]
+    if all(0 <= share <= 1 for share in shares):
+        bars = [click.style(_bar(share), fg="cyan") for share in shares]
+        return [f"{start}{_percent(share):>5}   {bar}" for start, share, bar in zip(starts, shares, bars)]
+    # Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true.
+    values = [f"{share:.4g}" for share in shares]
+    longest = max(5, *map(len, values))
+    return [f"{start}{value:>{longest}}" for start, value in zip(starts, values)]
+
+
+def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
+    entries = record.explained
+    files = [", ".join(filter(None, (it.overlay, it.heatmap, it.map, it.panel))) for it in entries]
+    places = [f"{it.layer} ({' x '.join(map(str, grid))})" for it, grid in zip(entries, grids)]
+    kinds = ["positive or negative" if it.evidence == "signed" else it.evidence for it in entries]
+    arrows = [f"  →  {click.style(file, fg='green')}" for file in files]
+    if len(entries) > 1 and len(set(files)) == 1:  # all on one picture
+        labels, methods = (dict.fromkeys(each) for each in zip(*((_name(it), it.method) for it in entries)))
+        lines = [f"  {', '.join(labels)} at {', '.join(dict.fromkeys(places))}", f"  by {', '.join(methods)}"]
+        blank = [kind for kind, it in zip(kinds, entries) if it.blank]
+        if blank:
+            text = f"  no {blank[0]} evidence in {len(blank)} of {len(entries)} maps"
+            lines.append(click.style(text, fg="yellow"))
+        return [*lines, arrows[0]]
+    several_methods = len({it.method for it in entries}) > 1
+    places = [f"{f'{it.method} at ' if several_methods else 'at '}{place}" for it, place in zip(entries, places)]
+    blanks = [click.style(f"no {kind} evidence", fg="yellow") for kind in kinds]
+    ends = [
+        f"  {blank}  →  {file}" if it.blank else arrow for it, blank, file, arrow in zip(entries, blanks, files, arrows)
+    ]
+    width, longest = max(len(_name(it)) for it in entries), max(map(len, places))
+    return [f"  {_name(it):<{width}} {place:<{longest}}{end}" for it, place, end in zip(entries, places, ends)]
 
 
 def to_command(words: Sequence[str]) -> str:
@@ -283,7 +251,7 @@ class Display:
         is_hidden = True if self._output.quiet else None  # None: unless standard error is a terminal
         with tqdm(
             total=self._pictures, initial=self._done_before, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True,
-            disable=is_hidden, file=sys.stderr, leave=False,
+            disable=is_hidden, file=sys.stderr, leave=False
         ) as self._bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
             yield self
 

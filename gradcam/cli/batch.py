@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradcam.batch.formats import FORMATS, Destination, Format, Mode, Results, check_classes, find_format
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
-from gradcam.cli._options import Folder, Limit, Share
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import Display, Terminated, how_to_go_on, telling_waits
-from gradcam.errors import ClusterError, OutputError, StoreError
-from gradcam.options import FORMATS, OUTPUT_FORMATS
+from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError
+from gradcam.options import FORMATS as PICTURE_FORMATS
+from gradcam.plugins import installed, is_own
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine, Work
-    from gradcam.batch.formats.base import Mode, Results
     from gradcam.batch.names import Saving
     from gradcam.batch.save import Saver
     from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
     from gradcam.sources.shards import FailureLimit, Shard
-    from gradcam.storage.output import TarPlace
-    from gradcam.storage.run_file import Part
     from gradcam.storage.store import Store
 
 
@@ -99,8 +97,10 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
 
 def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[str, Any]:
     """The choices, by the names of the options, with what was found where nothing was said; all of it is JSON."""
-    classifier, question, target = work.classifier, work.question, work.question.target
-    chosen = settings.model
+    classifier, request, target = work.classifier, work.request, work.request.target
+    chosen, reshape = settings.model, request.options["reshape"]
+    # Options that the shell does not have are as they always were, and stay out: an earlier version's run is gone on with.
+    options = {name: it for name, it in request.options.items() if name in settings.options and name != "reshape"}
     return {
         "model": classifier.name,
         "device": work.device or classifier.device.type,
@@ -108,16 +108,14 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "preprocessing": _describe_preprocess(classifier.preprocess),
         "activation": classifier.activation,
         "reader": chosen.reader,
-        "layers": question.list_layers(classifier),
-        "reshape": list(question.reshape) if isinstance(question.reshape, tuple) else question.reshape,
-        "methods": [*question.methods, *question.attributions],
+        "layers": request.list_layers(classifier),
+        "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
+        "methods": [method.name for method in request.all_methods],
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
         "score": target.score,
         "against": [int(index) for index in target.against or ()],
-        "evidence": question.evidence,
-        "augmentation": question.augmentation,
-        "smoothing": question.smoothing,
+        **options,
         **_describe_fit(classifier),
         "batch_size": work.batch_size,
         "audit": work.audit,
@@ -136,44 +134,6 @@ def _describe_preprocess(preprocess: Any) -> Any:
     return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
-def check_tars(folder: Path | Store, mode: Mode, shard: Shard | None) -> None:
-    """What can be told of a WebDataset before a model is loaded. Raises `GradcamError`."""
-    from gradcam.batch.formats.webdataset import refuse_tars
-    from gradcam.sources.archives import check_webdataset
-
-    check_webdataset()
-    if mode == "new":
-        part = _to_part(shard)
-        refuse_tars(_to_place(folder, part), part)
-
-
-def fill_tars(
-    inner: Results, folder: Path | Store, mode: Mode, shard: Shard | None, stems: Mapping[str, str]
-) -> Results:
-    """Results in tars, whose records go to the inner results; those are closed where that cannot begin."""
-    from gradcam.batch.formats.webdataset import TarResults
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(inner.close)
-        part = _to_part(shard)
-        results = TarResults(inner, _to_place(folder, part), part, stems, mode)
-        stack.pop_all()
-    return results
-
-
-def _to_part(shard: Shard | None) -> Part:
-    from gradcam.storage.run_file import Part
-
-    return Part() if shard is None else Part(shard.of, shard.index)
-
-
-def _to_place(folder: Path | Store, part: Part) -> TarPlace:
-    from gradcam.storage.output import DiskTars, StoreTars
-    from gradcam.storage.store import Store
-
-    return StoreTars(folder) if isinstance(folder, Store) else DiskTars(folder, folder / part.temporary)
-
-
 @dataclass(frozen=True)
 class BatchChoice:
     """What was chosen beside the questions that `gradcam run` has too, as typed."""
@@ -182,7 +142,7 @@ class BatchChoice:
     saved: tuple[str, ...]
     format: str
     quality: int
-    output_format: str
+    output_format: Format
     batch_size: int | None
     workers: int | None
     resume: bool
@@ -196,14 +156,14 @@ class BatchChoice:
     actors_per_gpu: int
 
     @property
-    def mode(self) -> Literal["new", "resume", "overwrite"]:
+    def mode(self) -> Mode:
         """What is done about an earlier run."""
         return "resume" if self.resume else "overwrite" if self.overwrite else "new"
 
     @property
-    def in_tars(self) -> bool:
-        """Whether results are a WebDataset."""
-        return self.output_format == "webdataset"
+    def destination(self) -> Destination:
+        """Where results go."""
+        return Destination(self.folder, self.mode, self.shard, self.report)
 
 
 @dataclass(frozen=True)
@@ -226,30 +186,22 @@ def explain_all(typed: Typed) -> int:
 
 
 def _explain_all(typed: Typed, means: Means) -> int:
-    from gradcam.batch.formats import check_classes, check_output
     from gradcam.batch.names import check_outputs, check_panel, plan_stems
     from gradcam.sources.list import list_inputs
 
     choice = typed.choice
     # Before torch is imported, and a model loaded.
-    check_output(choice.folder, choice.mode, choice.shard, report=choice.report)
-    if choice.in_tars:
-        check_tars(choice.folder, choice.mode, choice.shard)
+    choice.output_format.check(choice.destination)
     listing = list_inputs(typed.inputs, exclude=choice.folder)
     work = _find_work(typed, listing, means)
     if choice.resume:
         check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
-    if choice.in_tars:  # where no name can be another's, or an input's
-        check_panel(saving, work.question)
+    if not choice.output_format.has_files:  # no name can be another's, or an input's
+        check_panel(saving, work.request)
     else:
         check_outputs(
-            choice.folder,
-            listing.items,
-            stems,
-            saving=saving,
-            question=work.question,
-            labels=work.classifier.labels,
+            choice.folder, listing.items, stems, saving=saving, request=work.request, labels=work.classifier.labels
         )
     with contextlib.closing(_open_results(typed, listing, work, saving, stems)) as results:
         say(results.notes, typed.output)
@@ -259,16 +211,17 @@ def _explain_all(typed: Typed, means: Means) -> int:
 
 def _find_work(typed: Typed, listing: Listing, means: Means) -> Work:
     """The model, and the pictures of this share."""
+    from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
-    from gradcam.batch.pool import choose_batch_size, count_cores
+    from gradcam.batch.pool import choose_batch_size
 
     choice = typed.choice
     means.start()
-    classifier, question = ask(means.to_settings(), typed.output)
+    classifier, request = ask(means.to_settings(), typed.output)
     _check_listed_classes(classifier, listing, typed.settings)
     return Work(
         classifier=classifier,
-        question=question,
+        request=request,
         items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
         batch_size=choice.batch_size or choose_batch_size(classifier, means.device),
         workers=choice.workers or count_cores(),
@@ -295,24 +248,23 @@ def _to_saving(typed: Typed) -> Saving:
 
 
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
-    from gradcam.batch.formats import open_results
     from gradcam.batch.save import describe_weights
-    from gradcam.storage.run_file import Run, describe_root
+    from gradcam.storage.run_file import Run, describe_code, describe_root
 
     settings, choice = typed.settings, typed.choice
-    ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format}
+    ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
+    brought = [*work.request.methods, work.request.target, choice.output_format.open]
     run = Run(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving) | ours,
+        settings=describe_settings(settings, work, saving) | ours | describe_code(brought),
         inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),
         left_out=listing.left_out,
     )
-    results = open_results(choice.folder, run, listing, mode=choice.mode, shard=choice.shard, stems=stems)
-    return fill_tars(results, choice.folder, choice.mode, choice.shard, stems) if choice.in_tars else results
+    return choice.output_format.begin(choice.destination, run, listing, stems)
 
 
 def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
@@ -324,7 +276,7 @@ def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Wor
         stems=stems,
         saving=saving,
         classifier=work.classifier,
-        question=work.question,
+        request=work.request,
         draw_views=draw_views,
     )
 
@@ -383,6 +335,20 @@ class _Run:
         return str(write_report(self.typed.choice.folder)) if self.typed.choice.report else None
 
 
+class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+    """The name of a format, or `FILE.py:NAME` of the user's own."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Format:
+        """The format."""
+        if isinstance(value, Format):
+            return value
+        name = value if is_own(value) else super().convert(value, parameter, context)
+        try:
+            return find_format(name)
+        except GradcamError as error:
+            self.fail(str(error), parameter, context)
+
+
 @click.command("batch", cls=Command, short_help="Explain a folder of any size, and go on where it was stopped.")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
@@ -391,13 +357,13 @@ class _Run:
     "folder",
     required=True,
     metavar="DIR",
-    type=Folder(),
+    type=options.FOLDER,
     help="The folder for results, or the URL of one in a store, such as s3://bucket/explained.",
 )
 @options.choices(methods=("gradcam",))
 @options.appearance
 @options.save
-@click.option("--format", type=click.Choice(list(FORMATS)), default="jpg", show_default=True, help="Of pictures.")
+@options.choice("--format", PICTURE_FORMATS, "Of pictures.")
 @click.option(
     "--quality",
     type=click.IntRange(1, 100),
@@ -408,10 +374,10 @@ class _Run:
 )
 @click.option(
     "--output-format",
-    type=click.Choice(list(OUTPUT_FORMATS)),
+    type=FormatName([*FORMATS, *(name for name in installed("formats") if name not in FORMATS)]),
     default="files",
     show_default=True,
-    help="A file for each result, or .tar shards of a WebDataset.",
+    help=", or ".join(each.summary for each in FORMATS.values()) + ", or your own, by FILE.py:NAME.",
 )
 @click.option(
     "--batch-size",
@@ -431,23 +397,17 @@ class _Run:
 @click.option(
     "--max-failures",
     "limit",
-    type=Limit(),
+    type=options.LIMIT,
     metavar="N|P%",
     help="Stop when more pictures than that failed; those of an earlier run do not count again with --resume.",
 )
 @click.option(
     "--shard",
-    type=Share(),
+    type=options.SHARE,
     metavar="I/N",
     help="The I-th of N shares alone, for machines that share one output folder.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Who does the work: this process, or actors of Ray.",
-)
+@options.choice("--engine", ["local", "ray"], "Who does the work: this process, or actors of Ray.")
 @click.option(
     "--ray-address",
     "address",
@@ -477,9 +437,9 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     settings = to_settings({name: value for name, value in chosen.items() if name not in names} | {"output": ""})
     if choice.resume and choice.overwrite:
         raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
-    if choice.report and choice.output_format != "files":
+    if choice.report and not choice.output_format.has_files:
         raise click.UsageError(
-            f"--report shows files, and --output-format {choice.output_format} writes none: leave one of them out."
+            f"--report shows files, and --output-format {choice.output_format.name} writes none: leave one of them out."
         )
     if choice.address is not None and choice.engine != "ray":
         raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")

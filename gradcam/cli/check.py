@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,14 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_classes, list_layers
-from gradcam.cli._job import load_model, make_folder, say, tell_each
-from gradcam.cli._settings import Destination, Output, find_destination, to_model_choice
+from gradcam.cli._job import code_of_the_user, load_model, make_folder, say, tell_each
+from gradcam.cli._settings import Output, find_destination, to_model_choice
 from gradcam.cli._terminal import import_torch, shown_passes
 from gradcam.errors import printable
-from gradcam.evaluation.study.plan import CONTROL_NAMES
+from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name
 from gradcam.options import SCORES
+from gradcam.plugins import installed
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ WORD = len("doubtful")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """What became of one picture: a verdict and the file of its panel, or an error. `size`: its (height, width)."""
 
     image: str
@@ -51,13 +52,9 @@ class Outcome:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        record: dict[str, Any] = {
-            "schema": SCHEMA,
-            "image": self.image,
-            "status": "ok" if self.error is None else "failed",
-            "error": self.error,
-            "model": self.model,
-        }
+        status = "ok" if self.error is None else "failed"
+        record: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": status}
+        record |= {"error": self.error, "model": self.model}
         if self.verdict is not None:
             record |= {**self.verdict.to_record(), "panel": self.panel}
         return json.dumps(record, allow_nan=False)
@@ -93,21 +90,6 @@ def _style(outcome: str) -> str:
     return click.style(outcome, fg=COLOURS[outcome])
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What is asked of each picture."""
-
-    classifier: Classifier
-    method: str
-    index: int | None
-    score: str
-    reshape: Any
-    seed: int
-    destination: Destination
-    names: OutputNames
-    ending: str
-
-
 @click.command("check", cls=Command, short_help="A verdict on a map: four tests that it can fail.")
 @options.pictures
 @options.model
@@ -123,9 +105,9 @@ class _Job:
     "methods",
     metavar="NAME[,NAME]",
     find=list,
-    known=[*METHODS, *CONTROL_NAMES],
+    known=[*METHODS, *CONTROLS, *installed("methods")],
     default=("gradcam",),
-    help=f"One that `gradcam methods` lists, or {', '.join(CONTROL_NAMES)}, which must fail; repeatable.  "
+    help=f"One that `gradcam methods` lists, or {', '.join(CONTROLS)}, which must fail; repeatable.  "
     "[default: gradcam]",
 )
 @click.option(
@@ -159,58 +141,46 @@ def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen
     The exit status says whether all was done: a map that fails is a result, which --json has as "outcome".
     """
     output = Output(as_json, quiet)
-    jobs = _prepare(images, output, chosen)
-    name = jobs[0].classifier.name
-    return max(
-        tell_each(images, partial(_look, job, output), lambda it, error: Outcome(it, name, error=error), output)
-        for job in jobs
-    )
-
-
-def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> list[_Job]:
-    """Load the model and check all that was typed; one job for each method. Raises `GradcamError` and `click.UsageError`."""
     import_torch()
-    from gradcam.evaluation.explainers import find_explained
-
-    methods = dict.fromkeys(map(find_explained, chosen["methods"]))
+    with code_of_the_user(*chosen["methods"]):
+        methods = {it.name: it for it in map(find_explained, chosen["methods"])}
     destination = find_destination(chosen["output"], images, len(images) * len(methods))
     choice = to_model_choice(chosen)
     classifier = load_model(choice, layer=chosen["layer"])
-    index = None if chosen["wanted"] is None else classifier.find_class(chosen["wanted"])
+    options = {name: chosen[name] for name in ("score", "reshape", "seed")}
+    options["target"] = None if chosen["wanted"] is None else classifier.find_class(chosen["wanted"])
     say(classifier.notes, output)
     names = OutputNames(destination.folder, images)
-    score, reshape, seed, ending = chosen["score"], chosen["reshape"], chosen["seed"], choice.ending
-    return [_Job(classifier, it, index, score, reshape, seed, destination, names, ending) for it in methods]
+
+    def claim(image: Path, method: str) -> Path:
+        make_folder(destination.folder)
+        name = join_name(image.stem, f"-{method}-check{choice.ending}")
+        return destination.file or names.claim([name])[0]
+
+    def fail(image: str, error: str) -> CheckResult:
+        return CheckResult(image, classifier.name, error=error)
+
+    looks = [partial(_check, classifier, {**options, "method": it}, claim, output) for it in methods.values()]
+    return max(tell_each(images, look, fail, output) for look in looks)
 
 
-def _look(job: _Job, output: Output, image: Path) -> Outcome:
-    """Judge one picture's map and draw the panel."""
+def _check(
+    classifier: Classifier,
+    options: Mapping[str, Any],
+    claim: Callable[[Path, str], Path],
+    output: Output,
+    image: Path,
+) -> CheckResult:
+    """Judge one picture's map, and draw the panel to the file that `claim` gives for it."""
     from gradcam.evaluation.checks.check import check
-    from gradcam.images.read import write_image
+    from gradcam.images.write import write_image
 
     start = time.perf_counter()
-    prepared = job.classifier.prepare(image)
+    prepared = classifier.prepare(image)
     with shown_passes(output) as progress:
-        verdict = check(
-            job.classifier,
-            prepared,
-            method=job.method,
-            target=job.index,
-            score=job.score,
-            reshape=job.reshape,
-            seed=job.seed,
-            progress=progress,
-        )
-    make_folder(job.destination.folder)
-    path = job.destination.file or job.names.claim([join_name(image.stem, f"-{job.method}-check{job.ending}")])[0]
+        verdict = check(classifier, prepared, **options, progress=progress)
+    path = claim(image, verdict.method)
     write_image(path, verdict.panel())
     height, width = prepared.reading.picture.shape[:2]
-    return Outcome(
-        image=str(image),
-        model=job.classifier.name,
-        verdict=verdict,
-        panel=str(path),
-        size=(height, width),
-        device=str(job.classifier.device),
-        seconds=time.perf_counter() - start,
-    )
+    seconds, device = time.perf_counter() - start, str(classifier.device)
+    return CheckResult(str(image), classifier.name, verdict, str(path), (height, width), device, seconds)

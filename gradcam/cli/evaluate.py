@@ -1,11 +1,15 @@
-"""What `gradcam evaluate` does: all is checked before the first picture, and whatever ends it, what is judged is kept."""
+"""`gradcam evaluate`: all is checked before the first picture, and whatever ends it, what is judged is kept."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,151 +19,36 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_classes, list_layers
-from gradcam.cli._evaluate_files import Place, StudyChoice, check_place, find_place, format_results, write_all
-from gradcam.cli._job import load_model, say
+from gradcam.cli._job import code_of_the_user, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import Terminated, count, how_to_go_on, import_torch, telling_waits
 from gradcam.errors import OutputError, StoreError, printable
+from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
-from gradcam.evaluation.study.plan import CONTROL_NAMES, DEFAULT_METHODS, METHOD_GROUPS, Plan, make_plan
+from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Plan, StudyOptions, describe_cost, make_plan
 from gradcam.options import SCORES
+from gradcam.plugins import installed
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.study.journal import Journal
-    from gradcam.evaluation.study.results import Entry, Results
+    from gradcam.evaluation.intervals import Interval
+    from gradcam.evaluation.study.journal import Journal, Mode
+    from gradcam.evaluation.study.results import Entry, Ranking, Results
     from gradcam.evaluation.study.run import Study
-    from gradcam.sources.contents import Item
 
+Rankings = Mapping[tuple[str, str], "Ranking"]
+Cells = Mapping[str, Mapping[str, str]]  # by method and metric
 
+TABLES = (".csv", ".json", ".tex")
+WIDTH = 120  # characters, where nobody says how wide the terminal is
+GAP = "  "
+BEST, LEVEL, FOOLED = "*", "=", "!"
+LEGEND = {
+    BEST: "best method",
+    LEVEL: "not told apart from the best: the interval of their difference holds zero",
+    FOOLED: "a map that knows nothing does as well as the best method: the metric says little here",
+}
+NAMED = 3  # methods in the last line
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} left{postfix}"  # of a bar
-
-
-def judge_all(inputs: Sequence[str], choice: StudyChoice, model: ModelChoice, output: Output) -> int:
-    """Judge the pictures, say what was found, and give the exit status.
-
-    Raises `GradcamError` and `click.UsageError`, both before the first picture.
-    """
-    from gradcam.sources.list import list_inputs
-
-    # Before torch is imported, and a model loaded.
-    plan = make_plan(
-        choice.methods or DEFAULT_METHODS,
-        choice.metrics or None,
-        controls=None if choice.controls else (),
-        has_annotations=choice.annotations is not None,
-    )
-    place = None if choice.output is None else find_place(choice.output)
-    check_place(place, choice)
-    excluded = None if place is None or place.file is not None else place.folder
-    items = list_inputs(inputs, exclude=excluded).items
-    study = _prepare(items, plan, choice, model, output)
-    _tell_beginning(study, output)
-    with _open(place, choice, study) as journal:
-        say([] if journal is None else journal.notes, output)
-        try:
-            return _finish(study, study.conclude(_run(study, journal, output)), place, output)
-        except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
-            click.echo(printable(str(error)), err=True)
-            return 1
-
-
-def _prepare(items: Sequence[Item], plan: Plan, choice: StudyChoice, model: ModelChoice, output: Output) -> Study:
-    import_torch()
-    from gradcam.evaluation.study.prepare import Wish, prepare_study
-
-    classifier = load_model(model, layer=choice.layer)
-    say(classifier.notes, output)
-    wish = Wish(
-        layer=choice.layer,
-        target=choice.target,
-        score=choice.score,
-        reshape=choice.reshape,
-        annotations=None if choice.annotations is None else Path(choice.annotations),
-        limit=choice.limit,
-        seed=choice.seed,
-    )
-    with contextlib.redirect_stdout(sys.stderr):  # what a model of the user's prints
-        return prepare_study(classifier, items, plan, wish)
-
-
-@contextlib.contextmanager
-def _open(place: Place | None, choice: StudyChoice, study: Study) -> Iterator[Journal | None]:
-    from gradcam.evaluation.study.journal import Journal
-
-    if place is None:
-        yield None
-        return
-    with Journal.open(place.journal, study.conditions.to_run(len(study.items)), mode=choice.mode) as journal:
-        yield journal
-
-
-def _tell_beginning(study: Study, output: Output) -> None:
-    """What is the same for all methods, what was left out, and what it costs."""
-    from gradcam.evaluation.study.plan import describe_cost
-
-    say(study.notes, output)
-    if output.quiet or output.as_json:
-        return
-    it = study.conditions
-    what = [count(len(study.items), "picture")]
-    if study.compositions:
-        what.append(count(len(study.compositions), "mosaic") + " of four")
-    click.echo(f"{', '.join(what)}   {it.model} on {it.device}   layer {it.layer}   seed {it.seed}", err=True)
-    click.echo(f"{it.score} of {it.target}; {it.resizing}", err=True)
-    for line in describe_cost(study.judge.plan, len(study.items), len(study.compositions)):
-        click.echo(line, err=True)
-
-
-def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
-    """Judge all; a bar on standard error, and records on standard output where they are asked for."""
-    from tqdm import tqdm
-
-    entries: list[Entry] = []
-    out = sys.stdout
-    try:
-        with tqdm(
-            total=study.total, unit=" maps", bar_format=SHAPE, dynamic_ncols=True,
-            disable=True if output.quiet else None, file=sys.stderr, leave=False,
-        ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
-
-            def show(done: int, total: int) -> None:
-                bar.update(done - bar.n)
-
-            for entry in study.run(journal, progress=show):
-                entries.append(entry)
-                if output.as_json:
-                    click.echo(entry.to_json(), file=out)
-    except (KeyboardInterrupt, Terminated, OutputError, StoreError) as error:
-        _tell_stop(error, entries, study, journal)
-        raise
-    return entries
-
-
-def _tell_stop(error: BaseException, entries: Sequence[Entry], study: Study, journal: Journal | None) -> None:
-    """How far it came, and the line to go on with."""
-    total = len(study.items) + len(study.compositions)
-    kept = "" if journal is not None else ", which are lost without --output"
-    click.echo(f"Stopped: {len(entries)} of {total} pictures and mosaics are judged{kept}.", err=True)
-    if journal is not None:
-        click.echo(how_to_go_on(), err=True)
-
-
-def _finish(study: Study, results: Results, place: Place | None, output: Output) -> int:
-    """Name what failed, print the table and write the files; gives the exit status."""
-    from gradcam.evaluation.study.results import compare_methods
-
-    for entry in results.failures:
-        click.echo(printable(entry.error or entry.image), err=True)
-    if not results.judged():
-        click.echo("No picture could be judged.", err=True)
-        return 1
-    is_told = not (output.quiet or output.as_json)
-    if is_told:
-        click.echo(format_results(results, compare_methods(results)))
-    for path in () if place is None else write_all(study, results, place, output):
-        if is_told:
-            click.echo(f"  →  {click.style(printable(str(path)), fg='green')}")
-    return int(bool(results.failures))
 
 
 @click.command("evaluate", cls=Command, short_help="Judge methods by metrics, on a folder of your own pictures.")
@@ -168,18 +57,19 @@ def _finish(study: Study, results: Results, place: Place | None, output: Output)
     "--method",
     "methods",
     find=list,
-    known=[*METHODS, *METHOD_GROUPS, *CONTROL_NAMES],
+    known=[*METHODS, *METHOD_GROUPS, *CONTROLS, *installed("methods")],
     metavar="NAME[,NAME]",
-    help=f"Method to compare, or {' or '.join(METHOD_GROUPS)}; repeatable.  [default: {','.join(DEFAULT_METHODS)}]",
+    help=f"Method to compare, FILE.py:NAME, or {' or '.join(METHOD_GROUPS)}; repeatable.  "
+    f"[default: {','.join(DEFAULT_METHODS)}]",
 )
 @options.several(
     "--metric",
     "metrics",
     find=list,
-    known=[*METRICS, *GROUPS, "all"],
+    known=[*METRICS, *installed("metrics"), *GROUPS, "all"],
     metavar="NAME[,NAME]",
-    help=f"{', '.join(METRICS)}; or all of a group, {', '.join(GROUPS)}; repeatable.  "
-    "[default: those that need pictures alone]",
+    help=f"{', '.join([*METRICS, *installed('metrics')])}; FILE.py:NAME; or all of a group, {', '.join(GROUPS)}; "
+    "repeatable.  [default: those that need pictures alone]",
 )
 @click.option(
     "--annotations",
@@ -231,12 +121,292 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
     methods have the same class and resizing, and with --layer the same layer. With --output, a stopped study goes on with
     --resume.
     """
-    names = {field.name for field in fields(StudyChoice)}
-    choice = StudyChoice(**{name: value for name, value in chosen.items() if name in names})
-    if choice.resume and choice.overwrite:
+    resume, overwrite, output = chosen["resume"], chosen["overwrite"], Output(as_json, quiet)
+    if resume and overwrite:
         raise click.UsageError("--resume goes on with an earlier study, and --overwrite removes it: give one of them.")
-    if (choice.resume or choice.overwrite) and choice.output is None:
+    if (resume or overwrite) and chosen["output"] is None:
         raise click.UsageError("Without --output nothing is kept that --resume or --overwrite could be about.")
-    output = Output(as_json, quiet)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with telling_waits(output):
-        return judge_all(inputs, choice, to_model_choice(chosen), output)
+        return _evaluate(inputs, chosen, mode, to_model_choice(chosen), output)
+
+
+def _evaluate(inputs: Sequence[str], chosen: dict[str, Any], mode: Mode, model: ModelChoice, output: Output) -> int:
+    """Judge the pictures, say what was found, and give the exit status.
+
+    Raises `GradcamError` and `click.UsageError`, both before the first picture.
+    """
+    from gradcam.sources.list import list_inputs
+
+    # Before torch is imported, unless the user's own code does, and a model loaded.
+    annotations, paths = chosen["annotations"], None if chosen["output"] is None else _find_paths(chosen["output"])
+    with code_of_the_user(*chosen["methods"], *chosen["metrics"]):
+        plan = make_plan(
+            chosen["methods"] or DEFAULT_METHODS,
+            chosen["metrics"] or None,
+            controls=None if chosen["controls"] else (),
+            has_annotations=annotations is not None,
+        )
+    _check_paths(paths, mode)
+    items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
+    settings = {field.name: chosen[field.name] for field in fields(StudyOptions)}
+    asked = StudyOptions(**{**settings, "annotations": None if annotations is None else Path(annotations)})
+    study = _prepare(items, plan, asked, model, output)
+    _tell_beginning(study, output)
+    with _open(paths, mode, study) as journal:
+        say([] if journal is None else journal.notes, output)
+        try:
+            return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
+        except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
+            click.echo(printable(str(error)), err=True)
+            return 1
+
+
+def _prepare(items: Sequence[Any], plan: Plan, asked: StudyOptions, model: ModelChoice, output: Output) -> Study:
+    import_torch()
+    from gradcam.evaluation.study.prepare import prepare_study
+
+    classifier = load_model(model, layer=asked.layer)
+    say(classifier.notes, output)
+    with contextlib.redirect_stdout(sys.stderr):  # what a model of the user's prints
+        return prepare_study(classifier, items, plan, asked)
+
+
+@contextlib.contextmanager
+def _open(paths: ResultPaths | None, mode: Mode, study: Study) -> Iterator[Journal | None]:
+    from gradcam.evaluation.study.journal import Journal
+
+    if paths is None:
+        yield None
+        return
+    with Journal.open(paths.journal, study.conditions.to_run(len(study.items)), mode=mode) as journal:
+        yield journal
+
+
+def _tell_beginning(study: Study, output: Output) -> None:
+    """What is the same for all methods, what was left out, and what it costs."""
+    say(study.notes, output)
+    if output.quiet or output.as_json:
+        return
+    it, pictures, mosaics = study.conditions, len(study.items), len(study.compositions)
+    what = [count(pictures, "picture"), *([count(mosaics, "mosaic") + " of four"] if mosaics else [])]
+    click.echo(f"{', '.join(what)}   {it.model} on {it.device}   layer {it.layer}   seed {it.seed}", err=True)
+    click.echo(f"{it.score} of {it.target}; {it.resizing}", err=True)
+    for line in describe_cost(study.plan, pictures, mosaics):
+        click.echo(line, err=True)
+
+
+def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
+    """Judge all; a bar on standard error, and records on standard output where they are asked for."""
+    from tqdm import tqdm
+
+    entries: list[Entry] = []
+    out = sys.stdout
+    try:
+        with tqdm(
+            total=study.total, unit=" maps", bar_format=SHAPE, dynamic_ncols=True,
+            disable=True if output.quiet else None, file=sys.stderr, leave=False,
+        ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+            for entry in study.run(journal, progress=lambda done, total: bar.update(done - bar.n)):
+                entries.append(entry)
+                if output.as_json:
+                    click.echo(entry.to_json(), file=out)
+    except (KeyboardInterrupt, Terminated, OutputError, StoreError):
+        total = len(study.items) + len(study.compositions)
+        kept = "" if journal is not None else ", which are lost without --output"
+        click.echo(f"Stopped: {len(entries)} of {total} pictures and mosaics are judged{kept}.", err=True)
+        if journal is not None:
+            click.echo(how_to_go_on(), err=True)
+        raise
+    return entries
+
+
+def _finish(study: Study, results: Results, paths: ResultPaths | None, output: Output) -> int:
+    """Name what failed, print the table and write the files; gives the exit status."""
+    for entry in results.failures:
+        click.echo(printable(entry.error or entry.image), err=True)
+    if not results.judged():
+        click.echo("No picture could be judged.", err=True)
+        return 1
+    is_told = not (output.quiet or output.as_json)
+    if is_told:
+        click.echo(format_results(results))
+    for path in () if paths is None else _write_all(study, results, paths, output):
+        if is_told:
+            click.echo(f"  →  {click.style(printable(str(path)), fg='green')}")
+    return int(bool(results.failures))
+
+
+@dataclass(frozen=True)
+class ResultPaths:
+    """Where results go: a folder, or one table in it."""
+
+    folder: Path
+    file: Path | None = None
+
+    @property
+    def journal(self) -> Path:
+        """The file that a stopped study goes on with."""
+        return self.folder / "journal.jsonl" if self.file is None else self.file.with_name(f"{self.file.name}.journal")
+
+    @property
+    def tables(self) -> list[Path]:
+        """The tables that are written."""
+        return [self.folder / f"results{suffix}" for suffix in TABLES] if self.file is None else [self.file]
+
+
+def _find_paths(output: str) -> ResultPaths:
+    """Where results go. Raises `click.UsageError` for a file of another kind than a table."""
+    path = Path(output)
+    if output.endswith(("/", os.sep)) or path.is_dir() or not path.suffix:
+        return ResultPaths(path)
+    if path.suffix.lower() not in TABLES:
+        raise click.UsageError(f"{path}: results are written as {', '.join(TABLES)}, or into a folder: {path}/")
+    return ResultPaths(path.parent, path)
+
+
+def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
+    """What can be told before torch is imported, and a model loaded. Raises `OutputError` for what is in the way."""
+    from gradcam.evaluation.study.journal import check_journal
+
+    if paths is None:
+        return
+    if paths.folder.exists() and not paths.folder.is_dir():
+        raise OutputError(f"{paths.folder}: is a file, expected a folder for the results; choose another --output")
+    check_journal(paths.journal, mode)
+    for path in paths.tables:
+        if mode != "overwrite" and path.exists() and not paths.journal.exists():
+            raise OutputError(f"{path}: is there already; give --overwrite to replace it, or another --output")
+
+
+def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
+    """Write all that belongs there, and give the path of each. Raises `GradcamError`."""
+    from gradcam.evaluation.study.write import PLOTS, draw_curves, draw_examples, list_curves, write_results
+    from gradcam.images.write import write_image
+
+    for path in paths.tables:
+        write_results(results, path)
+        yield path
+    if paths.file is not None:
+        return
+    if list_curves(results) and importlib.util.find_spec("matplotlib") is None:
+        say([f"there is no curves.png without matplotlib: {PLOTS}"], output)
+    elif list_curves(results):
+        write_image(paths.folder / "curves.png", draw_curves(results))
+        yield paths.folder / "curves.png"
+    write_image(paths.folder / "examples.png", draw_examples(study, results))
+    yield paths.folder / "examples.png"
+
+
+def format_results(results: Results, *, width: int | None = None) -> str:
+    """Several lines: for as many metrics as fit side by side, means with the half-widths of their 95 % intervals; then the
+    same for differences from the best method; what the marks mean, and who is best by most metrics."""
+    from gradcam.evaluation.study.results import compare_methods, describe_shortage
+
+    rankings, plan = compare_methods(results), results.plan
+    columns = width or shutil.get_terminal_size((WIDTH, 24)).columns
+    metrics = [name for name in plan.metrics if any(metric == name for _, metric in rankings)]
+    means = {name: {metric: _mean_cell(rankings[name, metric]) for metric in metrics} for name in plan.names}
+    lines = [*_tables("mean ±95 %", results, rankings, means, columns)]
+    judged = [metric for metric in metrics if any(rankings[name, metric].is_best for name in plan.methods)]
+    if judged and len(plan.methods) > 1:
+        behind = {name: {it: _difference_cell(rankings[name, it]) for it in judged} for name in plan.methods}
+        lines += _tables("difference from the best, picture by picture", results, rankings, behind, columns)
+    used = {
+        BEST: any(it.is_best for it in rankings.values()),
+        LEVEL: any(it.is_level for it in rankings.values()),
+        FOOLED: any(it.beats_all for it in rankings.values()),
+    }
+    lines += [f"{mark} {LEGEND[mark]}" for mark, is_used in used.items() if is_used]
+    lines += (describe_shortage(rankings) or "").replace(". ", ".\n").splitlines()
+    return "\n".join([*lines, *_conclude(results, rankings, judged)])
+
+
+def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
+    """A table for each group of metrics that fits."""
+    first, plan = max(map(len, cells)), results.plan
+    heads = {}
+    for metric in next(iter(cells.values())):
+        word, _, rest = metric.partition("-")  # in two lines, with the arrow at the end
+        arrow = plan.metric(metric).arrow
+        heads[metric] = (word, f"{rest} {arrow}") if rest else ("", f"{word} {arrow}")
+    widths = {it: max(*map(len, head), *(len(row[it]) for row in cells.values())) for it, head in heads.items()}
+    lines = [click.style(title, bold=True)]
+    for metrics in _fit(widths, columns - first):
+        counts = [f"n = {max(rankings[name, metric].interval.n for name in cells)}" for metric in metrics]
+        for row in ([heads[it][0] for it in metrics], [heads[it][1] for it in metrics], counts):
+            line = GAP.join(f"{text:<{widths[metric]}}" for metric, text in zip(metrics, row))
+            if line.strip():
+                lines.append(click.style(f"{'':<{first}}{GAP}{line}".rstrip(), dim=True))
+        for name, cell in cells.items():
+            if name in plan.controls[:1] and plan.methods:
+                lines.append(click.style(f"{'controls':-<{first}}", dim=True))
+            parts = [_colour(rankings[name, it])(cell[it]) + " " * (widths[it] - len(cell[it])) for it in metrics]
+            lines.append(f"{name:<{first}}{GAP}{GAP.join(parts)}".rstrip())
+        lines.append("")
+    return lines
+
+
+def _fit(widths: Mapping[str, int], columns: int) -> list[list[str]]:
+    """Metrics in parts that are no wider than that, of one each at least."""
+    parts: list[list[str]] = []
+    left = 0
+    for metric, width in widths.items():
+        if not parts or left < width + len(GAP):
+            parts.append([])
+            left = columns
+        parts[-1].append(metric)
+        left -= width + len(GAP)
+    return parts
+
+
+def _mean_cell(ranking: Ranking) -> str:
+    mark = BEST if ranking.is_best else LEVEL if ranking.is_level else FOOLED if ranking.beats_all else ""
+    return _cell(ranking.interval, _number) + mark
+
+
+def _difference_cell(ranking: Ranking) -> str:
+    return "best" if ranking.difference is None else _cell(ranking.difference, _signed)
+
+
+def _cell(interval: Interval, show: Callable[[float], str]) -> str:
+    """A mean, and half of its interval's width, where there is one."""
+    if not interval.n:
+        return "-"
+    half = f" ±{_number((interval.high - interval.low) / 2)}" if interval.is_known else ""
+    return show(interval.mean) + half
+
+
+def _number(value: float) -> str:
+    """Three digits, without the zero that says nothing: .523, 1.00, -12.3."""
+    text = f"{value:.3f}"
+    if abs(float(text)) < 1:
+        return text.replace("0.", ".", 1) if float(text) else ".000"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _signed(value: float) -> str:
+    text = _number(value)
+    return text if text[0] == "-" else f"+{text}"
+
+
+def _colour(ranking: Ranking) -> Callable[[str], str]:
+    if ranking.is_best:
+        return partial(click.style, fg="green", bold=True)
+    if ranking.is_level or ranking.beats_all:
+        return partial(click.style, fg="green" if ranking.is_level else "yellow")
+    return partial(click.style, dim=True) if ranking.is_control else str
+
+
+def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
+    """Who is best, or not told apart from it, by most metrics of those that tell a method from what knows nothing."""
+    methods, controls = results.plan.methods, results.plan.controls
+    telling = [metric for metric in metrics if not any(rankings[it, metric].beats_all for it in controls)]
+    if len(methods) < 2 or not telling:
+        return []
+    wins = {it: sum(rankings[it, one].is_best or rankings[it, one].is_level for one in telling) for it in methods}
+    listed = ", ".join(f"{name} {wins[name]}" for name in sorted(wins, key=lambda name: -wins[name])[:NAMED])
+    what = "metric" if len(telling) == 1 else "metrics"
+    left_out = len(metrics) - len(telling)
+    but = f" (without {left_out} marked {FOOLED})" if left_out else ""
+    return [f"Best or level with it by, of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]

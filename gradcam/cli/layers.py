@@ -18,6 +18,7 @@ from gradcam.cli._completion import complete, list_models
 from gradcam.cli._job import check_model_name, code_of_the_user
 from gradcam.cli._settings import to_model_choice, to_word
 from gradcam.cli._terminal import import_torch, to_command
+from gradcam.cli.inspect import LEAST_ONE, cut_type, fitting_depth, show_shape
 from gradcam.errors import LayerError, join_names, nearest, printable, shorten
 from gradcam.storage.records import SCHEMA
 
@@ -43,9 +44,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     lines = ["   ".join([click.style(printable(skeleton.name), bold=True), size, f"{count:,} parameters"])]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
-    lines += ["", *_table(rows), ""]
-    if any(row.both_signs for row in rows):
-        lines += _explain_signs(survey)
+    lines += ["", *_table(rows), "", *(_explain_signs(survey) if any(row.both_signs for row in rows) else [])]
     if len(rows) < len(survey.rows):
         lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
     if skeleton.channels not in (1, 3):
@@ -66,26 +65,14 @@ def _table(rows: Sequence[LayerRow]) -> list[str]:
 
 
 def _cells(row: LayerRow) -> tuple[str, ...]:
-    kind = row.type if len(row.type) <= LONGEST_TYPE else row.type[: LONGEST_TYPE - 1] + "…"
     place = "suggested" if row.is_suggested else "yes" if row.cam else str(row.reason)
     if row.is_out_of_place:
         place = f"{place}, but its cells lie elsewhere"
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
-    return (
-        printable(row.name),
-        printable(kind),
-        _output(row),
-        _stride(row),
-        f"{row.parameters:,}" if row.parameters else "-",
-        place,
-    )
-
-
-def _output(row: LayerRow) -> str:
-    """For one picture: without the first axis where that is the picture's."""
-    if row.shape is None:
-        return "-"
-    return " x ".join(map(str, row.shape[1:] if row.shape[:1] == (1,) else row.shape)) or "1"
+    parameters = f"{row.parameters:,}" if row.parameters else "-"
+    output = "-" if row.shape is None else show_shape(row.shape)
+    kind = printable(cut_type(row.type, LONGEST_TYPE))
+    return printable(row.name), kind, output, _stride(row), parameters, place
 
 
 def _stride(row: LayerRow) -> str:
@@ -118,24 +105,13 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
     return to_command(["gradcam", "run", "photo.jpg", *words, "--layer", suggested.name])
 
 
-MOST_ROWS = 32  # of a table where nobody has said how deep it should go
-
-
 @click.command("layers", cls=Command, short_help="List a model's layers, and where a map can be taken.")
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]", shell_complete=complete(list_models))
 @options.model
-@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only names of so many parts, or fewer.")
+@click.option("--depth", type=LEAST_ONE, metavar="N", help="Only names of so many parts, or fewer.")
 @click.option("--all", "show_all", is_flag=True, help="All layers, however many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each layer, and nothing else.")
-def layers_command(
-    names: tuple[str, ...],
-    *,
-    depth: int | None,
-    show_all: bool,
-    as_json: bool,
-    reshape: str | tuple[int, ...] | None,
-    **model: Any,
-) -> int:
+def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **model: Any) -> int:
     """List the layers of MODEL: name, type, output, stride, parameters, and whether a map can be taken there.
 
     An arrow marks the layer that is explained where none is named. No weights are needed: what is said of the model but
@@ -163,7 +139,11 @@ def layers_command(
             click.echo(json.dumps({"schema": SCHEMA, "model": found.skeleton.name, **fields}))
     else:
         words = replace(chosen, model=None if name == DEFAULT else name).to_words()
-        click.echo(format_layers(found, rows, [*words, *([] if reshape is None else ["--reshape", to_word(reshape)])]))
+        click.echo(
+            format_layers(
+                found, rows, [*words, *([] if model["reshape"] is None else ["--reshape", to_word(model["reshape"])])]
+            )
+        )
     return 0
 
 
@@ -181,7 +161,7 @@ def _choose(rows: Sequence[LayerRow], pattern: str | None, depth: int | None, *,
     if pattern is not None:
         rows = _fitting(rows, pattern)
     elif depth is None and not show_all:
-        depth = _fitting_depth(rows)
+        depth = fitting_depth([_depth(row) for row in rows])
     return [row for row in rows if depth is None or _depth(row) <= depth or (row.is_suggested and pattern is None)]
 
 
@@ -193,12 +173,6 @@ def _fitting(rows: Sequence[LayerRow], pattern: str) -> Sequence[LayerRow]:
         hint = f" Nearest: {join_names(offers)}." if offers else ""
         raise LayerError(f"No layer's name fits {shorten(pattern)}.{hint}")
     return found
-
-
-def _fitting_depth(rows: Sequence[LayerRow]) -> int:
-    """The greatest depth of which all rows fit on a screen."""
-    depths = [_depth(row) for row in rows]
-    return max((it for it in set(depths) if sum(depth <= it for depth in depths) <= MOST_ROWS), default=1)
 
 
 def _depth(row: LayerRow) -> int:

@@ -6,12 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.cam.methods.table import METHODS, find_methods
+from gradcam.cam.methods.table import METHODS, find_method
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_layers
@@ -26,174 +26,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gradcam.evaluation.intervals import Interval
-    from gradcam.evaluation.recommendation.result import Recommendation, Row
+    from gradcam.evaluation.recommendation import Recommendation, Row
     from gradcam.models.classifier import Classifier
     from gradcam.sources.contents import Item
 
 
 TITLES = ("method", "score", "layer", "mass ↑", "maximum ↑", "ROAD ↑", "mass, to the most")
 MOST_ROWS = 16
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What was found, of which model, and in how many of the pictures."""
-
-    found: Recommendation
-    choice: ModelChoice
-    reshape: str | tuple[int, ...] | None
-    device: str
-    given: int
-    taken: int
-    failed: int
-    seconds: float
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        numbers = {"given": self.given, "taken": self.taken, "failed": self.failed}
-        command = self._command()
-        return json.dumps({"schema": SCHEMA, **self.found.to_dict(), **numbers, "command": command})
-
-    def format(self, *, show_all: bool) -> str:
-        """Several lines: what was measured, the table, which combination is the best, and what to type."""
-        found = self.found
-        height, width = found.size
-        title = [
-            f"{click.style(found.model, bold=True)} on {self.device}",
-            self._pictures(),
-            f"{count(found.mosaics, 'mosaic')} of {width} x {height}",
-            f"seed {found.seed}",
-            f"{self.seconds:.1f} s",
-        ]
-        rows = found.rows if show_all else self._first_rows()
-        lines = ["   ".join(title), "", *_table(rows, found), ""]
-        if len(rows) < len(found.rows):
-            lines.append(f"{len(rows)} of {len(found.rows)} combinations; --all shows the others.")
-        lines += [f"{it} has no map: {reason}" for it, reason in found.left_out.items()]
-        return "\n".join([*lines, self._sentence(), "", f"  {self._command()}"])
-
-    def _pictures(self) -> str:
-        """How many took part, and what became of the others."""
-        taken = len(self.found.pictures)
-        left = {
-            "not drawn": self.given - self.taken,
-            click.style("failed", fg="red"): self.failed,
-            "not in a mosaic": self.taken - self.failed - taken,
-        }
-        return ", ".join(
-            [f"{taken} of {count(self.given, 'picture')}", *(f"{it} {why}" for why, it in left.items() if it)]
-        )
-
-    def _first_rows(self) -> list[Row]:
-        """The first ones, and the default in any case."""
-        rows = self.found.rows
-        return [row for place, row in enumerate(rows) if place < MOST_ROWS or row is self.found.default]
-
-    def _sentence(self) -> str:
-        """The best one, and whether it is better than what is taken anyway."""
-        from gradcam.evaluation.intervals import count_needed
-
-        found = self.found
-        if not found.best.mass.is_known:
-            return (
-                f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes "
-                f"{count_needed()}. {found.best.combination} has the best ROAD of these."
-            )
-        best = f"{found.best.combination} is the best here"
-        if found.is_default:
-            return f"{best}: it is what is taken where nothing is said."
-        if found.default is None or found.gain is None or found.road_gain is None:
-            return f"{best}."
-        return (
-            f"{best}: against the default, {found.default.combination}, its mass is {_compare(found.gain)}, and its ROAD "
-            f"{_compare(found.road_gain)}."
-        )
-
-    def _command(self) -> str:
-        """The line that explains a picture with the best combination; of too few pictures, with the default."""
-        best = self.found.best
-        combination = (best if best.mass.is_known else self.found.default or best).combination
-        words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
-        if self.reshape is not None:
-            words += ["--reshape", to_word(self.reshape)]
-        words += ["--method", combination.method]
-        if combination.score not in (None, "logit"):
-            words += ["--score", str(combination.score)]
-        return to_command([*words, "--layer", combination.layer])
-
-
-def _table(rows: list[Row] | tuple[Row, ...], found: Recommendation) -> list[str]:
-    cells = [TITLES, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in cells]
-    return [f"  {lines[0]}", *(_mark(row, line, found) for row, line in zip(rows, lines[1:]))]
-
-
-def _mark(row: Row, line: str, found: Recommendation) -> str:
-    if row is found.best:
-        return click.style(f"→ {line}", fg="green", bold=True)
-    return f"* {line}" if row is found.default else f"  {line}"
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    combination = row.combination
-    road = "-" if row.road is None else _write(row.road)
-    behind = "the most" if row.behind.mean == 0 else _write(row.behind)
-    clear = " clear" if row.is_clearly_less else ""
-    score = combination.score or "-"
-    return (
-        *(combination.method, score, combination.layer),
-        *(_write(row.mass), f"{row.maximum.mean:.2f}", road, f"{behind}{clear}"),
-    )
-
-
-def _write(interval: Interval) -> str:
-    return _number(interval.mean) + (
-        f" [{_number(interval.low)}, {_number(interval.high)}]" if interval.is_known else ""
-    )
-
-
-def _number(value: float) -> str:
-    text = f"{value:.3f}"
-    return "0.000" if text == "-0.000" else text
-
-
-def _compare(difference: Interval) -> str:
-    if not difference.excludes(0):
-        return f"not clearly another ({difference.mean:+.3f}, between {difference.low:+.3f} and {difference.high:+.3f})"
-    word = "higher" if difference.mean > 0 else "lower"
-    low, high = sorted((abs(difference.low), abs(difference.high)))
-    return f"{word} by {abs(difference.mean):.3f} (between {low:.3f} and {high:.3f})"
-
-
 LIMIT = 24  # pictures
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What is to be tried on which pictures, as typed."""
-
-    inputs: tuple[str, ...]
-    model: ModelChoice
-    layers: tuple[str, ...]
-    reshape: str | tuple[int, ...] | None
-    methods: tuple[str, ...]
-    scores: tuple[str, ...]
-    limit: int
-    least: float
-    seed: int
-    show_all: bool
-    output: Output
-
-
 def _find_methods(names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    found = find_methods(names)
-    beside = [method.name for method in found if method.place != "layer"]
-    if beside:
-        raise GradcamError(f"{beside[0]} looks at no layer: leave it out.")
-    return [method.name for method in found]
+    found = {name: find_method(name) for name in names}
+    for method in found.values():
+        if not method.has_layer:
+            raise GradcamError(f"{method.name} looks at no layer: leave it out.")
+    return [method.name if METHODS.get(method.name) == method else name for name, method in found.items()]
 
 
 def _find_scores(names: Sequence[str]) -> list[str]:
@@ -271,68 +119,46 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
       gradcam recommend photos/
       gradcam recommend photos/ --model resnet50 --method gradcam,layercam -l layer4 -l layer3
     """
-    names = ("layers", "reshape", "methods", "scores", "limit", "least", "seed", "show_all")
-    wish = _Wish(
-        inputs=inputs,
-        model=to_model_choice(chosen),
-        output=Output(as_json, quiet),
-        **{name: chosen[name] for name in names},
-    )
-    with telling_waits(wish.output):
-        return _recommend(wish)
+    output = Output(as_json, quiet)
+    with telling_waits(output):
+        return _recommend(inputs, chosen, output)
 
 
-def _recommend(wish: _Wish) -> int:
+def _recommend(inputs: Sequence[str], chosen: dict[str, Any], output: Output) -> int:
     """Measure, say what was found, and give the exit status. All that was typed is checked before the first picture."""
     import_torch()
-    from gradcam.evaluation.recommendation.candidates import check_layers
-    from gradcam.evaluation.recommendation.recommend import recommend
+    from gradcam.evaluation.recommendation import check_layers, recommend
     from gradcam.sources.list import list_inputs
 
     start = time.perf_counter()
-    listing = list_inputs(wish.inputs)
-    classifier = _load(wish)
-    layers = check_layers(classifier.model, wish.layers) if wish.layers else None
-    say(classifier.notes, wish.output)
-    items = _draw(listing.items, wish.limit, wish.seed)
-    with shown_passes(wish.output) as progress:
+    listing = list_inputs(inputs)
+    choice, layers = to_model_choice(chosen), chosen["layers"]
+    classifier = _load(choice, layers)
+    options = {name: chosen[name] for name in ("scores", "least", "seed", "reshape")}
+    options["layers"] = check_layers(classifier.model, layers) if layers else None
+    say(classifier.notes, output)
+    items = _draw(listing.items, chosen["limit"], chosen["seed"])
+    with shown_passes(output) as progress:
         pictures, failed = _read(classifier, items)
-        found = recommend(
-            classifier,
-            pictures,
-            methods=wish.methods or None,
-            scores=wish.scores,
-            layers=layers,
-            least=wish.least,
-            seed=wish.seed,
-            reshape=wish.reshape,
-            progress=progress,
-        )
-    outcome = Outcome(
-        found=found,
-        choice=wish.model,
-        reshape=wish.reshape,
-        device=str(classifier.device),
-        given=len(listing.items),
-        taken=len(items),
-        failed=failed,
-        seconds=time.perf_counter() - start,
-    )
-    if wish.output.as_json:
-        click.echo(outcome.to_json())
-    elif not wish.output.quiet:
-        click.echo(outcome.format(show_all=wish.show_all))
+        found = recommend(classifier, pictures, methods=chosen["methods"] or None, progress=progress, **options)
+    seconds, given, taken = time.perf_counter() - start, len(listing.items), len(items)
+    device = str(classifier.device)
+    result = RecommendResult(found, choice, chosen["reshape"], device, given, taken, failed, seconds)
+    if output.as_json:
+        click.echo(result.to_json())
+    elif not output.quiet:
+        click.echo(result.format(show_all=chosen["show_all"]))
     return int(failed > 0)
 
 
-def _load(wish: _Wish) -> Classifier:
+def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
     """The model with its own layer, so that others are compared with that; where it has none, with the first named one."""
     try:
-        return load_model(wish.model)
+        return load_model(choice)
     except LayerError:
-        if not wish.layers:
+        if not layers:
             raise
-        return load_model(wish.model, layer=wish.layers[0])
+        return load_model(choice, layer=layers[0])
 
 
 def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
@@ -349,8 +175,6 @@ def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
 
 def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tensor], int]:
     """The pictures as the model takes them, by name, and how many failed; these are named on standard error."""
-    from dataclasses import replace
-
     from tqdm import tqdm
 
     from gradcam.batch.read import read_item
@@ -364,3 +188,120 @@ def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tens
         else:
             pictures[item.name] = picture.image
     return pictures, failed
+
+
+@dataclass(frozen=True)
+class RecommendResult:
+    """What was found, of which model, and in how many of the pictures."""
+
+    found: Recommendation
+    choice: ModelChoice
+    reshape: str | tuple[int, ...] | None
+    device: str
+    given: int
+    taken: int
+    failed: int
+    seconds: float
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        numbers = {"given": self.given, "taken": self.taken, "failed": self.failed}
+        return json.dumps({"schema": SCHEMA, **self.found.to_dict(), **numbers, "command": self._command()})
+
+    def format(self, *, show_all: bool) -> str:
+        """Several lines: what was measured, the table, which combination is the best, and what to type."""
+        found = self.found
+        height, width = found.size
+        title = [
+            f"{click.style(found.model, bold=True)} on {self.device}",
+            self._pictures(),
+            f"{count(found.mosaics, 'mosaic')} of {width} x {height}",
+            f"seed {found.seed}",
+            f"{self.seconds:.1f} s",
+        ]
+        firsts = (row for place, row in enumerate(found.rows) if place < MOST_ROWS or row is found.default)
+        rows = found.rows if show_all else tuple(firsts)
+        lines = ["   ".join(title), "", *_table(rows, found), ""]
+        if len(rows) < len(found.rows):
+            lines.append(f"{len(rows)} of {len(found.rows)} combinations; --all shows the others.")
+        lines += [f"{it} has no map: {reason}" for it, reason in found.left_out.items()]
+        return "\n".join([*lines, self._sentence(), "", f"  {self._command()}"])
+
+    def _pictures(self) -> str:
+        """How many took part, and what became of the others."""
+        taken = len(self.found.pictures)
+        left = {
+            "not drawn": self.given - self.taken,
+            click.style("failed", fg="red"): self.failed,
+            "not in a mosaic": self.taken - self.failed - taken,
+        }
+        said = [f"{it} {why}" for why, it in left.items() if it]
+        return ", ".join([f"{taken} of {count(self.given, 'picture')}", *said])
+
+    def _sentence(self) -> str:
+        """The best one, and whether it is better than what is taken anyway."""
+        from gradcam.evaluation.intervals import count_needed
+
+        found = self.found
+        if not found.best.mass.is_known:
+            return (
+                f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes "
+                f"{count_needed()}. {found.best.combination} has the best ROAD of these."
+            )
+        best = f"{found.best.combination} is the best here"
+        if found.is_default:
+            return f"{best}: it is what is taken where nothing is said."
+        if found.default is None or found.gain is None or found.road_gain is None:
+            return f"{best}."
+        return (
+            f"{best}: against the default, {found.default.combination}, its mass is {_compare(found.gain)}, and its ROAD "
+            f"{_compare(found.road_gain)}."
+        )
+
+    def _command(self) -> str:
+        """The line that explains a picture with the best combination; of too few pictures, with the default."""
+        best = self.found.best
+        combination = (best if best.mass.is_known else self.found.default or best).combination
+        words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
+        if self.reshape is not None:
+            words += ["--reshape", to_word(self.reshape)]
+        words += ["--method", combination.method]
+        if combination.score not in (None, "logit"):
+            words += ["--score", str(combination.score)]
+        return to_command([*words, "--layer", combination.layer])
+
+
+def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
+    cells = [TITLES, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in cells]
+    marked = [f"{'→' if row is found.best else '*' if row is found.default else ' '} " for row in rows]
+    table = [f"{mark}{line}" for mark, line in zip(["  ", *marked], lines)]
+    return [click.style(line, fg="green", bold=True) if line[0] == "→" else line for line in table]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    it = row.combination
+    road = "-" if row.road is None else _write(row.road)
+    behind = "the most" if row.behind.mean == 0 else _write(row.behind)
+    clear = " clear" if row.is_clearly_less else ""
+    numbers = (_write(row.mass), f"{row.maximum.mean:.2f}", road, f"{behind}{clear}")
+    return (it.method, it.score or "-", it.layer, *numbers)
+
+
+def _write(interval: Interval) -> str:
+    between = f" [{_number(interval.low)}, {_number(interval.high)}]" if interval.is_known else ""
+    return _number(interval.mean) + between
+
+
+def _number(value: float) -> str:
+    text = f"{value:.3f}"
+    return "0.000" if text == "-0.000" else text
+
+
+def _compare(difference: Interval) -> str:
+    if not difference.excludes(0):
+        return f"not clearly another ({difference.mean:+.3f}, between {difference.low:+.3f} and {difference.high:+.3f})"
+    word = "higher" if difference.mean > 0 else "lower"
+    low, high = sorted((abs(difference.low), abs(difference.high)))
+    return f"{word} by {abs(difference.mean):.3f} (between {low:.3f} and {high:.3f})"

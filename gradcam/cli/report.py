@@ -8,7 +8,7 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._options import Folder
+from gradcam.cli._options import FOLDER
 from gradcam.cli._settings import Output
 from gradcam.cli._terminal import telling_waits
 from gradcam.errors import printable
@@ -16,7 +16,7 @@ from gradcam.storage.store import Store
 
 
 @click.command("report", cls=Command, short_help="Make the gallery of a batch again.")
-@click.argument("folder", metavar="DIR", type=Folder())
+@click.argument("folder", metavar="DIR", type=FOLDER)
 @options.max_pixels
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def report_command(folder: Path | Store, quiet: bool) -> int:

@@ -1,19 +1,22 @@
-"""Methods as functions of a model, images and classes: what is judged, on any variant of either."""
+"""Methods and controls as functions of a model, images and classes: what is judged, on any variant of either."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradcam.cam.budget import Progress
 from gradcam.cam.explain import compare
-from gradcam.cam.methods.table import METHODS, find_method, offer
-from gradcam.errors import GradcamError
-from gradcam.evaluation.subject import draw
+from gradcam.cam.methods.base import Method
+from gradcam.errors import GradcamError, ImageError, describe_unexpected
+from gradcam.evaluation.controls import Control, Explain, Explained, OwnFunction, find_explained
+from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
 from gradcam.hooks.preserve import undisturbed
 from gradcam.layers.find import unwrap
 from gradcam.targets import ClassTarget
@@ -22,18 +25,99 @@ CENTRE = 0.25  # the blob's standard deviation, as a share of each side
 CELLS = 7  # of the random map, along each side: as coarse as the maps of most networks
 
 
+def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
+    """What it gives for the model in evaluation mode, also where it is somebody else's and leaves the mode alone."""
+    with undisturbed(unwrap(model)):
+        return explain(model, images, classes)
+
+
 @dataclass(frozen=True)
-class Control:
-    """A map that is made without the model: `make` takes images (N,C,H,W) and a seed, and gives heatmaps (N,H,W)."""
+class Explainer:
+    """Methods and controls, all under the same conditions: one layer, one score, and heatmaps at the images' size.
 
-    name: str
-    summary: str
-    make: Callable[[Tensor, int], Tensor] = field(repr=False)
+    `names`: keys of `METHODS` and `CONTROLS`, `Method` objects, or functions, as `check` takes them. `layer`: dotted name,
+    or one by method; None where no method is of one. `score`: a key of `SCORES`; a method that explains a score of its own
+    does so. `seed`: of the controls that are drawn.
+    """
+
+    names: Sequence[Any]
+    layer: str | Mapping[str, str] | None
+    score: str = "logit"
+    activation: str = "auto"
+    reshape: Any = None
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of `compare`: memory_budget, progress
+
+    @cached_property
+    def explained(self) -> dict[str, Explained]:
+        """What explains, by its name. Raises `GradcamError` for an unknown one."""
+        return {it.name: it for it in map(find_explained, self.names)}
+
+    def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
+        """Heatmaps (N,K,H,W) in [0,1] for classes (N,K), by name, in the names' order; as many as can be from one pass.
+
+        Those of somebody's own function are of the scale that it gives them. Raises as `gradcam.compare` does, and
+        `ImageError` where such a function makes no heatmaps of the images' size.
+        """
+        methods = [it for it in self.explained.values() if isinstance(it, Method)]
+        with_score = [it for it in methods if it.score is None or self.score == "logit"]
+        found = self._compare(model, images, classes, with_score, self.score)
+        found.update(self._compare(model, images, classes, [it for it in methods if it not in with_score], "logit"))
+        for it in self.explained.values():
+            if isinstance(it, Control):
+                found[it.name] = it.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
+            elif isinstance(it, OwnFunction):
+                each = [_run_own(it, model, images, one) for one in classes.unbind(1)]
+                found[it.name] = torch.stack(each, 1)
+        return {name: found[name] for name in self.explained}
+
+    def only(self, name: str) -> Explain:
+        """One of them as a function of a model, images and a class of each, which gives heatmaps (N,H,W)."""
+        own = self.explained[name]
+        if isinstance(own, OwnFunction):
+            return lambda model, images, classes: own.function(model, images.detach().clone(), classes)
+        alone = replace(self, names=(own,))
+
+        def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+            return alone.explain(model, images, classes[:, None])[name][:, 0]
+
+        return explain
+
+    def _compare(
+        self, model: nn.Module, images: Tensor, classes: Tensor, methods: Sequence[Method], score: str
+    ) -> dict[str, Tensor]:
+        target = ClassTarget(classes, score=score, activation=self.activation)
+        found: dict[str, Tensor] = {}
+        for layer, own in self._assign(methods).items():
+            layers = [] if layer is None else [layer]
+            explained = compare(
+                model, images, layers=layers, methods=own, target=target, reshape=self.reshape, **self.options
+            )
+            found.update({method: explanation.heatmaps for (_, method), explanation in explained.items()})
+        return found
+
+    def _assign(self, methods: Sequence[Method]) -> dict[str | None, list[Method]]:
+        """The layers, each with its methods; those that are of none go with the first."""
+        assigned: dict[str | None, list[Method]] = {}
+        for method in sorted(methods, key=lambda it: it.place != "layer"):
+            layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer
+            if method.place != "layer":
+                layer = next(iter(assigned), None)
+            assigned.setdefault(layer, []).append(method)
+        return assigned
 
 
-def _scale(maps: Tensor) -> Tensor:
-    largest = maps.amax((1, 2), keepdim=True)
-    return maps / torch.where(largest > 0, largest, 1.0)
+def _run_own(own: OwnFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    try:
+        made = run_explain(own.function, model, images.detach().clone(), classes)
+    except (GradcamError, RuntimeError):
+        raise
+    except Exception as error:  # whatever somebody's code does, such as not to take three arguments
+        raise GradcamError(f"{own.name} failed: {describe_unexpected(error)}") from error
+    try:
+        return check_heatmaps(made, (len(images), *images.shape[2:]), images.device)
+    except ImageError as error:
+        raise ImageError(f"{own.name}: {error}") from None
 
 
 def make_constant(images: Tensor, seed: int = 0) -> Tensor:
@@ -47,7 +131,7 @@ def make_centre(images: Tensor, seed: int = 0) -> Tensor:
         torch.exp(-(((_count(length, images.device) + 0.5) / length - 0.5) ** 2) / (2 * CENTRE**2))
         for length in images.shape[2:]
     )
-    return _scale((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
+    return to_unit((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
 
 
 def _count(length: int, device: torch.device) -> Tensor:
@@ -59,7 +143,7 @@ def make_random(images: Tensor, seed: int = 0) -> Tensor:
     generator = draw(seed, "random map")
     noise = torch.rand(len(images), 1, CELLS, CELLS, generator=generator, dtype=torch.float32, device="cpu")
     size = (int(images.shape[2]), int(images.shape[3]))
-    return _scale(
+    return to_unit(
         F.interpolate(noise.to(images.device), size=size, mode="bicubic", align_corners=False)[:, 0].clamp(min=0)
     )
 
@@ -70,103 +154,23 @@ def make_edges(images: Tensor, seed: int = 0) -> Tensor:
     kernel = torch.tensor(sobel, dtype=torch.float32, device=images.device)
     grey = F.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     gradients = F.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
-    return _scale(gradients.norm(dim=1))
+    return to_unit(gradients.norm(dim=1))
 
 
-CONTROLS: Mapping[str, Control] = {
-    control.name: control
-    for control in (
-        Control("random", "noise on a 7 x 7 grid", make_random),
-        Control("centre", "a blob in the middle of every picture", make_centre),
-        Control("edges", "the picture's Sobel edges", make_edges),
-        Control("constant", "one everywhere", make_constant),
-    )
-}
+@dataclass
+class Counter:
+    """How many of so many steps are done, and somebody who wants to know."""
 
+    progress: Progress | None
+    total: int = 0
+    done: int = 0
 
-# From a model, images (N,C,H,W) and a class of each (N,) to heatmaps (N,H,W): a method, of ours or of anybody.
-Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
+    def step(self, *_: object) -> None:
+        """One more."""
+        self.reach(self.done + 1)
 
-
-def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
-    """What it gives for the model in evaluation mode, also where it is somebody else's and leaves the mode alone."""
-    with undisturbed(unwrap(model)):
-        return explain(model, images, classes)
-
-
-def find_explained(name: str) -> str:
-    """The name of a method or a control, as the tables have it. Raises `GradcamError` for an unknown one."""
-    if name.lower() in CONTROLS:
-        return name.lower()
-    try:
-        return find_method(name).name
-    except GradcamError:
-        raise GradcamError(f"There is no method or control {name!r}. {offer(name, [*METHODS, *CONTROLS])}") from None
-
-
-@dataclass(frozen=True)
-class Explainer:
-    """Methods and controls, all under the same conditions: one layer, one score, and heatmaps at the images' size.
-
-    `names`: keys of `METHODS` and `CONTROLS`. `layer`: dotted name, or one by method; None where no method is of one.
-    `score`: a key of `SCORES`; a method that explains a score of its own does so. `seed`: of the controls that are drawn.
-    """
-
-    names: Sequence[str]
-    layer: str | Mapping[str, str] | None
-    score: str = "logit"
-    activation: str = "auto"
-    reshape: Any = None
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of `compare`: memory_budget, progress
-
-    def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
-        """Heatmaps (N,K,H,W) in [0,1] for classes (N,K), by name, in the names' order; as many as can be from one pass.
-
-        Raises as `gradcam.compare` does.
-        """
-        names = [name for name in self.names if name not in CONTROLS]
-        with_score = [name for name in names if METHODS[name].score is None or self.score == "logit"]
-        found = self._compare(model, images, classes, with_score, self.score)
-        found.update(self._compare(model, images, classes, [it for it in names if it not in with_score], "logit"))
-        for name in self.names:
-            if name in CONTROLS:
-                control = CONTROLS[name].make(images, self.seed)
-                found[name] = control[:, None].expand(-1, classes.shape[1], -1, -1)
-        return {name: found[name] for name in self.names}
-
-    def only(self, name: str) -> Explain:
-        """One of them as a function of a model, images and a class of each, which gives heatmaps (N,H,W)."""
-        alone = Explainer((name,), self.layer, self.score, self.activation, self.reshape, self.seed, self.options)
-
-        def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-            return alone.explain(model, images, classes[:, None])[name][:, 0]
-
-        return explain
-
-    def _compare(
-        self, model: nn.Module, images: Tensor, classes: Tensor, names: Sequence[str], score: str
-    ) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for layer, own in self._assign(names).items():
-            explained = compare(
-                model,
-                images,
-                layers=[] if layer is None else [layer],
-                methods=own,
-                target=ClassTarget(classes, score=score, activation=self.activation),
-                reshape=self.reshape,
-                **self.options,
-            )
-            found.update({method: explanation.heatmaps for (_, method), explanation in explained.items()})
-        return found
-
-    def _assign(self, names: Sequence[str]) -> dict[str | None, list[str]]:
-        """The layers, each with its methods; those that are of none go with the first."""
-        assigned: dict[str | None, list[str]] = {}
-        for name in sorted(names, key=lambda name: METHODS[name].place != "layer"):
-            layer = self.layer.get(name) if isinstance(self.layer, Mapping) else self.layer
-            if METHODS[name].place != "layer":
-                layer = next(iter(assigned), None)
-            assigned.setdefault(layer, []).append(name)
-        return assigned
+    def reach(self, done: int) -> None:
+        """So many."""
+        if self.progress is not None and done != self.done:
+            self.progress(done, self.total)
+        self.done = done

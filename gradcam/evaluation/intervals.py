@@ -65,7 +65,14 @@ def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 
 
     Raises `GradcamError` for what is no number or infinite, and for options out of range.
     """
-    _check_options(samples, seed, level)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise GradcamError(
+            f"samples is {shorten(samples)}, expected how many samples to draw, 1 or more, such as 2000."
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise GradcamError(f"seed is {shorten(seed)}, expected an integer, 0 or more.")
+    if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
+        raise GradcamError(f"level is {shorten(level)}, expected a share between 0 and 1, such as 0.95.")
     present = np.array([value for value in _to_floats(values) if not math.isnan(value)], dtype=np.float64)
     if not len(present):
         return Interval(math.nan, -math.inf, math.inf, 0)
@@ -78,12 +85,7 @@ def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 
 
 
 def paired_difference(
-    values: Sequence[Any],
-    reference: Sequence[Any],
-    *,
-    samples: int = SAMPLES,
-    seed: int = 0,
-    level: float = LEVEL,
+    values: Sequence[Any], reference: Sequence[Any], *, samples: int = SAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Interval:
     """The mean of values minus reference, picture by picture, and its interval as in `mean_interval`.
 
@@ -120,14 +122,3 @@ def _to_floats(values: Iterable[Any]) -> list[float]:
     if any(map(math.isinf, found)):
         raise GradcamError("The values hold an infinite one: a mean of these would say nothing.")
     return found
-
-
-def _check_options(samples: int, seed: int, level: float) -> None:
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise GradcamError(
-            f"samples is {shorten(samples)}, expected how many samples to draw, 1 or more, such as 2000."
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise GradcamError(f"seed is {shorten(seed)}, expected an integer, 0 or more.")
-    if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
-        raise GradcamError(f"level is {shorten(level)}, expected a share between 0 and 1, such as 0.95.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from gradcam.cam.explain import Explanation
 from gradcam.cam.methods.perturbation import check_integer
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, join_names, nearest, shorten
-from gradcam.hooks.memory import is_out_of_memory
+from gradcam.hooks.memory import Halving
 from gradcam.hooks.preserve import undisturbed
 from gradcam.layers.find import unwrap
 from gradcam.models.results import to_probabilities
@@ -26,6 +25,123 @@ BASELINES = ("blur", "mean", "zero")
 RADIUS = 5  # of the blur in a picture of `SIDE` pixels: 11 x 11, with a standard deviation of 5, as in RISE's code
 SIDE = 224
 CUT = 4  # standard deviations, as SciPy's filter has it
+# In one pass of the model. On a processor larger batches take longer, since what lies between two layers leaves its caches.
+PIXELS = 32 * 224 * 224
+PIXELS_ON_CPU = 4 * 224 * 224
+
+
+class Subject:
+    """N images, a model, and one class of each: what the maps of any method, of any library, are judged on.
+
+    `images`: (N,C,H,W), preprocessed. `classes`: an int for all, N ints, or None for each image's most probable one.
+    `activation`: how logits become probabilities, a key of `choices.ACTIVATIONS`. `batch_size`: images in one pass, None for
+    as many as are fast; halved where they do not fit into memory.
+    What all methods share, the probabilities of the images and of baselines, is computed once, here.
+
+    `all_probabilities`: float32 (N,C) of all classes; `classes`: int64 (N,); `probabilities`: float32 (N,), of those.
+    All are on the images' device. The model runs in evaluation mode and is left as it was.
+
+    Raises `ImageError` for images of another form, `TargetError` for classes that do not fit, `ModelError` where the
+    output is NaN or infinite, and `GradcamError` for a batch size that is none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        classes: Any = None,
+        *,
+        activation: str = "auto",
+        batch_size: int | None = None,
+    ) -> None:
+        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
+            raise ImageError(f"The images are {describe(images)}, expected a floating tensor (N,C,H,W), preprocessed.")
+        if batch_size is not None:
+            check_integer("Subject", "batch_size", batch_size, 1)
+        self.model = unwrap(model)
+        self.images = images.detach()
+        self.activation = activation
+        most = PIXELS_ON_CPU if images.device.type == "cpu" else PIXELS
+        fitting = max(1, most // max(1, images.shape[2] * images.shape[3]))
+        self._parts = Halving(fitting if batch_size is None else batch_size)
+        self._baselines: dict[str, Tensor] = {}
+        self._of_baselines: dict[str, Tensor] = {}
+        with undisturbed(self.model), torch.no_grad():
+            parts = list(self._run([self.images]))
+        self.all_probabilities = _require_finite(torch.cat(parts))
+        self.classes = self._choose(classes)
+        self.probabilities = self.all_probabilities.gather(1, self.classes[:, None])[:, 0]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """(N,H,W), which is the shape of the images' heatmaps."""
+        return (len(self.images), *self.images.shape[2:])
+
+    def baseline(self, kind: str) -> Tensor:
+        """What hides the images' pixels (N,C,H,W), as `make_baseline` makes it, which says what it raises; made once."""
+        if not isinstance(kind, str) or kind not in self._baselines:
+            self._baselines[kind] = make_baseline(self.images, kind)
+        return self._baselines[kind]
+
+    def baseline_probabilities(self, kind: str) -> Tensor:
+        """The classes' probabilities in the baseline alone: float32 (N,); computed once. Raises as `baseline` does."""
+        baseline = self.baseline(kind)
+        if kind not in self._of_baselines:
+            (self._of_baselines[kind],) = self.score([baseline])
+        return self._of_baselines[kind]
+
+    def score(self, variants: Iterable[Tensor]) -> Tensor:
+        """The classes' probabilities in V variants of the images, each (N,C,H,W): float32 (V,N).
+
+        Variants are taken as they are needed, and computed in batches. Raises `ImageError` for one of another shape, and
+        `ModelError` where a probability is NaN.
+        """
+        classes = cycle(self.classes.split(1))
+        with undisturbed(self.model), torch.no_grad():
+            parts = [
+                probabilities.gather(1, torch.cat(list(islice(classes, len(probabilities))))[:, None])
+                for probabilities in self._run(variants)
+            ]
+        found = torch.cat(parts) if parts else self.probabilities[:0]
+        return _require_finite(found).reshape(-1, len(self.images))
+
+    def _run(self, variants: Iterable[Tensor]) -> Iterator[Tensor]:
+        """All classes' probabilities, batch by batch, whichever variants the rows of a batch are of."""
+        rows = (row for variant in map(self._check, variants) for row in variant.split(1))
+        while batch := list(islice(rows, self._parts.largest)):
+            # A copy: what a model changes in place is nobody's.
+            yield from self._parts.run(self._probabilities, torch.cat(batch))
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        """All classes' probabilities."""
+        found = to_probabilities(self.model(images), len(images), self.activation)
+        return found.to(self.images.device, torch.float32)  # a model may lie on several devices
+
+    def _check(self, variant: Tensor) -> Tensor:
+        if variant.shape != self.images.shape:
+            raise ImageError(
+                f"A variant is {describe(variant)}, expected the images' shape {tuple(self.images.shape)}."
+            )
+        return variant
+
+    def _choose(self, classes: Any) -> Tensor:
+        if classes is None:
+            return self.all_probabilities.argmax(1)
+        found = check_classes(classes, *self.all_probabilities.shape)
+        if found.shape[1] != 1:
+            raise TargetError(f"There are {found.shape[1]} classes of each image, expected one: judge them one by one.")
+        return found[:, 0].to(self.images.device)
+
+
+def _require_finite(probabilities: Tensor) -> Tensor:
+    if not probabilities.isfinite().all():
+        raise ModelError("The model's output is NaN or infinite in places: look at its weights, and the images.")
+    return probabilities
+
+
+def describe(value: Any, *kinds: Any) -> str:
+    """A tensor, or another of these kinds, by its dtype and shape; anything else as it is, for a sentence."""
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
 def make_baseline(images: Tensor, kind: str) -> Tensor:
@@ -126,9 +242,8 @@ def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
     it by rows would give it one.
     """
     values = heatmaps.flatten(1)
-    shuffled = torch.randperm(values.shape[1], generator=draw(seed, "ties"), dtype=torch.int64, device="cpu").to(
-        values.device
-    )
+    drawn = torch.randperm(values.shape[1], generator=draw(seed, "ties"), dtype=torch.int64, device="cpu")
+    shuffled = drawn.to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
     places = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places).reshape(heatmaps.shape)
@@ -137,132 +252,3 @@ def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
 def count_pixels(share: float, pixels: int) -> int:
     """How many pixels a share of them is, to the nearest; halves are rounded up."""
     return int(share * pixels + 0.5)
-
-
-# In one pass of the model. On a processor larger batches take longer, since what lies between two layers leaves its caches.
-PIXELS = 32 * 224 * 224
-PIXELS_ON_CPU = 4 * 224 * 224
-
-
-class Subject:
-    """N images, a model, and one class of each: what the maps of any method, of any library, are judged on.
-
-    `images`: (N,C,H,W), preprocessed. `classes`: an int for all, N ints, or None for each image's most probable one.
-    `activation`: how logits become probabilities, a key of `choices.ACTIVATIONS`. `batch_size`: images in one pass, None for
-    as many as are fast; halved where they do not fit into memory.
-    What all methods share, the probabilities of the images and of baselines, is computed once, here.
-
-    `all_probabilities`: float32 (N,C) of all classes; `classes`: int64 (N,); `probabilities`: float32 (N,), of those.
-    All are on the images' device. The model runs in evaluation mode and is left as it was.
-
-    Raises `ImageError` for images of another form, `TargetError` for classes that do not fit, `ModelError` where the
-    output is NaN or infinite, and `GradcamError` for a batch size that is none.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        images: Tensor,
-        classes: Any = None,
-        *,
-        activation: str = "auto",
-        batch_size: int | None = None,
-    ) -> None:
-        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
-            raise ImageError(f"The images are {_describe(images)}, expected a floating tensor (N,C,H,W), preprocessed.")
-        if batch_size is not None:
-            check_integer("Subject", "batch_size", batch_size, 1)
-        self.model = unwrap(model)
-        self.images = images.detach()
-        self.activation = activation
-        self._batch_size = _fit_batch(images) if batch_size is None else batch_size
-        self._baselines: dict[str, Tensor] = {}
-        self._of_baselines: dict[str, Tensor] = {}
-        with undisturbed(self.model), torch.no_grad():
-            parts = list(self._run([self.images]))
-        self.all_probabilities = _require_finite(torch.cat(parts))
-        self.classes = self._choose(classes)
-        self.probabilities = self.all_probabilities.gather(1, self.classes[:, None])[:, 0]
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """(N,H,W), which is the shape of the images' heatmaps."""
-        return (len(self.images), *self.images.shape[2:])
-
-    def baseline(self, kind: str) -> Tensor:
-        """What hides the images' pixels (N,C,H,W), as `make_baseline` makes it, which says what it raises; made once."""
-        if not isinstance(kind, str) or kind not in self._baselines:
-            self._baselines[kind] = make_baseline(self.images, kind)
-        return self._baselines[kind]
-
-    def baseline_probabilities(self, kind: str) -> Tensor:
-        """The classes' probabilities in the baseline alone: float32 (N,); computed once. Raises as `baseline` does."""
-        baseline = self.baseline(kind)
-        if kind not in self._of_baselines:
-            (self._of_baselines[kind],) = self.score([baseline])
-        return self._of_baselines[kind]
-
-    def score(self, variants: Iterable[Tensor]) -> Tensor:
-        """The classes' probabilities in V variants of the images, each (N,C,H,W): float32 (V,N).
-
-        Variants are taken as they are needed, and computed in batches. Raises `ImageError` for one of another shape, and
-        `ModelError` where a probability is NaN.
-        """
-        classes = cycle(self.classes.split(1))
-        with undisturbed(self.model), torch.no_grad():
-            parts = [
-                probabilities.gather(1, torch.cat(list(islice(classes, len(probabilities))))[:, None])
-                for probabilities in self._run(variants)
-            ]
-        found = torch.cat(parts) if parts else self.probabilities[:0]
-        return _require_finite(found).reshape(-1, len(self.images))
-
-    def _run(self, variants: Iterable[Tensor]) -> Iterator[Tensor]:
-        """All classes' probabilities, batch by batch, whichever variants the rows of a batch are of."""
-        rows = (row for variant in variants for row in self._check(variant).split(1))
-        while batch := list(islice(rows, self._batch_size)):
-            yield self._probabilities(torch.cat(batch))  # a copy: what a model changes in place is nobody's
-
-    def _probabilities(self, images: Tensor) -> Tensor:
-        """All classes' probabilities; where memory is short, of smaller parts from now on."""
-        try:
-            found = to_probabilities(self.model(images), len(images), self.activation)
-            return found.to(self.images.device, torch.float32)  # a model may lie on several devices
-        except Exception as error:
-            if not is_out_of_memory(error) or len(images) == 1:
-                raise
-            self._batch_size = len(images) // 2
-        # Outside of the handler: the error's traceback keeps tensors alive.
-        gc.collect()
-        torch.cuda.empty_cache()  # does nothing where there is no CUDA
-        return torch.cat([self._probabilities(part) for part in images.split(self._batch_size)])
-
-    def _check(self, variant: Tensor) -> Tensor:
-        if variant.shape != self.images.shape:
-            raise ImageError(
-                f"A variant is {_describe(variant)}, expected the images' shape {tuple(self.images.shape)}."
-            )
-        return variant
-
-    def _choose(self, classes: Any) -> Tensor:
-        if classes is None:
-            return self.all_probabilities.argmax(1)
-        found = check_classes(classes, *self.all_probabilities.shape)
-        if found.shape[1] != 1:
-            raise TargetError(f"There are {found.shape[1]} classes of each image, expected one: judge them one by one.")
-        return found[:, 0].to(self.images.device)
-
-
-def _fit_batch(images: Tensor) -> int:
-    pixels = images.shape[2] * images.shape[3]
-    return max(1, (PIXELS_ON_CPU if images.device.type == "cpu" else PIXELS) // max(1, pixels))
-
-
-def _require_finite(probabilities: Tensor) -> Tensor:
-    if not probabilities.isfinite().all():
-        raise ModelError("The model's output is NaN or infinite in places: look at its weights, and the images.")
-    return probabilities
-
-
-def _describe(images: object) -> str:
-    return f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else shorten(images)

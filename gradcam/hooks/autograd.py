@@ -12,6 +12,14 @@ from torch.autograd.graph import Node
 
 from gradcam.errors import BlindLayerError, ModelError, join_names
 
+# Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
+HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
+MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
+
+CHANGED_VALUE = (
+    "changes a value in place that its own gradient needs, so that it could not be trained either: make that operation one "
+    "that is not in place."
+)
 OTHER_VIEW = (
     "Behind the layer the model reads, or changes in place, another view of the layer's memory or of what came to it, "
     "where no gradient can be followed: choose a layer further up."
@@ -26,10 +34,7 @@ BEHIND_A_LAYER = {
         "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
         "build or load it outside that mode."
     ),
-    "has been modified by an inplace operation": (
-        "Behind the layer the model changes a value in place that its own gradient needs, so that it could not be trained "
-        "either: make that operation one that is not in place."
-    ),
+    "has been modified by an inplace operation": f"Behind the layer the model {CHANGED_VALUE}",
     "created in no_grad mode": OTHER_VIEW,
     "a leaf Variable that requires grad": OTHER_VIEW,
     "cudnn RNN backward can only be called in training mode": (
@@ -60,10 +65,7 @@ VIEW_IN_PLACE = (
     "operation one that is not in place."
 )
 IN_A_MODEL = BEHIND_A_LAYER | {
-    "has been modified by an inplace operation": (
-        "The model changes a value in place that its own gradient needs, so that it could not be trained either: "
-        "make that operation one that is not in place."
-    ),
+    "has been modified by an inplace operation": f"The model {CHANGED_VALUE}",
     "created in no_grad mode": VIEW_IN_PLACE,
     "a leaf Variable that requires grad": VIEW_IN_PLACE,
     "cudnn RNN backward can only be called in training mode": (
@@ -90,11 +92,6 @@ def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
             if part in str(error):
                 raise ModelError(explanation) from error
         raise
-
-
-# Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
-HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
 
 def jacobian(

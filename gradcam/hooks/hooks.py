@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,6 +17,187 @@ from torch.utils import swap_tensors
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradcam.errors import ModelError
+
+GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
+ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
+PASSAGE = "gradcam passage"  # what a passage is called on the node that made the tensor, with the output's number
+FEWEST_TO_SIFT = 64  # handles; of those, the ones whose tensors are gone are dropped whenever as many again have come
+_openings = itertools.count()
+
+
+class Hooks:
+    """Hooks on modules, all removed when the context ends, however it ends.
+
+    Forward hooks act only in the thread that entered the context: several threads may run one model, each with hooks of
+    its own. Backward hooks do not filter, since on CUDA autograd calls them from threads of its own.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._thread: int | None = None
+        self._opening = 0  # which of all owners this is, in the order in which they were entered
+        self._most_handles = FEWEST_TO_SIFT
+
+    def __enter__(self) -> Hooks:
+        self._thread = threading.get_ident()
+        self._opening = next(_openings)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        self._thread = None
+        while self._handles:
+            self._handles.pop().remove()
+
+    def before_forward(self, module: nn.Module, function: PreHook) -> None:
+        """Call `function(module, args, kwargs)` before the module runs; what it returns replaces its arguments."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            refuse_compiling()
+            if threading.get_ident() != self._thread:
+                return None  # as below
+            (kwargs,) = rest
+            return function(module, args, kwargs)
+
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
+        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output.
+
+        `repeated` is called in its place where a backward pass repeats the run for a checkpoint, in whichever thread
+        autograd does that: on CUDA in one of its own.
+        """
+
+        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            refuse_compiling()
+            repeats = repeated is not None and is_backward_running()
+            if len(rest) < 2 or not (repeats or threading.get_ident() == self._thread):
+                # Also while the hook is half registered or half removed: another thread may then get (module, args,
+                # output) without the keyword arguments, because PyTorch keeps that flag in a second dictionary.
+                return None
+            kwargs, output = rest
+            return (repeated if repeated is not None and repeats else function)(module, args, kwargs, output)
+
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def after_backward(self, module: nn.Module, function: BackwardHook) -> None:
+        """Call `function(grad_output)` when the gradient at the module's outputs is there (a full backward hook)."""
+
+        self._handles.append(module.register_full_backward_hook(lambda module, grad_input, output: function(output)))
+
+    def at_gradient(self, tensor: Tensor, function: GradientHook) -> None:
+        """Call `function(gradient)` when the gradient of a tensor that requires one is there, before it flows on."""
+
+        def hook(gradient: Tensor) -> Tensor | None:
+            return function(gradient)
+
+        self._keep(tensor.register_hook(unserializable_hook(hook)))  # saving the tensor is no reason to warn
+
+    def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
+        """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with.
+
+        The pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
+        (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is as
+        without; only views and leaves go on as a clone, of whose uses it is the gradient.
+        """
+        passage, tensor = passage_of(tensor)
+        self._keep(passage.add_look(function))
+        return tensor
+
+    def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
+        """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
+        passage, tensor = passage_of(tensor)
+        self._keep(passage.add_edit(self._opening, function))
+        return tensor
+
+    def _keep(self, handle: RemovableHandle) -> None:
+        """Own a handle of something short-lived: of a whole epoch's tensors only those that are still there are kept."""
+        self._handles.append(handle)
+        if len(self._handles) > self._most_handles:
+            self._handles = [it for it in self._handles if it.hooks_dict_ref() is not None]
+            self._most_handles = max(FEWEST_TO_SIFT, 2 * len(self._handles))
+
+
+def is_backward_running() -> bool:
+    """In this thread: PyTorch itself tells checkpoints and hooks so."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def refuse_compiling() -> None:
+    """Raises `ModelError` while torch.compile traces, which then leaves these calls uncompiled where it may."""
+    if torch.compiler.is_compiling():
+        raise ModelError(
+            "Hooks cannot be part of a compiled function: run the model uncompiled while you look inside it."
+        )
+
+
+class Passage:
+    """What is done to the gradient that comes back to a tensor, where all of it has come together.
+
+    Edits sit on the tensor, as a hook of a user's own would: their order is that of registration, and `retain_grad()` shows
+    what they made. Looks sit behind all that, on the node that made the tensor, and see what flows on. What is done in
+    place to the tensor later makes it another node's: both stay where they are.
+    """
+
+    def __init__(self, tensor: Tensor, node: Node) -> None:
+        self._edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
+        self._looks: OrderedDict[int, GradientHook] = OrderedDict()
+        index = tensor.output_nr
+
+        def edit(gradient: Tensor | None) -> Tensor | None:
+            return self._edit(gradient) if self._edits and gradient is not None else None
+
+        def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            gradient = gradients[index]
+            if gradient is None or not self._looks:
+                return None
+            return (*gradients[:index], _through(list(self._looks.values()), gradient), *gradients[index + 1 :])
+
+        tensor.register_hook(unserializable_hook(edit))
+        node.register_prehook(look)
+
+    def add_edit(self, order: int, function: GradientHook) -> RemovableHandle:
+        handle = RemovableHandle(self._edits)
+        self._edits[handle.id] = (order, function)
+        return handle
+
+    def add_look(self, function: GradientHook) -> RemovableHandle:
+        handle = RemovableHandle(self._looks)
+        self._looks[handle.id] = function
+        return handle
+
+    def _edit(self, gradient: Tensor) -> Tensor:
+        # A block may give what its last part gave, which then has run first, whoever was registered first.
+        edits = sorted(self._edits.values(), key=lambda edit: edit[0])
+        return _through([function for _, function in edits], gradient)
+
+
+def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
+    """The passage of a tensor that requires gradients, and the tensor.
+
+    Views go on as a clone: what is done to them in place leaves their node out. So do leaves, which have none. A view that
+    nobody has looked at yet becomes its clone, for whoever has it by another name.
+    """
+    if tensor.grad_fn is None or tensor._is_view():
+        clone = tensor.clone()
+        if tensor.grad_fn is not None and can_exchange(tensor):
+            exchange(tensor, clone)
+        else:
+            tensor = clone
+    node: Any = tensor.grad_fn
+    key = f"{PASSAGE} {tensor.output_nr}"
+    passage = node.metadata.get(key)
+    if not isinstance(passage, Passage):
+        passage = node.metadata[key] = Passage(tensor, node)
+    return passage, tensor
+
+
+def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:
+    for function in functions:
+        replacement = function(gradient)
+        gradient = gradient if replacement is None else replacement
+    return gradient
 
 
 def is_owned(tensor: Tensor, module: nn.Module) -> bool:
@@ -93,195 +273,3 @@ class OtherWay:
         memory = self._memory()
         if memory is not None:
             memory.requires_grad = False
-
-
-GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
-
-PASSAGE = "gradcam passage"  # what a passage is called on the node that made the tensor, with the output's number
-
-
-class Passage:
-    """What is done to the gradient that comes back to a tensor, where all of it has come together.
-
-    Edits sit on the tensor, as a hook of a user's own would: their order is that of registration, and `retain_grad()` shows
-    what they made. Looks sit behind all that, on the node that made the tensor, and see what flows on. What is done in
-    place to the tensor later makes it another node's: both stay where they are.
-    """
-
-    def __init__(self, tensor: Tensor, node: Node) -> None:
-        self._edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
-        self._looks: OrderedDict[int, GradientHook] = OrderedDict()
-        index = tensor.output_nr
-
-        def edit(gradient: Tensor | None) -> Tensor | None:
-            return self._edit(gradient) if self._edits and gradient is not None else None
-
-        def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            gradient = gradients[index]
-            if gradient is None or not self._looks:
-                return None
-            return (*gradients[:index], _through(list(self._looks.values()), gradient), *gradients[index + 1 :])
-
-        tensor.register_hook(unserializable_hook(edit))
-        node.register_prehook(look)
-
-    def add_edit(self, order: int, function: GradientHook) -> RemovableHandle:
-        handle = RemovableHandle(self._edits)
-        self._edits[handle.id] = (order, function)
-        return handle
-
-    def add_look(self, function: GradientHook) -> RemovableHandle:
-        handle = RemovableHandle(self._looks)
-        self._looks[handle.id] = function
-        return handle
-
-    def _edit(self, gradient: Tensor) -> Tensor:
-        # A block may give what its last part gave, which then has run first, whoever was registered first.
-        edits = sorted(self._edits.values(), key=lambda edit: edit[0])
-        return _through([function for _, function in edits], gradient)
-
-
-def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
-    """The passage of a tensor that requires gradients, and the tensor.
-
-    Views go on as a clone: what is done to them in place leaves their node out. So do leaves, which have none. A view that
-    nobody has looked at yet becomes its clone, for whoever has it by another name.
-    """
-    if tensor.grad_fn is None or tensor._is_view():
-        clone = tensor.clone()
-        if tensor.grad_fn is not None and can_exchange(tensor):
-            exchange(tensor, clone)
-        else:
-            tensor = clone
-    node: Any = tensor.grad_fn
-    key = f"{PASSAGE} {tensor.output_nr}"
-    passage = node.metadata.get(key)
-    if not isinstance(passage, Passage):
-        passage = node.metadata[key] = Passage(tensor, node)
-    return passage, tensor
-
-
-def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:
-    for function in functions:
-        replacement = function(gradient)
-        gradient = gradient if replacement is None else replacement
-    return gradient
-
-
-ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
-PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
-
-FEWEST_TO_SIFT = 64  # handles; of those, the ones whose tensors are gone are dropped whenever as many again have come
-
-_openings = itertools.count()
-
-
-class Hooks:
-    """Hooks on modules, all removed when the context ends, however it ends.
-
-    Forward hooks act only in the thread that entered the context: several threads may run one model, each with hooks of
-    its own. Backward hooks do not filter, since on CUDA autograd calls them from threads of its own.
-    """
-
-    def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
-        self._thread: int | None = None
-        self._opening = 0  # which of all owners this is, in the order in which they were entered
-        self._most_handles = FEWEST_TO_SIFT
-
-    def __enter__(self) -> Hooks:
-        self._thread = threading.get_ident()
-        self._opening = next(_openings)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._thread = None
-        while self._handles:
-            self._handles.pop().remove()
-
-    def before_forward(self, module: nn.Module, function: PreHook) -> None:
-        """Call `function(module, args, kwargs)` before the module runs; what it returns replaces its arguments."""
-
-        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            refuse_compiling()
-            if threading.get_ident() != self._thread:
-                return None  # as below
-            (kwargs,) = rest
-            return function(module, args, kwargs)
-
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
-        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output.
-
-        `repeated` is called in its place where a backward pass repeats the run for a checkpoint, in whichever thread
-        autograd does that: on CUDA in one of its own.
-        """
-
-        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            refuse_compiling()
-            repeats = repeated is not None and is_backward_running()
-            if len(rest) < 2 or not (repeats or threading.get_ident() == self._thread):
-                # Also while the hook is half registered or half removed: another thread may then get (module, args,
-                # output) without the keyword arguments, because PyTorch keeps that flag in a second dictionary.
-                return None
-            kwargs, output = rest
-            return (repeated if repeated is not None and repeats else function)(module, args, kwargs, output)
-
-        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-
-    def after_backward(self, module: nn.Module, function: BackwardHook) -> None:
-        """Call `function(grad_output)` when the gradient at the module's outputs is there (a full backward hook)."""
-
-        def hook(module: nn.Module, grad_input: Any, grad_output: tuple[Tensor | None, ...]) -> None:
-            function(grad_output)
-
-        self._handles.append(module.register_full_backward_hook(hook))
-
-    def at_gradient(self, tensor: Tensor, function: GradientHook) -> None:
-        """Call `function(gradient)` when the gradient of a tensor that requires one is there, before it flows on."""
-
-        def hook(gradient: Tensor) -> Tensor | None:
-            return function(gradient)
-
-        self._keep(tensor.register_hook(unserializable_hook(hook)))  # saving the tensor is no reason to warn
-
-    def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
-        """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with.
-
-        The pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
-        (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is as
-        without; only views and leaves go on as a clone, of whose uses it is the gradient.
-        """
-        passage, tensor = passage_of(tensor)
-        self._keep(passage.add_look(function))
-        return tensor
-
-    def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
-        """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
-        passage, tensor = passage_of(tensor)
-        self._keep(passage.add_edit(self._opening, function))
-        return tensor
-
-    def _keep(self, handle: RemovableHandle) -> None:
-        """Own a handle of something short-lived: of a whole epoch's tensors only those that are still there are kept."""
-        self._handles.append(handle)
-        if len(self._handles) > self._most_handles:
-            self._handles = [it for it in self._handles if it.hooks_dict_ref() is not None]
-            self._most_handles = max(FEWEST_TO_SIFT, 2 * len(self._handles))
-
-
-def is_backward_running() -> bool:
-    """In this thread: PyTorch itself tells checkpoints and hooks so."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def refuse_compiling() -> None:
-    """Raises `ModelError` while torch.compile traces, which then leaves these calls uncompiled where it may."""
-    if torch.compiler.is_compiling():
-        raise ModelError(
-            "Hooks cannot be part of a compiled function: run the model uncompiled while you look inside it."
-        )

@@ -1,17 +1,20 @@
-"""How much memory a model's run takes: the bytes of the tensors that are alive at once."""
+"""The memory that a model's run takes: how much it is, and smaller parts where it is not there."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcam.hooks.nested import tensors
+
+Result = TypeVar("Result")
 
 # How PyTorch and its libraries say it in a RuntimeError.
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "_ALLOC_FAILED")
@@ -22,6 +25,42 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(part.lower() in str(error).lower() for part in NO_MEMORY)
+
+
+class Halving:
+    """Work in parts that fit into memory: once one did not, the parts are half as large from then on.
+
+    `largest`: how many items a part has at most. `tell(count, largest)` is called where so many did not fit, with the
+    new one.
+    """
+
+    def __init__(self, largest: int, tell: Callable[[int, int], None] = lambda count, largest: None) -> None:
+        self.largest = largest
+        self._tell = tell
+
+    def run(self, work: Callable[[Any], Result], whole: Sequence[Any] | Tensor) -> Iterator[Result]:
+        """What `work` gives for one part after another; its errors come through, also of a single item without room."""
+        start = 0
+        while start < len(whole):
+            part = whole[start : start + self.largest]
+            try:
+                result = work(part)
+            except Exception as error:
+                if len(part) == 1 or not is_out_of_memory(error):
+                    raise
+            else:
+                yield result
+                start += len(part)
+                continue
+            free_memory()  # outside of the handler: the error's traceback keeps tensors alive
+            self.largest = len(part) // 2
+            self._tell(len(part), self.largest)
+
+
+def free_memory() -> None:
+    """Give back to the device what nothing refers to any more."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where there is no CUDA
 
 
 class _Span:

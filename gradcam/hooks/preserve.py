@@ -27,71 +27,6 @@ from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import tensors
 
 Values = list[tuple[Tensor, Tensor]]  # a buffer, and a copy of it
-
-
-def keep_buffers(module: nn.Module) -> Values:
-    """The module's own buffers, with their values."""
-    return [
-        (buffer, buffer.detach().clone())
-        for buffer in module._buffers.values()
-        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta and not buffer.is_nested
-    ]
-
-
-def restore_buffers(kept: Values) -> None:
-    """Write back the values of those that were changed in place, and take them out of the graph of what was written.
-
-    A tensor that took another's place is left: it is a cache as a rule, and its module remembers elsewhere what it is for.
-    """
-    for buffer, copy in kept:
-        if buffer.grad_fn is not None and not buffer._is_view():
-            buffer.detach_()
-        is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
-        if is_same_kind and not _is_equal(buffer, copy):
-            with contextlib.suppress(RuntimeError), torch.no_grad():  # an expanded tensor shares its memory with itself
-                buffer.copy_(copy)
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """By value, since the kernels of observers do not count up a tensor's version; NaN equals NaN."""
-    try:
-        return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
-    except (RuntimeError, NotImplementedError):  # kinds of numbers that PyTorch stores and cannot compare
-        return True
-
-
-class _Modes(threading.local):
-    """The grad modes that the open contexts of this thread found, the outermost first."""
-
-    def __init__(self) -> None:
-        self.found: list[list[bool]] = []
-
-
-_modes = _Modes()
-
-
-@contextlib.contextmanager
-def recording_off() -> Iterator[None]:
-    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
-
-    `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
-    would restore what the outer had set, for good.
-    """
-    found = _modes.found
-    mode = [torch.is_grad_enabled()]
-    found.append(mode)
-    torch.set_grad_enabled(False)
-    try:
-        yield
-    finally:
-        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
-        if inner is None:
-            torch.set_grad_enabled(mode[0])
-        else:  # it ends later, and then restores what this one found
-            inner[0] = mode[0]
-        found[:] = [other for other in found if other is not mode]
-
-
 STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
 IN_FLOATS = (
     "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
@@ -100,35 +35,31 @@ IN_FLOATS = (
 
 
 @contextlib.contextmanager
-def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Dynamically quantised linear layers among these keep their values, and get the gradient of the layer they round.
+def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards.
 
-    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the straight-through
-    estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead.
+    Gives its modules, each once.
     """
-    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
-    kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
-    with Hooks() as hooks:
-        for module in modules if kinds else ():
-            if type(module) in kinds:
-                hooks.after_forward(module, _attach_gradient)
-        yield
+    modules = _walk(model)
+    kept = (evaluation_mode, unchanged_buffers, eager_mode, _random_state, straight_through)
+    with _known_here(), torch.inference_mode(False), contextlib.ExitStack() as stack:
+        for context in kept:
+            stack.enter_context(context(modules))
+        yield modules
 
 
-def is_in_8_bits(values: Any) -> bool:
-    """Whether a tensor among these values, or one that a module among them computes, is quantised."""
-    if isinstance(values, nn.Module):
-        return any(type(module).__module__.startswith(STATIC) for module in values.modules())
-    return any(tensor.is_quantized for tensor in tensors(values))
+def _walk(model: nn.Module) -> list[nn.Module]:
+    """All modules, each once: as `model.modules()`, in an order of its own and a quarter of the time.
 
-
-def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    (inputs,) = (*args, *kwargs.values())
-    if not (torch.is_grad_enabled() and inputs.requires_grad):
-        return None
-    # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
-    unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
-    return output.detach() + (unrounded - unrounded.detach())
+    On a small network those generators, one inside another, take as long as a layer.
+    """
+    found, seen = [model], {model}
+    for module in found:  # which grows on the way
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
 
 
 _lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
@@ -136,14 +67,6 @@ _lock = threading.RLock()  # an abandoned context may be collected, and end, whi
 
 class _Holder:
     """One explanation. It is held weakly: one that was interrupted before it could let go is forgotten with its frame."""
-
-
-class _Kept:
-    """What a module had, and the explanations that will have it put back."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
 class _Here(threading.local):
@@ -154,76 +77,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-
-_Register = weakref.WeakKeyDictionary[nn.Module, _Kept]
-_flags: _Register = weakref.WeakKeyDictionary()
-_buffers: _Register = weakref.WeakKeyDictionary()
-
-
-class _Mode:
-    """A mode of the whole process that explanations share: entered by the first, left by the last, in whichever thread."""
-
-    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
-        self._enter = enter  # gives what leaves it again
-        self._leave: list[Callable[[], None]] = []  # one at most
-        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        holder = _Holder()
-        try:
-            with _lock:
-                self._holders.add(holder)
-                if not self._leave:
-                    self._leave.append(self._enter())
-            yield
-        finally:
-            with _lock:
-                self._holders.discard(holder)
-                if self._leave and not self._holders:
-                    self._leave.pop()()
-
-
-def _run_eagerly() -> Callable[[], None]:
-    stance = torch.compiler.set_stance("force_eager")
-    return lambda: stance.__exit__(None, None, None)
-
-
-def _without_fused_attention() -> Callable[[], None]:
-    kinds = torch.backends.cuda  # of the processor's kernels too, in spite of the name
-    enabled = (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.cudnn_sdp_enabled())
-    plain = kinds.math_sdp_enabled()
-
-    def switch(flash: bool, memory_efficient: bool, cudnn: bool, plain: bool) -> None:
-        kinds.enable_flash_sdp(flash)
-        kinds.enable_mem_efficient_sdp(memory_efficient)
-        kinds.enable_cudnn_sdp(cudnn)
-        kinds.enable_math_sdp(plain)
-
-    switch(False, False, False, True)
-    return lambda: switch(*enabled, plain)
-
-
-_eager = _Mode(_run_eagerly)
-_plain_attention = _Mode(_without_fused_attention)
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards.
-
-    Gives its modules, each once.
-    """
-    modules = _walk(model)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_known_here())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(evaluation_mode(modules))
-        stack.enter_context(unchanged_buffers(modules))
-        stack.enter_context(eager_mode(modules))
-        stack.enter_context(_random_state(modules))
-        stack.enter_context(straight_through(modules))
-        yield modules
 
 
 def is_undisturbed() -> bool:
@@ -247,18 +100,17 @@ def _known_here() -> Iterator[None]:
         holders.discard(holder)
 
 
-def _walk(model: nn.Module) -> list[nn.Module]:
-    """All modules, each once: as `model.modules()`, in an order of its own and a quarter of the time.
+class _Kept:
+    """What a module had, and the explanations that will have it put back."""
 
-    On a small network those generators, one inside another, take as long as a layer.
-    """
-    found, seen = [model], {model}
-    for module in found:  # which grows on the way
-        for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                found.append(child)
-    return found
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+_Register = weakref.WeakKeyDictionary[nn.Module, _Kept]
+_flags: _Register = weakref.WeakKeyDictionary()
+_buffers: _Register = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -335,10 +187,89 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
     return sum(it._version for it in parameters if it is not None and not it.is_inference())
 
 
+def keep_buffers(module: nn.Module) -> Values:
+    """The module's own buffers, with their values."""
+    return [
+        (buffer, buffer.detach().clone())
+        for buffer in module._buffers.values()
+        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta and not buffer.is_nested
+    ]
+
+
+def restore_buffers(kept: Values) -> None:
+    """Write back the values of those that were changed in place, and take them out of the graph of what was written.
+
+    A tensor that took another's place is left: it is a cache as a rule, and its module remembers elsewhere what it is for.
+    """
+    for buffer, copy in kept:
+        if buffer.grad_fn is not None and not buffer._is_view():
+            buffer.detach_()
+        is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
+        if is_same_kind and not _is_equal(buffer, copy):
+            with contextlib.suppress(RuntimeError), torch.no_grad():  # an expanded tensor shares its memory with itself
+                buffer.copy_(copy)
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """By value, since the kernels of observers do not count up a tensor's version; NaN equals NaN."""
+    try:
+        return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
+    except (RuntimeError, NotImplementedError):  # kinds of numbers that PyTorch stores and cannot compare
+        return True
+
+
+class _Mode:
+    """A mode of the whole process that explanations share: entered by the first, left by the last, in whichever thread."""
+
+    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
+        self._enter = enter  # gives what leaves it again
+        self._leave: list[Callable[[], None]] = []  # one at most
+        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        holder = _Holder()
+        try:
+            with _lock:
+                self._holders.add(holder)
+                if not self._leave:
+                    self._leave.append(self._enter())
+            yield
+        finally:
+            with _lock:
+                self._holders.discard(holder)
+                if self._leave and not self._holders:
+                    self._leave.pop()()
+
+
+def _run_eagerly() -> Callable[[], None]:
+    stance = torch.compiler.set_stance("force_eager")
+    return lambda: stance.__exit__(None, None, None)
+
+
+def _without_fused_attention() -> Callable[[], None]:
+    kinds = torch.backends.cuda  # of the processor's kernels too, in spite of the name
+    enabled = (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.cudnn_sdp_enabled())
+    plain = kinds.math_sdp_enabled()
+
+    def switch(flash: bool, memory_efficient: bool, cudnn: bool, plain: bool) -> None:
+        kinds.enable_flash_sdp(flash)
+        kinds.enable_mem_efficient_sdp(memory_efficient)
+        kinds.enable_cudnn_sdp(cudnn)
+        kinds.enable_math_sdp(plain)
+
+    switch(False, False, False, True)
+    return lambda: switch(*enabled, plain)
+
+
+_eager, _plain_attention = _Mode(_run_eagerly), _Mode(_without_fused_attention)
+
+
 @contextlib.contextmanager
 def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
-    if "torch._dynamo" not in sys.modules or not _compiled_among(modules):
+    is_compiled = (it._compiled_call_impl is not None or "_orig_mod" in it._modules for it in modules)
+    if "torch._dynamo" not in sys.modules or not any(is_compiled):
         yield  # no stance without need: it holds in all threads, and would slow them down
         return
     with _eager.held():
@@ -348,10 +279,6 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 def plain_attention() -> AbstractContextManager[None]:
     """Attention from plain products and a softmax, which can be differentiated more than once, as the fused kinds cannot."""
     return _plain_attention.held()
-
-
-def _compiled_among(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    return [it for it in modules if it._compiled_call_impl is not None or "_orig_mod" in it._modules]
 
 
 @contextlib.contextmanager
@@ -374,3 +301,67 @@ def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
     parameters = (it for module in modules for it in module._parameters.values() if it is not None)
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
+
+
+@contextlib.contextmanager
+def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Dynamically quantised linear layers among these keep their values, and get the gradient of the layer they round.
+
+    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the straight-through
+    estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead.
+    """
+    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
+    kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
+    with Hooks() as hooks:
+        for module in modules if kinds else ():
+            if type(module) in kinds:
+                hooks.after_forward(module, _attach_gradient)
+        yield
+
+
+def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    (inputs,) = (*args, *kwargs.values())
+    if not (torch.is_grad_enabled() and inputs.requires_grad):
+        return None
+    # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
+    unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
+    return output.detach() + (unrounded - unrounded.detach())
+
+
+def is_in_8_bits(values: Any) -> bool:
+    """Whether a tensor among these values, or one that a module among them computes, is quantised."""
+    if isinstance(values, nn.Module):
+        return any(type(module).__module__.startswith(STATIC) for module in values.modules())
+    return any(tensor.is_quantized for tensor in tensors(values))
+
+
+class _Modes(threading.local):
+    """The grad modes that the open contexts of this thread found, the outermost first."""
+
+    def __init__(self) -> None:
+        self.found: list[list[bool]] = []
+
+
+_modes = _Modes()
+
+
+@contextlib.contextmanager
+def recording_off() -> Iterator[None]:
+    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
+
+    `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
+    would restore what the outer had set, for good.
+    """
+    found = _modes.found
+    mode = [torch.is_grad_enabled()]
+    found.append(mode)
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
+        if inner is None:
+            torch.set_grad_enabled(mode[0])
+        else:  # it ends later, and then restores what this one found
+            inner[0] = mode[0]
+        found[:] = [other for other in found if other is not mode]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,11 +71,8 @@ class TargetLayer:
                 "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() there, "
                 "or gradcam.explain(), which leaves that mode by itself."
             )
-        if (
-            torch.is_grad_enabled()
-            and self._module.training
-            and any(it.requires_grad for it in self._module.parameters())
-        ):
+        is_training = torch.is_grad_enabled() and self._module.training
+        if is_training and any(it.requires_grad for it in self._module.parameters()):
             warn(
                 f"Layer '{self.name}' is in training mode, and nothing before it is recorded: a loss computed here trains "
                 "only what is behind it. Call model.eval() to explain; gradcam.inspection.record() looks at training."
@@ -92,9 +88,7 @@ class TargetLayer:
             self._context = context.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
         context, self._context = self._context, None
         if context is not None:
             context.close()
@@ -130,9 +124,7 @@ class TargetLayer:
                 )
             if self._is_in_8_bits:
                 raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
-            raise LayerError(
-                f"Layer '{self.name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
-            )
+            raise no_floating_tensor([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
             if version_of(tensor) != version:
                 raise LayerError(
@@ -293,6 +285,13 @@ def _may_be_watched(memory: Tensor, module: nn.Module, output: Any) -> bool:
     """Whether it is of this pass alone: nothing that the layer keeps, and nothing else that it gave is another view."""
     is_kept = memory.requires_grad or not memory.is_leaf or isinstance(memory, nn.Parameter)
     return not (is_kept or _shares_storage(memory, [*module.buffers(), *floating_by_keys(output).values()]))
+
+
+def no_floating_tensor(layers: Iterable[str]) -> LayerError:
+    """The error for layers whose output holds nothing that a gradient can be taken at."""
+    return LayerError(
+        f"Layer {join_names(layers)} gave no floating-point tensor: choose a layer whose output is one, or holds one."
+    )
 
 
 def refuse_vmap(tensor: Tensor) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
 from gradcam.images.opencv import cv2
-from gradcam.images.read import PictureLike, Pixels, Region, flip_colours, read_image, to_numpy
+from gradcam.images.read import PictureLike, Pixels, Region, crop, flip_colours, read_image, to_numpy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,14 +57,16 @@ def overlay(
     # everything cold, and hide small objects and the picture with them.
     picture = read_image(image)
     height, width = picture.shape[:2]
-    top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
+    region = top, left, rows, columns = _check_region(
+        (0, 0, height, width) if region is None else region, height, width
+    )
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(heatmap, rows, columns, signed=signed)
     colours, opacity = _blending(colormap, signed=signed)
     opacity = float(alpha) * opacity
     result = np.array(picture)
-    seen = result[top : top + rows, left : left + columns]
+    seen = crop(result, region)
     _blend(seen, levels, colours * opacity, 1 - opacity)
     if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
         _draw_outline(seen, [top > 0, left > 0, top + rows < height, left + columns < width])
@@ -97,7 +99,8 @@ def sheet(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
 def stack(strips: Sequence[Pixels]) -> Pixels:
     """Pictures one below another, with white between them, and to the right of those that are not as wide."""
     width = max(strip.shape[1] for strip in strips)
-    return _join([_pad(strip, width) for strip in strips], axis=0)
+    wide = [np.pad(it, ((0, 0), (0, width - it.shape[1]), (0, 0)), constant_values=255) for it in strips]
+    return _join(wide, axis=0)
 
 
 def find_colormap(name: str) -> int:
@@ -155,9 +158,8 @@ def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signe
         raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
     if not (values.min() >= lowest - 1e-4 and values.max() <= 1 + 1e-4):  # NaN fails both
         hint = "" if signed or not values.min() < 0 else " (-1 to 1 with signed=True)"
-        raise ImageError(
-            f"The heatmap has values from {values.min():.4g} to {values.max():.4g}, expected {lowest} to 1{hint}."
-        )
+        found = f"values from {values.min():.4g} to {values.max():.4g}"
+        raise ImageError(f"The heatmap has {found}, expected {lowest} to 1{hint}.")
     levels = _stretch(values, rows, columns)
     if signed:  # each sign by itself: interpolation would give a rim of the other one
         levels -= _stretch(-values, rows, columns)
@@ -170,10 +172,7 @@ def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signe
 
 def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float32]:
     """What is positive of a heatmap, at this size: a new array."""
-    shrinks = rows <= values.shape[0] and columns <= values.shape[1]
-    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
-    positive = np.clip(values, 0, 1).astype(np.float32)
-    resized = np.asarray(cv2.resize(positive, (columns, rows), interpolation=interpolation), np.float32)
+    resized = resize(np.clip(values, 0, 1).astype(np.float32), rows, columns)
     return np.clip(resized, 0, 1, out=resized)
 
 
@@ -197,13 +196,14 @@ def _check_region(region: Region, height: int, width: int) -> Region:
 
 def scale(picture: Pixels, height: int) -> Pixels:
     """A picture at another height, in pixels, with its own aspect."""
-    width = max(1, round(picture.shape[1] * height / picture.shape[0]))
-    interpolation = cv2.INTER_AREA if height < picture.shape[0] else cv2.INTER_CUBIC
-    return np.asarray(cv2.resize(picture, (width, height), interpolation=interpolation), dtype=np.uint8)
+    return resize(picture, height, max(1, round(picture.shape[1] * height / picture.shape[0])))
 
 
-def _pad(strip: Pixels, width: int) -> Pixels:
-    return np.pad(strip, ((0, 0), (0, width - strip.shape[1]), (0, 0)), constant_values=255)
+def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
+    """Values (H,W) or (H,W,C) at another size, in their own kind: each the mean of what it covers where all is shrunk."""
+    shrinks = rows <= values.shape[0] and columns <= values.shape[1]
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
+    return np.asarray(cv2.resize(values, (columns, rows), interpolation=interpolation))
 
 
 def _join(pictures: Sequence[Pixels], axis: int) -> Pixels:

@@ -1,4 +1,4 @@
-"""Names of files: which ones are pictures, and what results are called."""
+"""Files that people name: opened without waiting, written whole or not at all; what results are called; URLs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,20 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 LARGEST = 2**32  # bytes of a text, such as a list or annotations; more would only fill the memory
+BLOCK = 2**20  # bytes that are read at once
 KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
 UNFINISHED = ".gradcam-{}.tmp"  # a dot, and no suffix of a picture: nobody takes it for one
+WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
+READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
+LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
+LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
+LONGEST_CHARACTER = 4  # bytes
+# Two letters at least: one is a drive. "simplecache::s3://" is a chain of fsspec's; a file may be called "a::b.jpg".
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
+LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 class NotAFileError(OSError):
@@ -81,9 +91,6 @@ def replacing(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
         raise
 
 
-BLOCK = 2**20  # bytes
-
-
 def hash_file(file: Path) -> str:
     """The SHA-256 of what is in it, in hexadecimal digits. Raises `OSError`."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
@@ -91,14 +98,6 @@ def hash_file(file: Path) -> str:
         while count := content.readinto(block):
             digest.update(block[:count])
     return digest.hexdigest()
-
-
-WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
-READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
-READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
-LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
-LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
-LONGEST_CHARACTER = 4  # bytes
 
 
 def overlay_name(
@@ -112,16 +111,9 @@ def overlay_name(
     suffix: str = ".png",
 ) -> str:
     """`<stem>-<method><suffix>`, with `-<index>-<label>`, `-<layer>` and `-<evidence>` where they are given."""
-    parts = [method]
-    if index is not None:
-        parts.append(str(index))
-    if label is not None:
-        parts.append(to_plain(label))
-    if layer is not None:
-        parts.append(to_plain(layer))
-    if evidence is not None:
-        parts.append(evidence)
-    return join_name(stem, "-" + "-".join(parts) + suffix)
+    plain = (None if text is None else to_plain(text) for text in (label, layer))
+    parts = [method, index, *plain, evidence]
+    return join_name(stem, "".join(f"-{part}" for part in parts if part is not None) + suffix)
 
 
 def join_name(stem: str, ending: str) -> str:
@@ -179,11 +171,6 @@ def _keys(path: Path) -> set[str]:
 def is_called_after(name: str, stem: str) -> bool:
     """Whether a result of that stem can have this name; of one that was cut that is not known."""
     return name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > LONGEST_NAME - LONGEST_CHARACTER
-
-
-# Two letters at least: one is a drive. "simplecache::s3://" is a chain of fsspec's; a file may be called "a::b.jpg".
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
-LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 def is_url(text: str) -> bool:

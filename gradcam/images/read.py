@@ -1,4 +1,4 @@
-"""Pictures from files to RGB arrays and back: the only place where pixels are read or written."""
+"""Pictures from files, bytes, arrays and tensors to RGB arrays: the only place where pixels are read."""
 
 from __future__ import annotations
 
@@ -17,97 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from gradcam.errors import ImageError, shorten
-from gradcam.images.files import WRITE_SUFFIXES, open_file, write_whole
+from gradcam.images.files import is_url, open_file
 from gradcam.options import MAX_PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-FULL = {"uint8": 255, "uint16": 65535}  # integers with a scale of their own; 32 bits and signed ones have none
-
-
-STRIP = 2**18  # pixels that are worked on at once, so that what is computed of them takes no memory to speak of
-
-
-def in_strips(height: int, width: int) -> Iterator[slice]:
-    """The rows of a picture, a strip after another."""
-    rows = max(1, STRIP // width)
-    return (slice(top, top + rows) for top in range(0, height, rows))
-
-
-def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Values (H,W), or of three channels, as RGB uint8 (H,W,3): by the range of their kind, not of the picture.
-
-    Of floats that is the least of 0 to 1, 255 and 65535 that holds them. What is NaN, or below zero, is black.
-    """
-    if values.dtype != np.uint8:
-        values = _stretch(values, 0, _find_full(values), _find_largest(values))
-    return np.repeat(values[..., None], 3, axis=2) if values.ndim == 2 else values
-
-
-def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
-    """Values (H,W) or (H,W,C) as a picture, RGB uint8 (H,W,3), and a note where it is not shown as `to_8_bits` does.
-
-    Where they use less than half of their kind's range, or less than zero, they are shown from the least to the largest.
-    """
-    # Not from one percentile to another, as many viewers do: the few brightest pixels may be what the model looked at.
-    seen, note = _choose_channels(values)
-    if seen.dtype == np.uint8:
-        return to_8_bits(seen), note
-    is_finite = _is_finite(seen)
-    if not np.any(is_finite):
-        return to_8_bits(seen), note
-    low, high = (seen.min(where=is_finite, initial=_end(seen, 1)), seen.max(where=is_finite, initial=_end(seen, -1)))
-    low, high, full = low.item(), high.item(), _find_full(seen)
-    if low == high or (low >= 0 and high - low >= full / 2):
-        return to_8_bits(seen), note
-    of = f" of {full}" if seen.dtype.name in FULL else ""
-    notes = [*([note] if note else []), f"shown from {low:.6g} to {high:.6g}{of}"]
-    return to_8_bits(_stretch(seen, low, high, high)), "; ".join(notes)
-
-
-def _is_finite(values: NDArray[Any]) -> Any:
-    """True where they are; of integers, once for all."""
-    return np.isfinite(values) if values.dtype.kind == "f" else np.True_
-
-
-def _end(values: NDArray[Any], sign: int) -> float | int:
-    """The end of their kind's range."""
-    if values.dtype.kind == "f":
-        return sign * math.inf
-    return int(np.iinfo(values.dtype).max if sign > 0 else np.iinfo(values.dtype).min)
-
-
-def _find_largest(values: NDArray[Any]) -> float:
-    """The largest of the values that are finite, zero at least."""
-    return float(values.max(where=_is_finite(values), initial=0))
-
-
-def _find_full(values: NDArray[Any]) -> float:
-    """What is white."""
-    largest = _find_largest(values)
-    ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
-    return next((full for full in ranges if largest <= full), largest)
-
-
-def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> NDArray[np.uint8]:
-    """From `low` to `high` as from 0 to 255. NaN is as low, and what is infinite as low or as large as the others."""
-    result = np.empty(values.shape, np.uint8)
-    for rows in in_strips(*values.shape[:2]):
-        part = np.nan_to_num(values[rows].astype(np.float64), nan=low, posinf=largest, neginf=low)
-        result[rows] = np.round(255 * np.clip((part - low) / (high - low), 0, 1))
-    return result
-
-
-def _choose_channels(values: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
-    """One channel or three of them, and a note where there are more."""
-    channels = 1 if values.ndim == 2 else values.shape[2]
-    if values.ndim == 2 or channels == 3:
-        return values, None
-    if channels < 3:
-        return values[..., 0], None if channels == 1 else "shown is channel 1 of 2"
-    return values[..., :3], f"shown are channels 1 to 3 of {channels}"
 
 
 class OpenFile(Protocol):
@@ -131,6 +45,8 @@ ORIENTATION = 0x0112  # of EXIF
 BUDGET = 2**30  # bytes that reading one picture may take: 150 million pixels of 8 bits in RGB, 60 million of 16
 DEEP, GREY = 13, 7  # bytes of each pixel in our arrays, where there are 16 bits a channel; and of deep grey values
 DECODERS = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}  # bytes of each pixel that they hold beside Pillow's own
+FULL = {"uint8": 255, "uint16": 65535}  # integers with a scale of their own; 32 bits and signed ones have none
+STRIP = 2**18  # pixels that are worked on at once, so that what is computed of them takes no memory to speak of
 
 
 def read_image(picture: PictureLike) -> Pixels:
@@ -244,12 +160,8 @@ def to_content(picture: Any) -> tuple[Path, Given | None]:
             return Path(str(picture)), picture.read_bytes()
     if not isinstance(picture, (str, os.PathLike)):
         raise ImageError(f"The picture is {shorten(picture)}, expected {FORMS}.")
-    text = os.fsdecode(picture)
-    if "://" in text:
-        from gradcam.images.files import is_url  # for a URL alone: it imports much
-
-        if is_url(text):
-            raise ImageError(f"{text}: is a URL, which gradcam.explain_files reads: here give a file, or its bytes")
+    if is_url(text := os.fsdecode(picture)):
+        raise ImageError(f"{text}: is a URL, which gradcam.explain_files reads: here give a file, or its bytes")
     return to_path(picture), None
 
 
@@ -431,11 +343,8 @@ def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, ours: int) -> None
         decoder = 6  # the coefficients of all three colours
     tile = 0
     if isinstance(image, TiffImagePlugin.TiffImageFile):  # of which a tile may be larger than the picture
-        tile = (
-            4
-            * int(image.tag_v2.get(TiffImagePlugin.TILEWIDTH, 0))
-            * int(image.tag_v2.get(TiffImagePlugin.TILELENGTH, 0))
-        )
+        sides = (image.tag_v2.get(side, 0) for side in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
+        tile = 4 * math.prod(map(int, sides))
     is_held = ours == DEEP or image.format in ("WEBP", "AVIF", "JPEG2000")
     check_memory(*image.size, own + max(decoder, ours), tile + (find_size(file) if is_held else 0))
 
@@ -550,67 +459,78 @@ def _lay_down(upright: NDArray[Any], turn: int) -> NDArray[Any]:
     return turned.swapaxes(0, 1) if turn >= 5 else turned
 
 
-def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
-    """Write an RGB picture, uint8 (H,W,3), in the format of the path's suffix; JPEG and WebP at quality 95.
+def in_strips(height: int, width: int) -> Iterator[slice]:
+    """The rows of a picture, a strip after another."""
+    rows = max(1, STRIP // width)
+    return (slice(top, top + rows) for top in range(0, height, rows))
 
-    It is written under another name in the same folder and renamed, so that what has this name is always whole.
-    Raises `ImageError`, naming the file, where it cannot be written.
+
+def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Values (H,W), or of three channels, as RGB uint8 (H,W,3): by the range of their kind, not of the picture.
+
+    Of floats that is the least of 0 to 1, 255 and 65535 that holds them. What is NaN, or below zero, is black.
     """
-    path = to_path(path)
-    image = check_pixels(image)
-    suffix = path.suffix.lower()
-    if suffix not in WRITE_SUFFIXES:
-        raise ImageError(
-            f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes"
-        )
-    with blaming_writer(path):
-        write_whole(path, encode_image(image, suffix))
+    if values.dtype != np.uint8:
+        values = _stretch(values, 0, _find_full(values), _find_largest(values))
+    return np.repeat(values[..., None], 3, axis=2) if values.ndim == 2 else values
 
 
-@contextlib.contextmanager
-def blaming_writer(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with writing a file becomes an `ImageError` that names it."""
-    try:
-        yield
-    except (OSError, ImageError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ImageError(f"{path}: cannot be written ({reason})") from error
+def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
+    """Values (H,W) or (H,W,C) as a picture, RGB uint8 (H,W,3), and a note where it is not shown as `to_8_bits` does.
 
-
-def encode_png(image: Pixels) -> bytes:
-    """An RGB picture as the bytes of a PNG file."""
-    return encode_image(check_pixels(image), ".png")
-
-
-def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
-    """An RGB picture, uint8 (H,W,3), as the bytes of a file with this suffix; `quality`, 1 to 100, is of JPEG and WebP.
-
-    Raises `ImageError` where it does not fit into the format.
+    Where they use less than half of their kind's range, or less than zero, they are shown from the least to the largest.
     """
-    from gradcam.images.opencv import cv2
+    # Not from one percentile to another, as many viewers do: the few brightest pixels may be what the model looked at.
+    seen, note = _choose_channels(values)
+    if seen.dtype == np.uint8:
+        return to_8_bits(seen), note
+    is_finite, kind = _is_finite(seen), np.finfo if seen.dtype.kind == "f" else np.iinfo
+    if not np.any(is_finite):
+        return to_8_bits(seen), note
+    ends: Any = kind(seen.dtype)
+    low, high = seen.min(where=is_finite, initial=ends.max).item(), seen.max(where=is_finite, initial=ends.min).item()
+    full = _find_full(seen)
+    if low == high or (low >= 0 and high - low >= full / 2):
+        return to_8_bits(seen), note
+    of = f" of {full}" if seen.dtype.name in FULL else ""
+    notes = filter(None, (note, f"shown from {low:.6g} to {high:.6g}{of}"))
+    return to_8_bits(_stretch(seen, low, high, high)), "; ".join(notes)
 
-    flags = {".webp": cv2.IMWRITE_WEBP_QUALITY, ".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY}
-    options = [flags[suffix], quality] if suffix in flags else []
-    with contextlib.suppress(cv2.error):
-        encoded, data = cv2.imencode(suffix, flip_colours(image), options)
-        if encoded:
-            return data.tobytes()
-    # The sides of a WebP end at 16383 pixels, those of a JPEG at 65500.
-    raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
+
+def _is_finite(values: NDArray[Any]) -> Any:
+    """True where they are; of integers, once for all."""
+    return np.isfinite(values) if values.dtype.kind == "f" else np.True_
 
 
-def check_pixels(image: Any) -> Pixels:
-    """`image`, if it is RGB, uint8 (H,W,3), with at least one pixel; otherwise raises `ImageError`."""
-    if (
-        not isinstance(image, np.ndarray)
-        or image.dtype != np.uint8
-        or image.ndim != 3
-        or image.shape[2] != 3
-        or image.size == 0
-    ):
-        what = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise ImageError(f"The picture is {what}, expected an RGB array: uint8 (H,W,3) with values from 0 to 255.")
-    return image
+def _find_largest(values: NDArray[Any]) -> float:
+    """The largest of the values that are finite, zero at least."""
+    return float(values.max(where=_is_finite(values), initial=0))
+
+
+def _find_full(values: NDArray[Any]) -> float:
+    """What is white."""
+    largest = _find_largest(values)
+    ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
+    return next((full for full in ranges if largest <= full), largest)
+
+
+def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> NDArray[np.uint8]:
+    """From `low` to `high` as from 0 to 255. NaN is as low, and what is infinite as low or as large as the others."""
+    result = np.empty(values.shape, np.uint8)
+    for rows in in_strips(*values.shape[:2]):
+        part = np.nan_to_num(values[rows].astype(np.float64), nan=low, posinf=largest, neginf=low)
+        result[rows] = np.round(255 * np.clip((part - low) / (high - low), 0, 1))
+    return result
+
+
+def _choose_channels(values: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
+    """One channel or three of them, and a note where there are more."""
+    channels = 1 if values.ndim == 2 else values.shape[2]
+    if values.ndim == 2 or channels == 3:
+        return values, None
+    if channels < 3:
+        return values[..., 0], None if channels == 1 else "shown is channel 1 of 2"
+    return values[..., :3], f"shown are channels 1 to 3 of {channels}"
 
 
 def flip_colours(image: NDArray[Any]) -> NDArray[Any]:
@@ -618,3 +538,9 @@ def flip_colours(image: NDArray[Any]) -> NDArray[Any]:
     from gradcam.images.opencv import cv2
 
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))  # many times faster than NumPy's [..., ::-1]
+
+
+def crop(picture: NDArray[Any], region: Region) -> NDArray[Any]:
+    """The pixels (H,W,...) that lie in a region, such as the one that the network saw: a view of them."""
+    top, left, height, width = region
+    return picture[top : top + height, left : left + width]

@@ -1,23 +1,82 @@
-"""Results as NumPy keeps them: all of one in an `.npz` file, a single map of it in an `.npy` file."""
+"""Pictures to files: the only place where pixels are written; and results as NumPy keeps them, in `.npz` and `.npy`."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradcam.errors import ImageError
 from gradcam.images.files import WRITE_SUFFIXES, write_whole
-from gradcam.images.read import blaming_writer, to_numpy, to_path
+from gradcam.images.read import Pixels, describe_array, flip_colours, to_numpy, to_path
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 SUFFIXES = (".npz", ".npy")
+
+
+def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
+    """Write an RGB picture, uint8 (H,W,3), in the format of the path's suffix; JPEG and WebP at quality 95.
+
+    It is written under another name in the same folder and renamed, so that what has this name is always whole.
+    Raises `ImageError`, naming the file, where it cannot be written.
+    """
+    path = to_path(path)
+    image = check_pixels(image)
+    suffix = path.suffix.lower()
+    if suffix not in WRITE_SUFFIXES:
+        raise ImageError(
+            f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes"
+        )
+    with blaming_writer(path):
+        write_whole(path, encode_image(image, suffix))
+
+
+@contextlib.contextmanager
+def blaming_writer(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with writing a file becomes an `ImageError` that names it."""
+    try:
+        yield
+    except (OSError, ImageError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ImageError(f"{path}: cannot be written ({reason})") from error
+
+
+def encode_png(image: Pixels) -> bytes:
+    """An RGB picture as the bytes of a PNG file."""
+    return encode_image(check_pixels(image), ".png")
+
+
+def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
+    """An RGB picture, uint8 (H,W,3), as the bytes of a file with this suffix; `quality`, 1 to 100, is of JPEG and WebP.
+
+    Raises `ImageError` where it does not fit into the format.
+    """
+    from gradcam.images.opencv import cv2
+
+    flags = {".webp": cv2.IMWRITE_WEBP_QUALITY, ".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY}
+    options = [flags[suffix], quality] if suffix in flags else []
+    with contextlib.suppress(cv2.error):
+        encoded, data = cv2.imencode(suffix, flip_colours(image), options)
+        if encoded:
+            return data.tobytes()
+    # The sides of a WebP end at 16383 pixels, those of a JPEG at 65500.
+    raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
+
+
+def check_pixels(image: Any) -> Pixels:
+    """`image`, if it is RGB, uint8 (H,W,3), with at least one pixel; otherwise raises `ImageError`."""
+    is_array = isinstance(image, np.ndarray)
+    if not is_array or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
+        what = describe_array(image) if is_array else type(image).__name__
+        raise ImageError(f"The picture is {what}, expected an RGB array: uint8 (H,W,3) with values from 0 to 255.")
+    return image
 
 
 def choose(i: int | None, k: int | None, shape: tuple[int, ...], what: str = "map") -> tuple[list[int], list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from gradcam.cam.grid import place
 from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.hooks.nested import to_batch
 from gradcam.inspection.extraction import features
-from gradcam.inspection.selection import Layers, select_layers
+from gradcam.inspection.selection import Layers, list_wanted, select_layers
 from gradcam.layers.find import unwrap
 from gradcam.layers.reshape import to_reshape
 
@@ -35,7 +35,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     that fits no other; `ImageError` where there are no images (N,C,H,W) or (N,C,D,H,W).
     """
     model, batch, reshape = unwrap(model), to_batch(images), to_reshape(reshape)
-    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, (str, nn.Module)) else [layers]
+    wanted = list_wanted(layers)
     found = features(model, images, wanted)
 
     def to_grid(name: str, module: nn.Module) -> Tensor:

@@ -1,4 +1,4 @@
-"""Multiply-adds, counted from the shapes of what PyTorch computes."""
+"""What a pass costs: its time on any device, its multiply-adds by the shapes of what is computed, its memory."""
 
 from __future__ import annotations
 
@@ -16,106 +16,24 @@ from torch.utils.flop_counter import flop_registry
 
 from gradcam.hooks.nested import tensors
 
-
-@dataclass(frozen=True)
-class Clock:
-    """`read` takes the time; `wait`, called once at the end, makes times ready for `between`, which gives seconds."""
-
-    read: Callable[[], Any]
-    wait: Callable[[], None]
-    between: Callable[[Any, Any], float]
-
-
-def find_clock(devices: Collection[torch.device]) -> Clock:
-    """The clock for what runs on these devices.
-
-    On one CUDA device times are events in its stream, for which nothing waits. Several devices, and those of other kinds,
-    are waited for at each reading.
-    """
-    others = [device for device in devices if device.type not in ("cpu", "meta")]
-
-    def wait() -> None:
-        for device in others:
-            torch.accelerator.synchronize(device)
-
-    if len(others) == 1 and others[0].type == "cuda":
-        return Clock(lambda: _mark(others[0]), wait, lambda begun, ended: begun.elapsed_time(ended) / 1000)
-
-    def read() -> float:
-        wait()
-        return time.perf_counter()
-
-    return Clock(read if others else time.perf_counter, wait, lambda begun, ended: ended - begun)
-
-
-def _mark(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
 Formula = Callable[..., int]
-
 # Operators of these, and of PyTorch itself but for what is below, multiply nothing with weights: they count as none.
 NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "dtensor")
 NEGLIGIBLE = ("torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align")
-
 # Operators of PyTorch's that do multiply, and for which there is no formula: how much is not known.
-UNKNOWN = (
-    "_addmm_activation",
-    "_cdist_forward",
-    "_cslt_sparse_mm",
-    "_dyn_quant_matmul_4bit",
-    "_euclidean_dist",
-    "_fft_c2c",
-    "_fft_c2r",
-    "_fft_r2c",
-    "_grouped_mm",
-    "_int_mm",
-    "_mixed_dtypes_linear",
-    "_scaled_dot_product_attention_math_for_mps",
-    "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_grouped_mm",
-    "_sparse_mm_reduce_impl",
-    "_sparse_semi_structured_addmm",
-    "_sparse_semi_structured_linear",
-    "_sparse_semi_structured_mm",
-    "_sparse_sparse_matmul",
-    "_transformer_encoder_layer_fwd",
-    "_trilinear",
-    "_triton_multi_head_attention",
-    "_triton_scaled_dot_attention",
-    "_weight_int4pack_mm",
-    "_weight_int4pack_mm_for_cpu",
-    "_weight_int8pack_mm",
-    "addbmm",
-    "cholesky_inverse",
-    "cholesky_solve",
-    "conv_tbc",
-    "linalg_cholesky_ex",
-    "linalg_eig",
-    "linalg_eigh",
-    "linalg_inv_ex",
-    "linalg_lstsq",
-    "linalg_lu",
-    "linalg_lu_factor_ex",
-    "linalg_matrix_exp",
-    "linalg_qr",
-    "linalg_solve_triangular",
-    "_linalg_det",
-    "_linalg_eigh",
-    "_linalg_slogdet",
-    "_linalg_solve_ex",
-    "_linalg_svd",
-    "_lstm_mps",
-    "lstm_mps",
-    "matmul",  # of nested tensors; others come as the products that they are made of
-    "mkldnn_convolution",
-    "mkldnn_linear",
-    "miopen_rnn",
-    "quantized_gru",
-    "quantized_lstm",
-)
+UNKNOWN = (  # of matmul that is the one of nested tensors; others come as the products that they are made of
+    "_addmm_activation", "_cdist_forward", "_cslt_sparse_mm", "_dyn_quant_matmul_4bit", "_euclidean_dist", "_fft_c2c",
+    "_fft_c2r", "_fft_r2c", "_grouped_mm", "_int_mm", "_mixed_dtypes_linear",
+    "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_grouped_mm", "_sparse_mm_reduce_impl", "_sparse_semi_structured_addmm", "_sparse_semi_structured_linear",
+    "_sparse_semi_structured_mm", "_sparse_sparse_matmul", "_transformer_encoder_layer_fwd", "_trilinear",
+    "_triton_multi_head_attention", "_triton_scaled_dot_attention", "_weight_int4pack_mm",
+    "_weight_int4pack_mm_for_cpu", "_weight_int8pack_mm", "addbmm", "cholesky_inverse", "cholesky_solve", "conv_tbc",
+    "linalg_cholesky_ex", "linalg_eig", "linalg_eigh", "linalg_inv_ex", "linalg_lstsq", "linalg_lu",
+    "linalg_lu_factor_ex", "linalg_matrix_exp", "linalg_qr", "linalg_solve_triangular", "_linalg_det", "_linalg_eigh",
+    "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_lstm_mps", "lstm_mps", "matmul", "mkldnn_convolution",
+    "mkldnn_linear", "miopen_rnn", "quantized_gru", "quantized_lstm",
+)  # fmt: skip
 
 
 class MultiplyAdds(TorchDispatchMode):
@@ -177,15 +95,6 @@ def _of_linear(values: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     return int(values.values().numel() if values.is_nested else values.numel()) * weight.shape[0]
 
 
-def _of_product(matrix: Tensor, *_: Any, **__: Any) -> int:
-    """Of a matrix, or a vector, with a vector."""
-    return matrix.numel()
-
-
-def _of_added_product(bias: Tensor, matrix: Tensor, *_: Any, **__: Any) -> int:
-    return matrix.numel()
-
-
 def _of_attention(query: Tensor, *rest: Any, **__: Any) -> int:
     """Of `nn.MultiheadAttention` in one operator, which attends to the query itself."""
     _, _, width, _, weight, _, last_weight = rest[:7]
@@ -203,25 +112,17 @@ def _of_recurrence(values: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any
     return prod(values.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim > 1)
 
 
-def _of_recurrent_layer(values: Tensor, first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
-    return _of_recurrence(values, (first, second))
-
-
-def _of_deformed_convolution(values: Tensor, weight: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
-    return out_val.numel() * prod(weight.shape[1:])
-
-
 FORMULAS: dict[str, Formula] = {
     "aten.linear": _of_linear,
-    "aten.mv": _of_product,
-    "aten.addmv": _of_added_product,
-    "aten.dot": _of_product,
-    "aten.vdot": _of_product,
+    "aten.mv": lambda matrix, *_, **__: matrix.numel(),
+    "aten.addmv": lambda bias, matrix, *_, **__: matrix.numel(),
+    "aten.dot": lambda vector, *_, **__: vector.numel(),
+    "aten.vdot": lambda vector, *_, **__: vector.numel(),
     "aten._native_multi_head_attention": _of_attention,
     "aten._scaled_dot_product_flash_attention_for_cpu": _of_scaled_products,
     "aten._cudnn_rnn": _of_recurrence,
-    "aten.mkldnn_rnn_layer": _of_recurrent_layer,
-    "torchvision.deform_conv2d": _of_deformed_convolution,
+    "aten.mkldnn_rnn_layer": lambda values, first, second, *_, **__: _of_recurrence(values, (first, second)),
+    "torchvision.deform_conv2d": lambda values, weight, *_, out_val, **__: out_val.numel() * prod(weight.shape[1:]),
 }
 
 
@@ -262,3 +163,40 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`read` takes the time; `wait`, called once at the end, makes times ready for `between`, which gives seconds."""
+
+    read: Callable[[], Any]
+    wait: Callable[[], None]
+    between: Callable[[Any, Any], float]
+
+
+def find_clock(devices: Collection[torch.device]) -> Clock:
+    """The clock for what runs on these devices.
+
+    On one CUDA device times are events in its stream, for which nothing waits. Several devices, and those of other kinds,
+    are waited for at each reading.
+    """
+    others = [device for device in devices if device.type not in ("cpu", "meta")]
+
+    def wait() -> None:
+        for device in others:
+            torch.accelerator.synchronize(device)
+
+    if len(others) == 1 and others[0].type == "cuda":
+        return Clock(lambda: _mark(others[0]), wait, lambda begun, ended: begun.elapsed_time(ended) / 1000)
+
+    def read() -> float:
+        wait()
+        return time.perf_counter()
+
+    return Clock(read if others else time.perf_counter, wait, lambda begun, ended: ended - begun)
+
+
+def _mark(device: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event

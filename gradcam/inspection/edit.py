@@ -1,11 +1,10 @@
-"""Changing gradients on their way back: at layers, at parameters, at single tensors."""
+"""Changing gradients on their way back, and asking for them: at layers, at parameters, at single tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -14,72 +13,19 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from gradcam._checks import refuse
 from gradcam.errors import GradientError, join_names, shorten
 from gradcam.hooks.hooks import GradientHook, Hooks
-from gradcam.hooks.nested import map_tensors, tensors
+from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.hooks.preserve import is_undisturbed
 from gradcam.hooks.target_layer import refuse_vmap
-from gradcam.inspection.selection import (
-    Attendance,
-    Layers,
-    follow_layers,
-    refuse_compiled,
-    select_layers,
-    select_parameters,
-)
+from gradcam.inspection import selection
+from gradcam.inspection.selection import Attendance, Layers, follow_layers, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
 
+MOST_NAMED = 3  # places in an edit's repr
 # How PyTorch itself refuses a change in place: of a gradient that is one value seen many times, of a leaf.
 REFUSALS = ("refers to a single memory location", "in-place operation")
-
-
-def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
-    """What `function` makes of the gradient at `place`, None where it leaves it.
-
-    Raises `GradientError` where that has another shape, dtype, layout or device, or is no tensor, and where the gradient was
-    changed in place.
-    """
-    before = _version(gradient)
-    try:
-        replacement = function(gradient)
-    except RuntimeError as error:
-        if not any(refusal in str(error) for refusal in REFUSALS):
-            raise
-        raise _changed(place) from error
-    if _version(gradient) != before:
-        raise _changed(place)
-    if replacement is None:
-        return None
-    if not isinstance(replacement, Tensor):
-        raise GradientError(
-            f"The edit at {place} returned {shorten(replacement)}, expected a tensor: {_describe(gradient)}; or None, which "
-            "leaves the gradient as it is."
-        )
-    if _describe(replacement) != _describe(gradient):
-        raise GradientError(
-            f"The edit at {place} returned {_describe(replacement)}, expected what came in: {_describe(gradient)}."
-        )
-    return replacement
-
-
-def _changed(place: str) -> GradientError:
-    return GradientError(
-        f"The edit at {place} changed the gradient in place, which may be that of other tensors too: return a new tensor, "
-        "such as gradient * 2 in place of gradient.mul_(2)."
-    )
-
-
-def _version(gradient: Tensor) -> int | None:
-    """How often it was changed in place, as PyTorch counts; not where it was made in inference mode."""
-    return None if gradient.is_inference() else gradient._version
-
-
-def _describe(tensor: Tensor) -> str:
-    layout = "" if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} "
-    return f"{layout}{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
-
-
-MOST_NAMED = 3  # places in an edit's repr
 
 
 class Edit:
@@ -105,14 +51,12 @@ class Edit:
     def remove(self) -> None:
         """From now on no gradient is changed, in passes whose forward part is over neither. A second time does nothing."""
         self._is_active = False
-        self._hooks.__exit__(None, None, None)
+        self._hooks.__exit__()
 
     def __enter__(self) -> Edit:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
         was_active = self._is_active
         self.remove()
         if was_active and kind is None and self._attendance is not None:
@@ -156,9 +100,7 @@ def edit_gradients(
     a layer gives no floating tensor.
     """
     if not callable(function):
-        raise GradientError(
-            f"The edit is {shorten(function)}, expected a function from a gradient to a gradient or None."
-        )
+        raise refuse(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
     if isinstance(where, Tensor):
         if layers is not None or parameters is not None:
             raise GradientError("A single tensor has no layers and no parameters: pass the model, or leave them out.")
@@ -181,20 +123,16 @@ def _edit_tensor(tensor: Tensor, function: GradientHook) -> Edit:
         raise GradientError(
             f"No gradient comes to {place}: call requires_grad_() on it, or on what it is made from, before it is made."
         )
-    with contextlib.ExitStack() as context:
-        hooks = context.enter_context(Hooks())
+    with _kept_hooks() as hooks:
         hooks.at_gradient(tensor, _checked(place, function))
-        context.pop_all()
     return Edit(hooks, [place])
 
 
 def _edit_parameters(model: nn.Module, parameters: str | Sequence[str], function: GradientHook) -> Edit:
-    chosen = select_parameters(model, parameters)
-    with contextlib.ExitStack() as context:
-        hooks = context.enter_context(Hooks())
+    chosen = selection.select_parameters(model, parameters)
+    with _kept_hooks() as hooks:
         for name, parameter in chosen.items():
             hooks.at_gradient(parameter, _checked(f"parameter '{name}'", function))
-        context.pop_all()
     return Edit(hooks, [f"parameter {join_names([name])}" for name in chosen])
 
 
@@ -214,16 +152,63 @@ def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Ed
         attendance.note_gradient(names[edit])
         return hooks.edit_gradient(tensor, edit)
 
-    with contextlib.ExitStack() as context:
-        hooks = context.enter_context(Hooks())
+    with _kept_hooks() as hooks:
         follow_layers(hooks, chosen, look, pass_on=pass_on)
         hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
-        context.pop_all()
     return Edit(hooks, [f"layer '{name}'" for name in chosen], attendance)
+
+
+@contextlib.contextmanager
+def _kept_hooks() -> Iterator[Hooks]:
+    """Hooks that stay when the context ends; with an error under way they are removed."""
+    with contextlib.ExitStack() as context:
+        yield context.enter_context(Hooks())
+        context.pop_all()
 
 
 def _checked(place: str, function: GradientHook) -> GradientHook:
     return lambda gradient: replace_gradient(place, function, gradient)
+
+
+def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
+    """What `function` makes of the gradient at `place`, None where it leaves it.
+
+    Raises `GradientError` where that has another shape, dtype, layout or device, or is no tensor, and where the gradient was
+    changed in place.
+    """
+    before = version_of(gradient)
+    try:
+        replacement = function(gradient)
+    except RuntimeError as error:
+        if not any(refusal in str(error) for refusal in REFUSALS):
+            raise
+        raise _changed(place) from error
+    if version_of(gradient) != before:
+        raise _changed(place)
+    if replacement is None:
+        return None
+    if not isinstance(replacement, Tensor):
+        raise GradientError(
+            f"The edit at {place} returned {shorten(replacement)}, expected a tensor: {_describe(gradient)}; or None, which "
+            "leaves the gradient as it is."
+        )
+    if _describe(replacement) != _describe(gradient):
+        raise GradientError(
+            f"The edit at {place} returned {_describe(replacement)}, expected what came in: {_describe(gradient)}."
+        )
+    return replacement
+
+
+def _changed(place: str) -> GradientError:
+    return GradientError(
+        f"The edit at {place} changed the gradient in place, which may be that of other tensors too: return a new tensor, "
+        "such as gradient * 2 in place of gradient.mul_(2)."
+    )
+
+
+def _describe(tensor: Tensor) -> str:
+    layout = "" if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} "
+    return f"{layout}{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
 
 
 def clip_gradients(
@@ -243,11 +228,11 @@ def clip_gradients(
     `edit_gradients` does. `Edit.remove()`, or the end of a `with`, takes it back.
     """
     if not _is_positive(limit) or math.isinf(limit):
-        raise GradientError(f"The limit is {shorten(limit)}, expected a positive, finite number.")
+        raise refuse(limit, "The limit", "a positive, finite number.", GradientError)
     if norm is None:
         return edit_gradients(model, lambda gradient: _clamp(gradient, float(limit)), parameters=parameters)
     if not _is_positive(norm):
-        raise GradientError(f"The norm is {shorten(norm)}, expected a positive number such as 2.0, math.inf, or None.")
+        raise refuse(norm, "The norm", "a positive number such as 2.0, math.inf, or None.", GradientError)
     return edit_gradients(model, lambda gradient: _scale(gradient, float(limit), float(norm)), parameters=parameters)
 
 
@@ -303,11 +288,11 @@ class Aliases(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        used = [it for it in map(self._find, tensors((args, kwargs))) if it is not None]
+        used = [self._aliases[id(it)] for it in tensors((args, kwargs)) if id(it) in self._aliases]
+        for parameter, _ in used:
+            self._on_use(parameter)
         if used:
-            for parameter, _ in used:
-                self._on_use(parameter)
-            args, kwargs = map_tensors((args, kwargs), self._replace)
+            args, kwargs = map_tensors((args, kwargs), lambda it: self._aliases.get(id(it), (it, it))[1])
         return function(*args, **kwargs)
 
     def differentiate(self, score: Tensor, others: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
@@ -325,24 +310,13 @@ class Aliases(TorchFunctionMode):
         edges: list[GradientEdge] = [*(edge for _, edge in targets), *map(get_gradient_edge, others)]
         with self:
             gradients = torch.autograd.grad([get_gradient_edge(score)], edges, retain_graph=True, allow_unused=True)
-        return _add_up((parameter, gradient) for (parameter, _), gradient in zip(targets, gradients))
-
-    def _find(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor] | None:
-        return self._aliases.get(id(tensor))
-
-    def _replace(self, tensor: Tensor) -> Tensor:
-        found = self._find(tensor)
-        return tensor if found is None else found[1]
+        sums: dict[nn.Parameter, Tensor] = {}
+        for (parameter, _), gradient in zip(targets, gradients):
+            if gradient is not None:
+                sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient
+        return sums
 
 
 def _alias(parameter: nn.Parameter) -> Tensor:
     # Autograd cannot use tensors that were made in inference mode; of those it is a copy.
     return (parameter.clone() if parameter.is_inference() else parameter).detach().requires_grad_()
-
-
-def _add_up(gradients: Iterable[tuple[nn.Parameter, Tensor | None]]) -> dict[nn.Parameter, Tensor]:
-    found: dict[nn.Parameter, Tensor] = {}
-    for parameter, gradient in gradients:
-        if gradient is not None:
-            found[parameter] = found[parameter] + gradient if parameter in found else gradient
-    return found

@@ -14,8 +14,8 @@ from gradcam.errors import LayerError, join_names
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
 from gradcam.hooks.preserve import recording_off, undisturbed
-from gradcam.hooks.target_layer import refuse_vmap
-from gradcam.inspection.selection import Layers, select_layers
+from gradcam.hooks.target_layer import no_floating_tensor, refuse_vmap
+from gradcam.inspection.selection import Layers, list_wanted, select_layers
 from gradcam.layers.find import unwrap
 
 
@@ -53,11 +53,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
 
 def _find_groups(model: nn.Module, layers: Layers) -> list[dict[str, nn.Module]]:
     """The layers that each name, pattern or module means, without those of a pattern that can never run."""
-    if isinstance(layers, Iterable) and not isinstance(layers, (str, nn.Module)):
-        layers = list(layers)
-    select_layers(model, layers)  # what is wrong with all of them
-    wanted: Sequence[str | nn.Module] = [layers] if isinstance(layers, (str, nn.Module)) else layers
-    groups = [select_layers(model, layer) for layer in wanted]
+    groups = [select_layers(model, layer) for layer in list_wanted(layers)]
     return [{name: it for name, it in group.items() if _can_run(it)} or group for group in groups]
 
 
@@ -139,10 +135,7 @@ class _Extraction:
                 continue
             ran = [name for name in group if name in self._found]
             if ran:
-                raise LayerError(
-                    f"Layer {join_names(ran[:3])} gave no floating-point tensor: choose a layer whose output is one, or "
-                    "holds one."
-                )
+                raise no_floating_tensor(ran[:3])
             raise LayerError(
                 f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the way from the input "
                 "to the output. (Hooks are skipped in modules whose forward() is called directly.)"

@@ -16,7 +16,7 @@ from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
-from gradcam.hooks.hooks import ForwardHook, GradientHook, Hooks
+from gradcam.hooks.hooks import ForwardHook, Hooks
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
 from gradcam.hooks.preserve import undisturbed
 from gradcam.hooks.target_layer import refuse_vmap
@@ -25,370 +25,17 @@ from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers.find import gives_back, unwrap
 from gradcam.targets import compute_scores
 
-CHUNK = 2**16  # values, of each of the processor's threads: as float64 half a megabyte, which a core keeps at hand
-MOST_THREADS = 4  # that a chunk is for; the part that NumPy does has one
-SMALLEST, GREATEST = 1e-290, 1e290  # sums of squares in which float64 is as precise as it should be
-NEAR = 1e-6  # a deviation of less than this part of the squares is measured from the mean, before rounding hides it
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """A tensor's values in a few numbers.
-
-    `count`: how many values. `norm`: the Euclidean one. `mean`, `std`: the deviation with count - 1, 0 of one value.
-    `zeros`: the share of values that are exactly zero, in [0,1]. `largest`: the greatest absolute value.
-    `nans`, `infinities`: how many; where there are any, the other numbers are what arithmetic makes of them.
-    Of an empty tensor norm and largest are 0, and what is a mean of no values is NaN.
-    """
-
-    count: int
-    norm: float
-    mean: float
-    std: float
-    zeros: float
-    largest: float
-    nans: int
-    infinities: int
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every value is a number, and none infinite."""
-        return not self.nans and not self.infinities
-
-
-@torch.no_grad()
-def measure(tensor: Tensor) -> Tensor:
-    """The numbers of `Statistics` behind the count, as float64 (7,) on the tensor's device: nothing waits for a GPU.
-
-    Right to 1e-6 in relation to what is measured, whatever the dtype, the layout and the scale (float32 on MPS, which
-    has no float64). The real and the imaginary parts of complex numbers are values of their own.
-    """
-    values = _flatten(tensor.detach())
-    exact = torch.float32 if values.device.type == "mps" else torch.float64
-    if not values.numel():
-        return values.new_tensor([0, math.nan, math.nan, math.nan, 0, 0, 0], dtype=exact)
-    if values.device.type != "cpu":
-        return measure_at_once(values, exact)
-    return torch.tensor(_measure_in_chunks(values), dtype=exact, device="cpu")
-
-
-def to_statistics(count: int, numbers: Tensor) -> Statistics:
-    """`numbers` as `measure` gives them, of a tensor of so many values."""
-    norm, mean, std, zeros, largest, nans, infinities = numbers.tolist()
-    return Statistics(count, norm, mean, std, zeros, largest, int(nans), int(infinities))
-
-
-def measure_at_once(values: Tensor, exact: torch.dtype = torch.float64) -> Tensor:
-    """The numbers of (n,) values by a few operations on all of them: for devices that run ahead of Python."""
-    if values.dtype not in (torch.float32, torch.float64):
-        values = values.float() if values.is_floating_point() else values.to(exact)
-    count = values.numel()
-    mean = values.mean(dtype=exact)
-    centre = mean.to(values.dtype)
-    # A difference from the rounded mean is as precise as the values are, and what the rounding shifts is known.
-    squares = torch.linalg.vector_norm(values - centre, dtype=exact) ** 2 - count * (mean - centre) ** 2
-    low, high = values.aminmax()
-    numbers = [
-        torch.linalg.vector_norm(values, dtype=exact),
-        mean,
-        (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
-        (values == 0).sum().to(exact) / count,
-        torch.maximum(-low, high),
-        values.isnan().sum(),
-        values.isinf().sum(),
-    ]
-    return torch.stack([number.to(exact) for number in numbers])
-
-
-def _measure_in_chunks(values: Tensor) -> list[float]:
-    """The same on the processor, by chunks, so that each value is fetched from memory once."""
-    count = len(values)
-    total, squares, largest, zeros, nans, infinities = _sum_up(values)
-    if nans or infinities:
-        greatest = math.nan if nans else math.inf
-        return [greatest, total / count, math.nan, zeros / count, greatest, nans, infinities]
-    if largest and not SMALLEST < squares < GREATEST:  # float64 alone can hold such values
-        norm, mean, std, share, *_ = _measure_in_chunks(values / largest)
-        return [norm * largest, mean * largest, std * largest, share, largest, 0, 0]
-    spread = squares - total / count * total
-    if spread <= NEAR * squares:
-        total_away, squares_away, *_ = _sum_up(values.double() - total / count)
-        spread = max(0.0, squares_away - total_away / count * total_away)
-    std = math.sqrt(spread / max(1, count - 1))
-    return [math.sqrt(squares), total / count, std, zeros / count, largest, 0, 0]
-
-
-def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
-    """Sum, sum of squares, greatest absolute value, and how many zeros, NaN and infinities, by chunks as float64."""
-    size = CHUNK * min(MOST_THREADS, torch.get_num_threads())
-    buffer = torch.empty(min(size, len(values)), dtype=torch.float64, device="cpu")
-    total = squares = largest = 0.0
-    zeros = nans = infinities = 0
-    for chunk in values.split(size):
-        part = buffer[: len(chunk)].copy_(chunk)
-        low, high = (number.item() for number in part.aminmax())
-        total += part.sum().item()
-        squares += torch.dot(part, part).item()
-        largest = max(largest, -low, high)
-        zeros += int(np.count_nonzero(part.numpy() == 0))  # faster than PyTorch's own, which branches
-        if not (math.isfinite(low) and math.isfinite(high)):
-            nans += int(np.count_nonzero(np.isnan(part.numpy())))
-            infinities += int(np.count_nonzero(np.isinf(part.numpy())))
-    return total, squares, largest, zeros, nans, infinities
-
-
-def _flatten(tensor: Tensor) -> Tensor:
-    """All values as (n,), in the order in which they lie in memory, so that none need be moved; real and strided."""
-    if tensor.is_nested:
-        tensor = torch.cat([each.reshape(-1) for each in tensor.unbind()])
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    tensor = tensor.resolve_neg()
-    strides = tensor.stride()
-    return tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)
-
-
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
-
 # Of the output's gradient at a layer over that at the model's output, by their norms, which pooling and the number of
 # values change little. Networks that train well stay far inside of these (ResNets, VGGs, DenseNet121, Vision Transformers,
 # fresh or trained); thirty sigmoid layers, or thirty with weights four times too large, lie far outside.
 LEAST, MOST = 1e-4, 1e4
-
-
-@dataclass(frozen=True)
-class ParameterGradient:
-    """The gradient at one of a layer's own parameters.
-
-    `name`: in its layer, such as "weight". `norm`: the parameter's own. `gradient`: None where the score does not depend
-    on it. `ratio`: the gradient's norm over the parameter's own, None without a gradient, and of a parameter of zeros.
-    """
-
-    name: str
-    norm: float
-    gradient: Statistics | None
-
-    @property
-    def ratio(self) -> float | None:
-        return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
-
-
-@dataclass(frozen=True)
-class LayerGradients:
-    """The gradients at one layer.
-
-    `name`: dotted, "" for the model itself. `type`: its class. `runs`: how often it ran, 0 where only its parameters were
-    used. `activations`: of the gradient at its output, the first floating tensor of several, over all runs together; None
-    where there is none. `parameters`: its own, without those of its parts. `verdict`: None, or what is conspicuous.
-    """
-
-    name: str
-    type: str
-    runs: int
-    activations: Statistics | None
-    parameters: tuple[ParameterGradient, ...]
-    verdict: str | None = None
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for the output and for each parameter: which it is, its statistics, its ratio, the verdict."""
-        found: list[tuple[str, Statistics | None, float | None]] = []
-        if self.runs:
-            found.append(("output", self.activations, None))
-        found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
-        start = {"layer": self.name, "type": self.type, "runs": self.runs}
-        return [
-            {**start, "tensor": name, **_fields(gradient), "ratio": ratio, "verdict": self.verdict}
-            for name, gradient, ratio in found
-        ]
-
-
-def judge(layers: Sequence[LayerGradients], reference: float) -> tuple[LayerGradients, ...]:
-    """The layers, each with its verdict. `reference`: the norm of the gradient at the model's output.
-
-    "NaN", "infinite": somewhere in the gradient at its output or at a parameter. "no gradient": there is none, or it is
-    exactly zero everywhere, at its output or at all of its parameters. "vanishing", "exploding": the norm of the gradient
-    at its output is below 1e-4 or above 1e4 times that at the model's output. None: nothing of this.
-    """
-    return tuple(replace(layer, verdict=_find_verdict(layer, reference)) for layer in layers)
-
-
-def _find_verdict(layer: LayerGradients, reference: float) -> str | None:
-    parameters = [it.gradient for it in layer.parameters]
-    found = [it for it in (layer.activations, *parameters) if it is not None]
-    if any(it.nans for it in found):
-        return NAN
-    if any(it.infinities for it in found):
-        return INFINITE
-    outputs = [layer.activations] if layer.runs else []
-    if any(group and all(map(_is_nothing, group)) for group in (outputs, parameters)):
-        return NO_GRADIENT
-    if layer.activations is None or not 0 < reference < math.inf:
-        return None
-    share = layer.activations.norm / reference
-    return VANISHING if share < LEAST else EXPLODING if share > MOST else None
-
-
-def _is_nothing(gradient: Statistics | None) -> bool:
-    return gradient is None or gradient.zeros == 1
-
-
-def _fields(gradient: Statistics | None) -> dict[str, Any]:
-    names = Statistics.__dataclass_fields__
-    return dict.fromkeys([*names, "rms"]) if gradient is None else {**asdict(gradient), "rms": rms(gradient)}
-
-
-def rms(gradient: Statistics) -> float:
-    """The root of the mean square: the size of a usual value, whatever their number."""
-    return gradient.norm / math.sqrt(gradient.count)
-
-
-def join(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all of these values together."""
-    if len(parts) == 1:
-        return parts[0]
-    count = sum(it.count for it in parts)
-    mean = sum(it.mean * it.count for it in parts) / count
-    around = sum(it.std**2 * (it.count - 1) + (it.mean - mean) ** 2 * it.count for it in parts)
-    return Statistics(
-        count=count,
-        norm=math.hypot(*(it.norm for it in parts)),
-        mean=mean,
-        std=math.sqrt(around / (count - 1)),
-        zeros=sum(it.zeros * it.count for it in parts) / count,
-        largest=max(it.largest for it in parts),
-        nans=sum(it.nans for it in parts),
-        infinities=sum(it.infinities for it in parts),
-    )
-
-
+CHUNK = 2**16  # values, of each of the processor's threads: as float64 half a megabyte, which a core keeps at hand
+MOST_THREADS = 4  # that a chunk is for; the part that NumPy does has one
+SMALLEST, GREATEST = 1e-290, 1e290  # sums of squares in which float64 is as precise as it should be
+NEAR = 1e-6  # a deviation of less than this part of the squares is measured from the mean, before rounding hides it
 Measured = tuple[int, Tensor]  # how many values, and the numbers of `measure`
-
-
-class Observation:
-    """What is seen of these layers while a model runs, and while a score is differentiated.
-
-    `runs`: how often each ran. `silent`: those that gave no floating tensor. `idle`: those that gave back their input.
-    """
-
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        self.runs: dict[str, int] = {}
-        self.silent: set[str] = set()
-        self.idle: set[str] = set()
-        self._layers = layers
-        self._owners = {
-            id(parameter): name for name, layer in layers.items() for parameter in layer.parameters(recurse=False)
-        }
-        self._clock = itertools.count()
-        self._finished: dict[str, int] = {}
-        self._used: dict[str, int] = {}
-        self._scale = 1.0
-        self._is_differentiating = False
-        self._activations: dict[str | None, list[Measured]] = {}  # None: what comes to the model's output
-        self._parameters: dict[nn.Parameter, Measured] = {}
-
-    def note_use(self, parameter: nn.Parameter) -> None:
-        """A parameter came to an operation: those of attention are used by it, and their own layer never runs."""
-        name = self._owners.get(id(parameter))
-        if name is not None:
-            self._used.setdefault(name, next(self._clock))
-
-    def follow(self, hooks: Hooks) -> None:
-        """Look at the layers' outputs, and at the gradients that come back to them."""
-        for name, layer in self._layers.items():
-            if not isinstance(layer, torch.jit.ScriptModule):  # which takes no hook, and only a model's parts can be
-                hooks.after_forward(layer, self._follow(name, hooks))
-
-    def follow_output(self, output: Any, hooks: Hooks) -> Any:
-        """The model's output, at whose first floating tensor the gradient is measured as well."""
-        tensor = first_floating(output)
-        if tensor is None or not tensor.requires_grad:
-            return output
-        return replace_tensor(output, tensor, hooks.pass_gradient(tensor, self._keep(None)))
-
-    def _follow(self, name: str, hooks: Hooks) -> ForwardHook:
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if self._is_differentiating:  # a checkpoint repeats what has been seen
-                return None
-            self.runs[name] = self.runs.get(name, 0) + 1
-            self._finished.setdefault(name, next(self._clock))
-            tensor = first_floating(output)
-            if tensor is None:
-                self.silent.add(name)
-                return None
-            refuse_vmap(tensor)
-            if gives_back(module, args, tensor):
-                self.idle.add(name)
-            if not tensor.requires_grad:
-                return None
-            return replace_tensor(output, tensor, hooks.pass_gradient(tensor, self._keep(name)))
-
-        return look
-
-    def _keep(self, name: str | None) -> GradientHook:
-        def keep(gradient: Tensor) -> None:
-            if gradient.numel():
-                self._activations.setdefault(name, []).append(self._measure(gradient))
-
-        return keep
-
-    def _measure(self, gradient: Tensor) -> Measured:
-        return gradient.numel(), measure(at_least_float32(gradient) / self._scale)
-
-    def differentiate(self, score: Tensor, aliases: Aliases, leaves: Sequence[Tensor], *, is_scaled: bool) -> None:
-        """Measure the gradients of a score, of one value; where there is float16 in its graph, at the first scale at which
-        all are finite. Where none is such a scale, they are those of the score as it is.
-        """
-        self._is_differentiating = True
-        for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
-            self._scale = scale
-            self._activations.clear()
-            gradients = aliases.differentiate(score * scale, leaves)
-            self._parameters = {parameter: self._measure(it) for parameter, it in gradients.items() if it.numel()}
-            if is_scaled and self._is_finite():
-                break
-
-    def _is_finite(self) -> bool:
-        found = [*itertools.chain(*self._activations.values()), *self._parameters.values()]
-        return all(to_statistics(*measured).is_finite for measured in found)
-
-    @property
-    def left_out(self) -> set[str]:
-        """Layers that say nothing by themselves: they gave back their input, or no floating tensor, and own no parameter."""
-        return {name for name in self.idle | self.silent if name not in self._owners.values()}
-
-    def seen(self) -> list[str]:
-        """The layers that ran, or whose parameters were used, in order of execution."""
-        return sorted(self._finished | self._used, key=lambda name: self._finished.get(name, self._used.get(name, 0)))
-
-    def reference(self) -> float:
-        """The norm of the gradient at the model's output; where that has none, at the last layer that has one."""
-        for name in (None, *reversed(self.seen())):
-            found = [to_statistics(*measured) for measured in self._activations.get(name, ())]
-            norm = join(found).norm if found else 0.0
-            if 0 < norm < math.inf:
-                return norm
-        return 0.0
-
-    def describe(self, name: str) -> LayerGradients:
-        """What is known of a layer, without a verdict."""
-        layer = self._layers[name]
-        found = [to_statistics(*measured) for measured in self._activations.get(name, ())]
-        return LayerGradients(
-            name=name,
-            type=type(layer).__name__,
-            runs=self.runs.get(name, 0),
-            activations=join(found) if found else None,
-            parameters=tuple(self._describe(key, it) for key, it in layer.named_parameters(recurse=False)),
-        )
-
-    def _describe(self, name: str, parameter: nn.Parameter) -> ParameterGradient:
-        found = self._parameters.get(parameter)
-        precision = torch.float32 if parameter.device.type == "mps" else torch.float64
-        norm = torch.linalg.vector_norm(parameter.detach(), dtype=None if parameter.is_complex() else precision).item()
-        return ParameterGradient(name, norm, None if found is None else to_statistics(*found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,6 +64,82 @@ class GradientFlow:
     def rows(self) -> list[dict[str, Any]]:
         """A flat dict for each layer's output and each of its parameters, as `pandas.DataFrame` takes them."""
         return [row for layer in self.layers for row in layer.rows()]
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """The gradients at one layer.
+
+    `name`: dotted, "" for the model itself. `type`: its class. `runs`: how often it ran, 0 where only its parameters were
+    used. `activations`: of the gradient at its output, the first floating tensor of several, over all runs together; None
+    where there is none. `parameters`: its own, without those of its parts. `verdict`: None, or what is conspicuous.
+    """
+
+    name: str
+    type: str
+    runs: int
+    activations: Statistics | None
+    parameters: tuple[ParameterGradient, ...]
+    verdict: str | None = None
+
+    @property
+    def parameters_norm(self) -> float:
+        """The norm of the gradients at all of its parameters together; NaN without any."""
+        norms = [it.gradient.norm for it in self.parameters if it.gradient is not None]
+        return math.hypot(*norms) if norms else math.nan
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat dict for the output and for each parameter: which it is, its statistics, its ratio, the verdict."""
+        found: list[tuple[str, Statistics | None, float | None]]
+        found = [("output", self.activations, None)] if self.runs else []
+        found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
+        start = {"layer": self.name, "type": self.type, "runs": self.runs}
+        return [
+            {**start, "tensor": name, **_fields(gradient), "ratio": ratio, "verdict": self.verdict}
+            for name, gradient, ratio in found
+        ]
+
+
+@dataclass(frozen=True)
+class ParameterGradient:
+    """The gradient at one of a layer's own parameters.
+
+    `name`: in its layer, such as "weight". `norm`: the parameter's own. `gradient`: None where the score does not depend
+    on it. `ratio`: the gradient's norm over the parameter's own, None without a gradient, and of a parameter of zeros.
+    """
+
+    name: str
+    norm: float
+    gradient: Statistics | None
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A tensor's values in a few numbers.
+
+    `count`: how many values. `norm`: the Euclidean one. `mean`, `std`: the deviation with count - 1, 0 of one value.
+    `zeros`: the share of values that are exactly zero, in [0,1]. `largest`: the greatest absolute value.
+    `nans`, `infinities`: how many; where there are any, the other numbers are what arithmetic makes of them.
+    Of an empty tensor norm and largest are 0, and what is a mean of no values is NaN.
+    """
+
+    count: int
+    norm: float
+    mean: float
+    std: float
+    zeros: float
+    largest: float
+    nans: int
+    infinities: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every value is a number, and none infinite."""
+        return not self.nans and not self.infinities
 
 
 def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Layers | None = None) -> GradientFlow:
@@ -511,3 +234,274 @@ def _no_gradient() -> ModelError:
         "model switches recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
         "without a derivative (argmax, rounding, 8-bit layers): take that away, or choose another score."
     )
+
+
+class Observation:
+    """What is seen of these layers while a model runs, and while a score is differentiated.
+
+    `runs`: how often each ran. `silent`: those that gave no floating tensor. `idle`: those that gave back their input.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self.runs: dict[str, int] = {}
+        self.silent: set[str] = set()
+        self.idle: set[str] = set()
+        self._layers = layers
+        self._owners = {id(it): name for name, layer in layers.items() for it in layer.parameters(recurse=False)}
+        self._clock = itertools.count()
+        self._finished: dict[str, int] = {}
+        self._used: dict[str, int] = {}
+        self._scale = 1.0
+        self._is_differentiating = False
+        self._activations: dict[str | None, list[Measured]] = {}  # None: what comes to the model's output
+        self._parameters: dict[nn.Parameter, Measured] = {}
+
+    def note_use(self, parameter: nn.Parameter) -> None:
+        """A parameter came to an operation: those of attention are used by it, and their own layer never runs."""
+        name = self._owners.get(id(parameter))
+        if name is not None:
+            self._used.setdefault(name, next(self._clock))
+
+    def follow(self, hooks: Hooks) -> None:
+        """Look at the layers' outputs, and at the gradients that come back to them."""
+        for name, layer in self._layers.items():
+            if not isinstance(layer, torch.jit.ScriptModule):  # which takes no hook, and only a model's parts can be
+                hooks.after_forward(layer, self._follow(name, hooks))
+
+    def follow_output(self, output: Any, hooks: Hooks) -> Any:
+        """The model's output, at whose first floating tensor the gradient is measured as well."""
+        tensor = first_floating(output)
+        return output if tensor is None else self._pass(None, output, tensor, hooks)
+
+    def _follow(self, name: str, hooks: Hooks) -> ForwardHook:
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if self._is_differentiating:  # a checkpoint repeats what has been seen
+                return None
+            self.runs[name] = self.runs.get(name, 0) + 1
+            self._finished.setdefault(name, next(self._clock))
+            tensor = first_floating(output)
+            if tensor is None:
+                self.silent.add(name)
+                return None
+            refuse_vmap(tensor)
+            if gives_back(module, args, tensor):
+                self.idle.add(name)
+            return self._pass(name, output, tensor, hooks)
+
+        return look
+
+    def _pass(self, name: str | None, output: Any, tensor: Tensor, hooks: Hooks) -> Any:
+        """The output, of which the tensor's gradient is measured when it comes."""
+
+        def keep(gradient: Tensor) -> None:
+            if gradient.numel():
+                self._activations.setdefault(name, []).append(self._measure(gradient))
+
+        return replace_tensor(output, tensor, hooks.pass_gradient(tensor, keep)) if tensor.requires_grad else output
+
+    def _measure(self, gradient: Tensor) -> Measured:
+        return gradient.numel(), measure(at_least_float32(gradient) / self._scale)
+
+    def differentiate(self, score: Tensor, aliases: Aliases, leaves: Sequence[Tensor], *, is_scaled: bool) -> None:
+        """Measure the gradients of a score, of one value; where there is float16 in its graph, at the first scale at which
+        all are finite. Where none is such a scale, they are those of the score as it is.
+        """
+        self._is_differentiating = True
+        for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
+            self._scale = scale
+            self._activations.clear()
+            gradients = aliases.differentiate(score * scale, leaves)
+            self._parameters = {parameter: self._measure(it) for parameter, it in gradients.items() if it.numel()}
+            if is_scaled and self._is_finite():
+                break
+
+    def _is_finite(self) -> bool:
+        found = [*itertools.chain(*self._activations.values()), *self._parameters.values()]
+        return all(to_statistics(*measured).is_finite for measured in found)
+
+    @property
+    def left_out(self) -> set[str]:
+        """Layers that say nothing by themselves: they gave back their input, or no floating tensor, and own no parameter."""
+        return {name for name in self.idle | self.silent if name not in self._owners.values()}
+
+    def seen(self) -> list[str]:
+        """The layers that ran, or whose parameters were used, in order of execution."""
+        return sorted(self._finished | self._used, key=lambda name: self._finished.get(name, self._used.get(name, 0)))
+
+    def reference(self) -> float:
+        """The norm of the gradient at the model's output; where that has none, at the last layer that has one."""
+        for name in (None, *reversed(self.seen())):
+            found = self._joined(name)
+            if found is not None and 0 < found.norm < math.inf:
+                return found.norm
+        return 0.0
+
+    def _joined(self, name: str | None) -> Statistics | None:
+        """Of the gradients at a layer's output, over all runs together."""
+        found = [to_statistics(*measured) for measured in self._activations.get(name, ())]
+        return join(found) if found else None
+
+    def describe(self, name: str) -> LayerGradients:
+        """What is known of a layer, without a verdict."""
+        layer = self._layers[name]
+        parameters = tuple(self._describe(key, it) for key, it in layer.named_parameters(recurse=False))
+        return LayerGradients(name, type(layer).__name__, self.runs.get(name, 0), self._joined(name), parameters)
+
+    def _describe(self, name: str, parameter: nn.Parameter) -> ParameterGradient:
+        found = self._parameters.get(parameter)
+        precision = torch.float32 if parameter.device.type == "mps" else torch.float64
+        norm = torch.linalg.vector_norm(parameter.detach(), dtype=None if parameter.is_complex() else precision).item()
+        return ParameterGradient(name, norm, None if found is None else to_statistics(*found))
+
+
+def judge(layers: Sequence[LayerGradients], reference: float) -> tuple[LayerGradients, ...]:
+    """The layers, each with its verdict. `reference`: the norm of the gradient at the model's output.
+
+    "NaN", "infinite": somewhere in the gradient at its output or at a parameter. "no gradient": there is none, or it is
+    exactly zero everywhere, at its output or at all of its parameters. "vanishing", "exploding": the norm of the gradient
+    at its output is below 1e-4 or above 1e4 times that at the model's output. None: nothing of this.
+    """
+    return tuple(replace(layer, verdict=_find_verdict(layer, reference)) for layer in layers)
+
+
+def _find_verdict(layer: LayerGradients, reference: float) -> str | None:
+    parameters = [it.gradient for it in layer.parameters]
+    found = [it for it in (layer.activations, *parameters) if it is not None]
+    if any(it.nans for it in found):
+        return NAN
+    if any(it.infinities for it in found):
+        return INFINITE
+    outputs = [layer.activations] if layer.runs else []
+    if any(group and all(map(_is_nothing, group)) for group in (outputs, parameters)):
+        return NO_GRADIENT
+    if layer.activations is None or not 0 < reference < math.inf:
+        return None
+    share = layer.activations.norm / reference
+    return VANISHING if share < LEAST else EXPLODING if share > MOST else None
+
+
+def _is_nothing(gradient: Statistics | None) -> bool:
+    return gradient is None or gradient.zeros == 1
+
+
+def _fields(gradient: Statistics | None) -> dict[str, Any]:
+    names = Statistics.__dataclass_fields__
+    return dict.fromkeys([*names, "rms"]) if gradient is None else {**asdict(gradient), "rms": rms(gradient)}
+
+
+def rms(gradient: Statistics) -> float:
+    """The root of the mean square: the size of a usual value, whatever their number."""
+    return gradient.norm / math.sqrt(gradient.count)
+
+
+def join(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of all of these values together."""
+    if len(parts) == 1:
+        return parts[0]
+    count = sum(it.count for it in parts)
+    mean = sum(it.mean * it.count for it in parts) / count
+    around = sum(it.std**2 * (it.count - 1) + (it.mean - mean) ** 2 * it.count for it in parts)
+    return Statistics(
+        count=count,
+        norm=math.hypot(*(it.norm for it in parts)),
+        mean=mean,
+        std=math.sqrt(around / (count - 1)),
+        zeros=sum(it.zeros * it.count for it in parts) / count,
+        largest=max(it.largest for it in parts),
+        nans=sum(it.nans for it in parts),
+        infinities=sum(it.infinities for it in parts),
+    )
+
+
+def to_statistics(count: int, numbers: Tensor) -> Statistics:
+    """`numbers` as `measure` gives them, of a tensor of so many values."""
+    norm, mean, std, zeros, largest, nans, infinities = numbers.tolist()
+    return Statistics(count, norm, mean, std, zeros, largest, int(nans), int(infinities))
+
+
+@torch.no_grad()
+def measure(tensor: Tensor) -> Tensor:
+    """The numbers of `Statistics` behind the count, as float64 (7,) on the tensor's device: nothing waits for a GPU.
+
+    Right to 1e-6 in relation to what is measured, whatever the dtype, the layout and the scale (float32 on MPS, which
+    has no float64). The real and the imaginary parts of complex numbers are values of their own.
+    """
+    values = _flatten(tensor.detach())
+    exact = torch.float32 if values.device.type == "mps" else torch.float64
+    if not values.numel():
+        return values.new_tensor([0, math.nan, math.nan, math.nan, 0, 0, 0], dtype=exact)
+    if values.device.type != "cpu":
+        return measure_at_once(values, exact)
+    return torch.tensor(_measure_in_chunks(values), dtype=exact, device="cpu")
+
+
+def measure_at_once(values: Tensor, exact: torch.dtype = torch.float64) -> Tensor:
+    """The numbers of (n,) values by a few operations on all of them: for devices that run ahead of Python."""
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.float() if values.is_floating_point() else values.to(exact)
+    count = values.numel()
+    mean = values.mean(dtype=exact)
+    centre = mean.to(values.dtype)
+    # A difference from the rounded mean is as precise as the values are, and what the rounding shifts is known.
+    squares = torch.linalg.vector_norm(values - centre, dtype=exact) ** 2 - count * (mean - centre) ** 2
+    low, high = values.aminmax()
+    numbers = [
+        torch.linalg.vector_norm(values, dtype=exact),
+        mean,
+        (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
+        (values == 0).sum().to(exact) / count,
+        torch.maximum(-low, high),
+        values.isnan().sum(),
+        values.isinf().sum(),
+    ]
+    return torch.stack([number.to(exact) for number in numbers])
+
+
+def _measure_in_chunks(values: Tensor) -> list[float]:
+    """The same on the processor, by chunks, so that each value is fetched from memory once."""
+    count = len(values)
+    total, squares, largest, zeros, nans, infinities = _sum_up(values)
+    if nans or infinities:
+        greatest = math.nan if nans else math.inf
+        return [greatest, total / count, math.nan, zeros / count, greatest, nans, infinities]
+    if largest and not SMALLEST < squares < GREATEST:  # float64 alone can hold such values
+        norm, mean, std, share, *_ = _measure_in_chunks(values / largest)
+        return [norm * largest, mean * largest, std * largest, share, largest, 0, 0]
+    spread = squares - total / count * total
+    if spread <= NEAR * squares:
+        total_away, squares_away, *_ = _sum_up(values.double() - total / count)
+        spread = max(0.0, squares_away - total_away / count * total_away)
+    std = math.sqrt(spread / max(1, count - 1))
+    return [math.sqrt(squares), total / count, std, zeros / count, largest, 0, 0]
+
+
+def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
+    """Sum, sum of squares, greatest absolute value, and how many zeros, NaN and infinities, by chunks as float64."""
+    size = CHUNK * min(MOST_THREADS, torch.get_num_threads())
+    buffer = torch.empty(min(size, len(values)), dtype=torch.float64, device="cpu")
+    total = squares = largest = 0.0
+    zeros = nans = infinities = 0
+    for chunk in values.split(size):
+        part = buffer[: len(chunk)].copy_(chunk)
+        low, high = (number.item() for number in part.aminmax())
+        total += part.sum().item()
+        squares += torch.dot(part, part).item()
+        largest = max(largest, -low, high)
+        zeros += int(np.count_nonzero(part.numpy() == 0))  # faster than PyTorch's own, which branches
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nans += int(np.count_nonzero(np.isnan(part.numpy())))
+            infinities += int(np.count_nonzero(np.isinf(part.numpy())))
+    return total, squares, largest, zeros, nans, infinities
+
+
+def _flatten(tensor: Tensor) -> Tensor:
+    """All values as (n,), in the order in which they lie in memory, so that none need be moved; real and strided."""
+    if tensor.is_nested:
+        tensor = torch.cat([each.reshape(-1) for each in tensor.unbind()])
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradcam.errors import GradcamError, shorten
+from gradcam._checks import refuse
+from gradcam.errors import GradcamError
 from gradcam.images.read import Pixels
 from gradcam.inspection.flow import EXPLODING, LEAST, MOST, NO_GRADIENT, VANISHING, GradientFlow, LayerGradients
 
@@ -37,9 +38,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     Raises `GradcamError` where matplotlib is missing, and for what is no `GradientFlow` or one without layers.
     """
     if not isinstance(flow, GradientFlow) or not flow.layers:
-        raise GradcamError(
-            f"The flow is {shorten(flow)}, expected what inspection.gradients() gives, of a layer or more."
-        )
+        raise refuse(flow, "The flow", "what inspection.gradients() gives, of a layer or more.")
     figure, axes = _new_axes(flow.layers)
     low, high = _limits(flow)
     axes.set_yscale("log")
@@ -47,7 +46,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     axes.set_xlim(-0.7, len(flow.layers) - 0.3)
     _shade(axes, flow.reference, low, high)
     outputs = [math.nan if it.activations is None else it.activations.norm for it in flow.layers]
-    parameters = [_norm_of_parameters(it) for it in flow.layers]
+    parameters = [it.parameters_norm for it in flow.layers]
     axes.plot(_hide(outputs), "-o", color=LINE, ms=3.6, lw=1.3, zorder=3, label="at the layer's output")
     axes.plot(_hide(parameters), "o", color="#0d9488", ms=4.6, mfc="none", mew=1.1, zorder=2, label="at its parameters")
     _mark_edges(axes, flow.layers, low, high)
@@ -79,7 +78,7 @@ def _limits(flow: GradientFlow) -> tuple[float, float]:
     """Whole powers of ten around all norms, and around two on either side of the reference, so that little looks little."""
     middle = math.log10(flow.reference) if flow.reference else 0.0
     norms = [it.activations.norm for it in flow.layers if it.activations is not None]
-    norms += [_norm_of_parameters(it) for it in flow.layers]
+    norms += [it.parameters_norm for it in flow.layers]
     logs = [middle, *(math.log10(norm) for norm in norms if 0 < norm < math.inf)]
     low = max(middle - MOST_DECADES, min(*logs, middle - 2))
     high = min(middle + MOST_DECADES, max(*logs, middle + 2))
@@ -101,12 +100,6 @@ def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
                 verdict, (1, edge), xycoords=("axes fraction", "data"), xytext=(-6, -3 if side == "top" else 3),
                 textcoords="offset points", ha="right", va=side, color=COLOURS[verdict], fontsize=10,
             )  # fmt: skip
-
-
-def _norm_of_parameters(layer: LayerGradients) -> float:
-    """Of all of a layer's parameters together; NaN without any."""
-    norms = [it.gradient.norm for it in layer.parameters if it.gradient is not None]
-    return math.hypot(*norms) if norms else math.nan
 
 
 def _hide(norms: Sequence[float]) -> list[float]:

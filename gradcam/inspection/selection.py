@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
 from gradcam.hooks.hooks import ForwardHook, GradientHook, Hooks
 from gradcam.hooks.nested import first_floating, replace_tensor
-from gradcam.hooks.target_layer import refuse_vmap
+from gradcam.hooks.target_layer import no_floating_tensor, refuse_vmap
 from gradcam.layers.find import find_layer, unwrap
 
 Layers = str | nn.Module | Sequence[str | nn.Module]
@@ -32,12 +32,7 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     these (`layer*.conv1`), a module of the model, or a sequence of such.
     Raises `LayerError` for none, for one that does not exist, and for a pattern that fits no layer.
     """
-    wanted = [layers] if isinstance(layers, (str, nn.Module)) else layers
-    if not isinstance(wanted, Iterable) or not (wanted := list(wanted)):
-        raise LayerError(
-            f"The layers are {shorten(layers)}, expected a dotted name, a pattern such as 'layer*.conv1', or several."
-        )
-    model = unwrap(model)
+    wanted, model = list_wanted(layers), unwrap(model)
     found: dict[str, nn.Module] = {}
     for layer in wanted:
         if isinstance(layer, str) and is_pattern(layer):
@@ -56,6 +51,16 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
             "use the Python model that it was made from."
         )
     return found
+
+
+def list_wanted(layers: Layers) -> list[str | nn.Module]:
+    """The names, patterns and modules one by one. Raises `LayerError` for none."""
+    wanted = [layers] if isinstance(layers, (str, nn.Module)) else layers
+    if not isinstance(wanted, Iterable) or not (wanted := list(wanted)):
+        raise LayerError(
+            f"The layers are {shorten(layers)}, expected a dotted name, a pattern such as 'layer*.conv1', or several."
+        )
+    return wanted
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
@@ -116,7 +121,7 @@ class Attendance:
     """Which layers ran, and which could ever get a gradient, by what was asked for: of a pattern's layers one is enough."""
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
-        wanted = [layers] if isinstance(layers, (str, nn.Module)) else layers
+        wanted = layers if layers == () else list_wanted(layers)
         self._wanted = [(layer, set(select_layers(model, layer))) for layer in wanted]
         self._has_model_run = False
         self._ran: set[str] = set()
@@ -190,9 +195,7 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             tensor = first_floating(output)
             if tensor is None:
-                raise LayerError(
-                    f"Layer '{name}' gave no floating-point tensor: choose a layer whose output is one, or holds one."
-                )
+                raise no_floating_tensor([name])
             refuse_vmap(tensor)
             return hand_on(output, tensor, look(name, tensor.detach()))
 
@@ -203,8 +206,8 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
         return after, after_repetition
 
     for name, module in layers.items():
-        after, after_repetition = follow(name)
-        hooks.after_forward(module, after, repeated=after_repetition)
+        first, repeated = follow(name)
+        hooks.after_forward(module, first, repeated=repeated)
 
 
 class _Unrecorded:

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from gradcam.errors import GradcamError, ImageError, join_names, shorten
-from gradcam.images import draw as drawing
-from gradcam.images.draw import GAP, colours_of, find_colormap, stack
+from gradcam._checks import check_choice, check_count
+from gradcam.errors import ImageError
+from gradcam.images.draw import GAP, colours_of, find_colormap, resize, stack
+from gradcam.images.draw import scale as to_height
 from gradcam.images.opencv import cv2
 from gradcam.images.read import PictureLike, Pixels, read_image
-from gradcam.images.sheets import INK, LINE, MARGIN, WHITE
+from gradcam.images.sheets import INK, LINE, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
 
@@ -27,82 +28,72 @@ ABOVE = ((0, 0, 0), (110, 40, 25), (200, 90, 40), (245, 170, 80), (255, 245, 215
 BELOW = ((0, 0, 0), (25, 60, 110), (50, 130, 190), (140, 210, 240), (235, 250, 255))
 MARKER = (255, 0, 255)  # magenta, which neither these nor the usual colour maps have: NaN and infinity
 PERCENTILE = 99
-
-
-def find_largest(values: NDArray[Any]) -> float:
-    """The value that gets the last colour: the 99th percentile of the absolute values that are neither zero nor infinite.
-
-    So a few peaks do not leave the rest in the dark. It is one of the values: the largest of up to a hundred. 0 of none.
-    """
-    magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
-    return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0
-
-
-def find_sides(grid: Sequence[int], size: int) -> tuple[int, int]:
-    """The height and width in pixels of the cell of a map (h,w), whose longer side is `size` pixels."""
-    height, width = (max(1, round(side * size / max(grid))) for side in grid)
-    return height, width
-
-
-def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
-    """A map (h,w) in colour, its longer side of `size` pixels: RGB, uint8.
-
-    Zero has the first colour, `largest` and what is above it the last one, see `find_colours`; NaN and infinity are
-    magenta. Of a smaller map each value is a sharp rectangle; a larger one is shrunk by the mean, before it is coloured.
-    """
-    longest = max(values.shape)
-    rows, columns = find_sides(values.shape, size)
-    shares = (values / (largest or 1.0)).astype(np.float32)
-    colours = find_colours(colormap, signed=signed)
-    if longest > size:
-        return _paint(
-            np.asarray(cv2.resize(shares, (columns, rows), interpolation=cv2.INTER_AREA), np.float32), colours
-        )
-    whole = math.ceil(size / longest)  # enlarged by whole pixels, and shrunk a little from there: no edge is jagged
-    enlarged = _paint(shares, colours).repeat(whole, 0).repeat(whole, 1)
-    return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
-
-
-def draw_bar(width: int, height: int, *, signed: bool, colormap: str) -> Pixels:
-    """The colours from zero, or from the most negative, to the largest value: RGB, uint8 (height,width,3)."""
-    shares = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
-    return _paint(np.tile(shares, (height, 1)), find_colours(colormap, signed=signed))
-
-
-@functools.cache
-def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
-    """The colours of shares from 0 to 1, RGB (256,3); signed from -1 to 1, (511,3), with zero in the middle.
-
-    Signed: black at zero, through orange to white above, and through blue to white below, whatever the colour map.
-    Raises `GradcamError` for an unknown one.
-    """
-    if not signed:
-        return colours_of(find_colormap(colormap)).astype(np.uint8)
-    return np.concatenate([_blend(BELOW)[:0:-1], _blend(ABOVE)])
-
-
-def _blend(stops: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
-    """256 colours through these, at equal distances."""
-    places = np.linspace(0, len(stops) - 1, 256)
-    channels = [np.interp(places, range(len(stops)), channel) for channel in zip(*stops)]
-    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
-
-
-def _paint(shares: NDArray[np.float32], colours: NDArray[np.uint8]) -> Pixels:
-    """Shares of the largest value in the colours that are theirs, (h,w,3)."""
-    is_finite = np.isfinite(shares)
-    levels = np.rint(np.clip(np.where(is_finite, shares, 0), -1, 1) * 255).astype(np.int64)
-    zero = len(colours) - 256
-    painted = colours[np.maximum(levels + zero, 0)]
-    painted[~is_finite] = MARKER
-    return painted
-
-
 TITLE, TEXT, LABEL = 18, 14, 12  # the letters' sizes
-HEADING = 34  # the height of the line above cells
-CAPTION = 18  # the height of what is below a cell
+HEADING, CAPTION = 34, 18  # the heights of the line above cells, and of what is below a cell
 BAR, BAR_HEIGHT = 80, 12
 PALE = (105, 105, 105)
+MOST_PIXELS = 2**28  # of all cells; of the usual size there is room for 21 thousand
+LEGEND = "Each cell is a channel: below it its number, and how strong it is, its mean absolute activation."
+
+
+def draw_activations(
+    activations: Any,
+    *,
+    image: int = 0,
+    channels: int = 64,
+    columns: int = 8,
+    order: str = "strongest",
+    scale: str = "channel",
+    size: int = 112,
+    colormap: str = "inferno",
+    picture: PictureLike | None = None,
+    title: str = "",
+) -> Pixels:
+    """Activation maps as a picture, a block for each layer and in it a cell for each channel: RGB, uint8 (H,W,3).
+
+    `activations`: what `inspection.activations` gave, or any mapping from names to floats (C,h,w), or (N,C,h,w), of which
+    `image` is drawn; or one such tensor or array. `channels`: how many of a layer at most, in `order`: "strongest" first,
+    by the mean absolute activation, or by "index". `columns`: how many in a row. `size`: of a cell's longer side, in
+    pixels; a smaller map is enlarged without blurring, and 112 is a whole multiple of 7, 14, 28 and 56.
+    `scale`: where the colours end. "channel": at each channel's own largest value, so that all show their structure;
+    "layer": at the largest of the layer, so that strong channels stand out. The largest is the 99th percentile of the
+    absolute values that are not zero; what is above gets the last colour, too.
+    `colormap`: a name in `drawing.COLORMAPS`, for layers without negative values. Those with are drawn in warm colours
+    above zero and in cold ones below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
+    `picture`: what the network saw, as `gradcam.read_image` takes it, shown above the blocks, with `title` beside it.
+
+    Raises `ImageError` for activations, a picture or a number of another form and for what becomes too large,
+    `GradcamError` for an unknown order, scale or colour map.
+    """
+    look = Look(channels=channels, columns=columns, order=order, scale=scale, size=size, colormap=colormap)
+    named = activations if isinstance(activations, Mapping) else {"": activations}
+    if not named:
+        raise ImageError("There are no activations: expected those of one layer at least.")
+    found = {str(name): take_maps(given, image, str(name)) for name, given in named.items()}
+    cells = sum(min(channels, len(maps)) for maps in found.values())
+    if cells * size**2 > MOST_PIXELS:
+        raise ImageError(
+            f"{cells} cells of {size} x {size} pixels are more than the {MOST_PIXELS} pixels that are drawn at most: "
+            "choose fewer channels or layers, or smaller cells."
+        )
+    head = _draw_head(title, None if picture is None else to_height(read_image(picture), size))
+    blocks = [draw_block(name, maps, look) for name, maps in found.items()]
+    return np.pad(stack([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+
+
+def _draw_head(title: str, picture: Pixels | None) -> Pixels:
+    """The picture, and beside it what this is about and how it is read."""
+    left = 0 if picture is None else picture.shape[1] + MARGIN
+    lines = [(title, TITLE, INK), (LEGEND, TEXT, PALE)] if title else [(LEGEND, TEXT, PALE)]
+    height = max(len(lines) * LINE, 0 if picture is None else picture.shape[0])
+    width = left + max(measure_text(text, size) for text, size, _ in lines)
+    canvas = Image.new("RGB", (width, height), WHITE)
+    draw = ImageDraw.Draw(canvas)
+    if picture is not None:
+        canvas.paste(Image.fromarray(picture), (0, 0))
+    for row, (text, size, colour) in enumerate(lines):
+        draw.text((left, (row + 1) * LINE - 7), text, colour, find_font(size), anchor="ls")
+    return np.array(canvas)
 
 
 @dataclass(frozen=True)
@@ -118,12 +109,9 @@ class Look:
 
     def __post_init__(self) -> None:
         for name in ("channels", "columns", "size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ImageError(f"{name} is {shorten(value)}, expected a whole number, 1 or more.")
-        for name, known in (("order", CHANNEL_ORDERS), ("scale", CHANNEL_SCALES)):
-            if getattr(self, name) not in known:
-                raise GradcamError(f"{name} is {shorten(getattr(self, name))}, expected one of {join_names(known)}.")
+            check_count(getattr(self, name), name, error=ImageError)
+        check_choice(self.order, "order", CHANNEL_ORDERS)
+        check_choice(self.scale, "scale", CHANNEL_SCALES)
         find_colormap(self.colormap)
 
 
@@ -132,19 +120,14 @@ def draw_block(name: str, maps: NDArray[np.float64], look: Look) -> Pixels:
     strengths = measure_strengths(maps)
     shown = order_channels(strengths, look.order)[: look.channels]
     signed, largest = bool((maps < 0).any()), find_largest(maps)
+    ends = {channel: largest if look.scale == "layer" else find_largest(maps[channel]) for channel in shown}
     cells = [
-        draw_cell(
-            maps[channel],
-            look.size,
-            largest=largest if look.scale == "layer" else find_largest(maps[channel]),
-            signed=signed,
-            colormap=look.colormap,
-        )
-        for channel in shown
+        draw_cell(maps[it], look.size, largest=end, signed=signed, colormap=look.colormap) for it, end in ends.items()
     ]
     labels = [(str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead") for channel in shown]
     grid = _lay_out(cells, labels, look.columns)
-    bar = draw_bar(BAR, BAR_HEIGHT, signed=signed, colormap=look.colormap)
+    shares = np.linspace(-1 if signed else 0, 1, BAR, dtype=np.float32)  # the bar of colours
+    bar = _paint(np.tile(shares, (BAR_HEIGHT, 1)), find_colours(look.colormap, signed=signed))
     heading = _draw_heading(name, _describe(maps, shown, look), bar, _ends(signed, largest, look), grid.shape[1])
     return stack([heading, grid])
 
@@ -213,76 +196,56 @@ def _to_text(value: float) -> str:
     return f"{value:#.3g}".removesuffix(".")
 
 
-def measure_text(text: str, size: int) -> int:
-    """The length of a text in letters of this size, in pixels."""
-    return round(find_font(size).getlength(text))
+def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
+    """A map (h,w) in colour, its longer side of `size` pixels: RGB, uint8.
+
+    Zero has the first colour, `largest` and what is above it the last one, see `find_colours`; NaN and infinity are
+    magenta. Of a smaller map each value is a sharp rectangle; a larger one is shrunk by the mean, before it is coloured.
+    """
+    longest = max(values.shape)
+    rows, columns = (max(1, round(side * size / longest)) for side in values.shape)
+    shares = (values / (largest or 1.0)).astype(np.float32)
+    colours = find_colours(colormap, signed=signed)
+    if longest > size:
+        return _paint(resize(shares, rows, columns), colours)
+    whole = math.ceil(size / longest)  # enlarged by whole pixels, and shrunk a little from there: no edge is jagged
+    enlarged = _paint(shares, colours).repeat(whole, 0).repeat(whole, 1)
+    return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def find_largest(values: NDArray[Any]) -> float:
+    """The value that gets the last colour: the 99th percentile of the absolute values that are neither zero nor infinite.
+
+    So a few peaks do not leave the rest in the dark. It is one of the values: the largest of up to a hundred. 0 of none.
+    """
+    magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
+    return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0
 
 
 @functools.cache
-def find_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The one that Pillow carries."""
-    return ImageFont.load_default(size)
+def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
+    """The colours of shares from 0 to 1, RGB (256,3); signed from -1 to 1, (511,3), with zero in the middle.
 
-
-MOST_PIXELS = 2**28  # of all cells; of the usual size there is room for 21 thousand
-LEGEND = "Each cell is a channel: below it its number, and how strong it is, its mean absolute activation."
-
-
-def draw_activations(
-    activations: Any,
-    *,
-    image: int = 0,
-    channels: int = 64,
-    columns: int = 8,
-    order: str = "strongest",
-    scale: str = "channel",
-    size: int = 112,
-    colormap: str = "inferno",
-    picture: PictureLike | None = None,
-    title: str = "",
-) -> Pixels:
-    """Activation maps as a picture, a block for each layer and in it a cell for each channel: RGB, uint8 (H,W,3).
-
-    `activations`: what `inspection.activations` gave, or any mapping from names to floats (C,h,w), or (N,C,h,w), of which
-    `image` is drawn; or one such tensor or array. `channels`: how many of a layer at most, in `order`: "strongest" first,
-    by the mean absolute activation, or by "index". `columns`: how many in a row. `size`: of a cell's longer side, in
-    pixels; a smaller map is enlarged without blurring, and 112 is a whole multiple of 7, 14, 28 and 56.
-    `scale`: where the colours end. "channel": at each channel's own largest value, so that all show their structure;
-    "layer": at the largest of the layer, so that strong channels stand out. The largest is the 99th percentile of the
-    absolute values that are not zero; what is above gets the last colour, too.
-    `colormap`: a name in `drawing.COLORMAPS`, for layers without negative values. Those with are drawn in warm colours
-    above zero and in cold ones below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
-    `picture`: what the network saw, as `gradcam.read_image` takes it, shown above the blocks, with `title` beside it.
-
-    Raises `ImageError` for activations, a picture or a number of another form and for what becomes too large,
-    `GradcamError` for an unknown order, scale or colour map.
+    Signed: black at zero, through orange to white above, and through blue to white below, whatever the colour map.
+    Raises `GradcamError` for an unknown one.
     """
-    look = Look(channels=channels, columns=columns, order=order, scale=scale, size=size, colormap=colormap)
-    named = activations if isinstance(activations, Mapping) else {"": activations}
-    if not named:
-        raise ImageError("There are no activations: expected those of one layer at least.")
-    found = {str(name): take_maps(given, image, str(name)) for name, given in named.items()}
-    cells = sum(min(channels, len(maps)) for maps in found.values())
-    if cells * size**2 > MOST_PIXELS:
-        raise ImageError(
-            f"{cells} cells of {size} x {size} pixels are more than the {MOST_PIXELS} pixels that are drawn at most: "
-            "choose fewer channels or layers, or smaller cells."
-        )
-    head = _draw_head(title, None if picture is None else drawing.scale(read_image(picture), size))
-    blocks = [draw_block(name, maps, look) for name, maps in found.items()]
-    return np.pad(drawing.stack([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+    if not signed:
+        return colours_of(find_colormap(colormap)).astype(np.uint8)
+    return np.concatenate([_blend(BELOW)[:0:-1], _blend(ABOVE)])
 
 
-def _draw_head(title: str, picture: Pixels | None) -> Pixels:
-    """The picture, and beside it what this is about and how it is read."""
-    left = 0 if picture is None else picture.shape[1] + MARGIN
-    lines = [(title, TITLE, INK), (LEGEND, TEXT, PALE)] if title else [(LEGEND, TEXT, PALE)]
-    height = max(len(lines) * LINE, 0 if picture is None else picture.shape[0])
-    width = left + max(measure_text(text, size) for text, size, _ in lines)
-    canvas = Image.new("RGB", (width, height), WHITE)
-    draw = ImageDraw.Draw(canvas)
-    if picture is not None:
-        canvas.paste(Image.fromarray(picture), (0, 0))
-    for row, (text, size, colour) in enumerate(lines):
-        draw.text((left, (row + 1) * LINE - 7), text, colour, find_font(size), anchor="ls")
-    return np.array(canvas)
+def _blend(stops: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
+    """256 colours through these, at equal distances."""
+    places = np.linspace(0, len(stops) - 1, 256)
+    channels = [np.interp(places, range(len(stops)), channel) for channel in zip(*stops)]
+    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
+
+
+def _paint(shares: NDArray[np.float32], colours: NDArray[np.uint8]) -> Pixels:
+    """Shares of the largest value in the colours that are theirs, (h,w,3)."""
+    is_finite = np.isfinite(shares)
+    levels = np.rint(np.clip(np.where(is_finite, shares, 0), -1, 1) * 255).astype(np.int64)
+    zero = len(colours) - 256
+    painted = colours[np.maximum(levels + zero, 0)]
+    painted[~is_finite] = MARKER
+    return painted

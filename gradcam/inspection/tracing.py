@@ -7,191 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import isnan
+from math import isnan, nan
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, join_names, shorten, show_fields
+from gradcam._checks import check_count
+from gradcam.errors import join_names, show_fields
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import map_tensors, tensors, to_inputs
 from gradcam.hooks.preserve import undisturbed
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
-
-
-@dataclass
-class Entry:
-    """One call: the call that it began in, and what was noted of it when it began and ended.
-
-    `ended`: None of one that did not end, but raised.
-    """
-
-    module: nn.Module
-    holder: Entry | None
-    begun: Any = None
-    ended: Any = None
-
-    @property
-    def depth(self) -> int:
-        """In how many calls it lies. Of one that raised, nobody says when: only its parts' calls are taken to lie in it."""
-        found, holder = 0, self.holder
-        while holder is not None:
-            found += holder.ended is not None or any(part is self.module for part in holder.module.modules())
-            holder = holder.holder
-        return found
-
-
-class CallLog:
-    """The calls of one forward pass, in the order in which they begin; `open` are those that have not ended yet.
-
-    `begin(args, kwargs)` and `end(output)` give what is noted of a call; they run last and first of all that is done here,
-    so that a clock which they read measures the call alone.
-    """
-
-    def __init__(self, begin: Callable[[tuple[Any, ...], dict[str, Any]], Any], end: Callable[[Any], Any]) -> None:
-        self._begin, self._end = begin, end
-        self.entries: list[Entry] = []
-        self.open: list[Entry] = []
-
-    def watch(self, hooks: Hooks, modules: Iterable[nn.Module]) -> None:
-        """Log the calls of these modules from now on."""
-        for module in modules:
-            hooks.before_forward(module, self._before)
-            hooks.after_forward(module, self._after)
-
-    @property
-    def order(self) -> list[tuple[nn.Module, int, bool]]:
-        """What two passes that do the same have in common: the modules, how deep they lie, and whether each ended."""
-        return [(entry.module, entry.depth, entry.ended is None) for entry in self.entries]
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entry = Entry(module, self.open[-1] if self.open else None)
-        self.entries.append(entry)
-        self.open.append(entry)
-        entry.begun = self._begin(args, kwargs)
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        ended = self._end(output)
-        while self.open:
-            entry = self.open.pop()
-            if entry.module is module:  # calls inside it that are still open raised what their caller caught
-                entry.ended = ended
-                return
-
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is run: a model, its modules that can be watched by their names, and its arguments."""
-
-    model: nn.Module
-    names: dict[nn.Module, list[str]]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What had been counted at some moment of a pass."""
-
-    multiply_adds: int
-    unknown: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What went into a call, or came out of it, and what had been counted then."""
-
-    shapes: Shapes
-    dtypes: tuple[str, ...]
-    counts: Counts
-
-
-def count_pass(subject: Subject) -> CallLog:
-    """One pass whose calls have a `Seen` for `begun` and for `ended`.
-
-    What the model raises comes through, with a note of the layer in which it arose where Python has notes.
-    """
-    with _prepared(subject) as (args, kwargs, hooks):
-        counter = MultiplyAdds()
-        storages = Storages([*_own(subject.model), *tensors((args, kwargs))])
-
-        def look(value: Any) -> Seen:
-            found = list(tensors(value))
-            dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in found)
-            counts = Counts(counter.total, counter.unknown, storages.total)
-            return Seen(tuple(map(_shape, found)), dtypes, counts)
-
-        def look_at_output(output: Any) -> Seen:
-            storages.add(output)
-            return look(output)
-
-        log = CallLog(lambda args, kwargs: look((args, kwargs)), look_at_output)
-        log.watch(hooks, subject.names)
-        with counter, _saying_where(log, subject):
-            subject.model(*args, **kwargs)
-    return log
-
-
-def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
-    """One pass, and the seconds of each of its calls that ended; others have NaN."""
-    clock = find_clock(devices)
-    log = CallLog(lambda args, kwargs: clock.read(), lambda output: clock.read())
-    with _prepared(subject) as (args, kwargs, hooks):
-        log.watch(hooks, subject.names)
-        subject.model(*args, **kwargs)
-    clock.wait()
-    nan = float("nan")
-    return log, [nan if it.ended is None else clock.between(it.begun, it.ended) for it in log.entries]
-
-
-@contextlib.contextmanager
-def _prepared(subject: Subject) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
-    """Arguments that the model may change, and hooks: each pass finds the same random state, buffers and values."""
-    with undisturbed(subject.model), torch.no_grad(), Hooks() as hooks:
-        args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
-        yield args, kwargs, hooks
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    if not tensor.is_nested:
-        return tuple(tensor.shape)
-    return tuple(_length(tensor, axis) for axis in range(tensor.ndim))
-
-
-def _length(tensor: Tensor, axis: int) -> int:
-    """-1 where the parts of a nested tensor differ in it."""
-    try:
-        length = tensor.size(axis)
-    except RuntimeError:
-        return -1
-    return length if isinstance(length, int) else -1
-
-
-def _own(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-@contextlib.contextmanager
-def _saying_where(log: CallLog, subject: Subject) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if len(log.open) > 1 and hasattr(error, "add_note"):  # from Python 3.11 on
-            entry = log.open[-1]
-            shapes = ", ".join(map(str, entry.begun.shapes)) if entry.begun is not None else "something odd"
-            error.add_note(
-                f"In layer '{subject.names[entry.module][0]}', {type(entry.module).__name__}, which got {shapes}."
-            )
-        raise
-
 
 Shape = tuple[int, ...]
 
@@ -283,8 +112,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     Raises `ModelError` for what is no module, `ImageError` for images without a tensor, `GradcamError` for a wrong `rounds`.
     Errors of the model come through as they are, with a note of the layer (from Python 3.11 on).
     """
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
-        raise GradcamError(f"rounds is {shorten(rounds)}, expected how many passes are timed: 0, 1, 2, ...")
+    check_count(rounds, "rounds", "how many passes are timed: 0, 1, 2, ...", least=0)
     model = unwrap(model)
     args, kwargs = to_inputs(images)
     own = [*model.parameters(), *model.buffers()]
@@ -296,12 +124,10 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     counted = count_pass(subject)
     timed = [timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
     agree = all(log.order == counted.order for log, _ in timed)
-    seconds = [_median(column) for column in zip(*(column for _, column in timed))] if timed and agree else None
-    return Trace(
-        calls=_to_calls(subject, counted.entries, seconds),
-        device=", ".join(map(str, devices)),
-        notes=tuple(_notes(model, agree=agree)),
-    )
+    columns = zip(*(column for _, column in timed)) if agree else ()
+    seconds = [None if isnan(column[0]) else median(column) for column in columns]  # of a call that never ended: None
+    calls = _to_calls(subject, counted.entries, seconds or [None] * len(counted.entries))
+    return Trace(calls, ", ".join(map(str, devices)), tuple(_notes(model, agree=agree)))
 
 
 def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -322,22 +148,17 @@ def _notes(model: nn.Module, *, agree: bool) -> Iterator[str]:
         yield "The model does something else in each pass, so that its calls have no times."
 
 
-def _median(seconds: Sequence[float]) -> float | None:
-    """None of a call that never ended."""
-    return None if isnan(seconds[0]) else median(seconds)
-
-
-def _to_calls(subject: Subject, entries: Sequence[Entry], seconds: Sequence[float | None] | None) -> tuple[Call, ...]:
+def _to_calls(subject: Subject, entries: Sequence[Entry], seconds: Sequence[float | None]) -> tuple[Call, ...]:
     runs = Counter(entry.module for entry in entries)
     sizes = {module: sum(parameter.numel() for parameter in module.parameters()) for module in runs}
     tied = _tied(subject.names)
     run: Counter[nn.Module] = Counter()
     calls = []
-    for entry, duration in zip(entries, seconds or [None] * len(entries)):
+    for entry, duration in zip(entries, seconds):
         module, begun, ended = entry.module, entry.begun, entry.ended
         run[module] += 1
         name, *also = subject.names[module]
-        is_known = ended is not None and ended.counts.unknown == begun.counts.unknown
+        is_known = ended is not None and ended.unknown == begun.unknown
         call = Call(
             name=name,
             type=type(module).__name__,
@@ -346,8 +167,8 @@ def _to_calls(subject: Subject, entries: Sequence[Entry], seconds: Sequence[floa
             outputs=() if ended is None else ended.shapes,
             dtypes=() if ended is None else ended.dtypes,
             parameters=sizes[module],
-            multiply_adds=ended.counts.multiply_adds - begun.counts.multiply_adds if is_known else None,
-            activation_bytes=0 if ended is None else ended.counts.bytes - begun.counts.bytes,
+            multiply_adds=ended.multiply_adds - begun.multiply_adds if is_known else None,
+            activation_bytes=0 if ended is None else ended.bytes - begun.bytes,
             seconds=duration,
             run=run[module],
             runs=runs[module],
@@ -370,3 +191,154 @@ def _tied(names: Mapping[nn.Module, Sequence[str]]) -> dict[nn.Module, tuple[str
         for module, _ in several:
             found.setdefault(module, []).extend(name for other, name in several if other is not module)
     return {module: tuple(dict.fromkeys(others)) for module, others in found.items() if others}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run: a model, its modules that can be watched by their names, and its arguments."""
+
+    model: nn.Module
+    names: dict[nn.Module, list[str]]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What went into a call, or came out of it, and what had been counted in the pass by then."""
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...]
+    multiply_adds: int
+    unknown: int
+    bytes: int
+
+
+def count_pass(subject: Subject) -> CallLog:
+    """One pass whose calls have a `Seen` for `begun` and for `ended`.
+
+    What the model raises comes through, with a note of the layer in which it arose where Python has notes.
+    """
+    with _prepared(subject) as (args, kwargs, hooks):
+        counter = MultiplyAdds()
+        storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *tensors((args, kwargs))])
+
+        def look(value: Any) -> Seen:
+            found = list(tensors(value))
+            dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in found)
+            return Seen(tuple(map(_shape, found)), dtypes, counter.total, counter.unknown, storages.total)
+
+        def look_at_output(output: Any) -> Seen:
+            storages.add(output)
+            return look(output)
+
+        log = CallLog(lambda args, kwargs: look((args, kwargs)), look_at_output)
+        log.watch(hooks, subject.names)
+        with counter, _saying_where(log, subject):
+            subject.model(*args, **kwargs)
+    return log
+
+
+def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
+    """One pass, and the seconds of each of its calls that ended; others have NaN."""
+    clock = find_clock(devices)
+    log = CallLog(lambda args, kwargs: clock.read(), lambda output: clock.read())
+    with _prepared(subject) as (args, kwargs, hooks):
+        log.watch(hooks, subject.names)
+        subject.model(*args, **kwargs)
+    clock.wait()
+    return log, [nan if it.ended is None else clock.between(it.begun, it.ended) for it in log.entries]
+
+
+@contextlib.contextmanager
+def _prepared(subject: Subject) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
+    """Arguments that the model may change, and hooks: each pass finds the same random state, buffers and values."""
+    with undisturbed(subject.model), torch.no_grad(), Hooks() as hooks:
+        args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
+        yield args, kwargs, hooks
+
+
+@contextlib.contextmanager
+def _saying_where(log: CallLog, subject: Subject) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if len(log.open) > 1 and hasattr(error, "add_note"):  # from Python 3.11 on
+            entry = log.open[-1]
+            shapes = ", ".join(map(str, entry.begun.shapes)) if entry.begun is not None else "something odd"
+            name, kind = subject.names[entry.module][0], type(entry.module).__name__
+            error.add_note(f"In layer '{name}', {kind}, which got {shapes}.")
+        raise
+
+
+def _shape(tensor: Tensor) -> Shape:
+    return tuple(_length(tensor, axis) for axis in range(tensor.ndim)) if tensor.is_nested else tuple(tensor.shape)
+
+
+def _length(tensor: Tensor, axis: int) -> int:
+    """-1 where the parts of a nested tensor differ in it."""
+    try:
+        length = tensor.size(axis)
+    except RuntimeError:
+        return -1
+    return length if isinstance(length, int) else -1
+
+
+class CallLog:
+    """The calls of one forward pass, in the order in which they begin; `open` are those that have not ended yet.
+
+    `begin(args, kwargs)` and `end(output)` give what is noted of a call; they run last and first of all that is done here,
+    so that a clock which they read measures the call alone.
+    """
+
+    def __init__(self, begin: Callable[[tuple[Any, ...], dict[str, Any]], Any], end: Callable[[Any], Any]) -> None:
+        self._begin, self._end = begin, end
+        self.entries: list[Entry] = []
+        self.open: list[Entry] = []
+
+    def watch(self, hooks: Hooks, modules: Iterable[nn.Module]) -> None:
+        """Log the calls of these modules from now on."""
+        for module in modules:
+            hooks.before_forward(module, self._before)
+            hooks.after_forward(module, self._after)
+
+    @property
+    def order(self) -> list[tuple[nn.Module, int, bool]]:
+        """What two passes that do the same have in common: the modules, how deep they lie, and whether each ended."""
+        return [(entry.module, entry.depth, entry.ended is None) for entry in self.entries]
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entry = Entry(module, self.open[-1] if self.open else None)
+        self.entries.append(entry)
+        self.open.append(entry)
+        entry.begun = self._begin(args, kwargs)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        ended = self._end(output)
+        while self.open:
+            entry = self.open.pop()
+            if entry.module is module:  # calls inside it that are still open raised what their caller caught
+                entry.ended = ended
+                return
+
+
+@dataclass
+class Entry:
+    """One call: the call that it began in, and what was noted of it when it began and ended.
+
+    `ended`: None of one that did not end, but raised.
+    """
+
+    module: nn.Module
+    holder: Entry | None
+    begun: Any = None
+    ended: Any = None
+
+    @property
+    def depth(self) -> int:
+        """In how many calls it lies. Of one that raised, nobody says when: only its parts' calls are taken to lie in it."""
+        found, holder = 0, self.holder
+        while holder is not None:
+            found += holder.ended is not None or any(part is self.module for part in holder.module.modules())
+            holder = holder.holder
+        return found

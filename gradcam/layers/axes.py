@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, first_floating, map_tensors, tensors
+from gradcam.hooks.nested import Batch, first_floating, tensors
 from gradcam.hooks.preserve import recording_off, undisturbed
 from gradcam.layers.layout import IMAGE_AXES, Layout, Patch, candidates, find_layout, find_patch_grids
 
@@ -29,7 +29,8 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDi
 
 def one_image(batch: Batch) -> Batch:
     """The first image alone, and what belongs to it."""
-    return _changed(batch, lambda tensor: tensor[:1] if _is_of_images(tensor, batch) else tensor, 1)
+    first = batch.copy(lambda tensor: (tensor[:1] if _is_of_images(tensor, batch) else tensor).clone())
+    return replace(first, images=1)
 
 
 class Axes:
@@ -80,7 +81,7 @@ class Axes:
     @functools.cached_property
     def plain(self) -> Shapes:
         """The shape of what each layer gives for the batch as it is."""
-        return self._ask(_changed(self._batch, lambda tensor: tensor, self._batch.images))
+        return self._ask(self._batch.copy())
 
     def _ask_images(self, shape: tuple[int, ...], module: nn.Module) -> Sequence[int]:
         alone = self._alone.get(module, ())
@@ -88,17 +89,13 @@ class Axes:
 
     def _ask_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
         for other in self._with_other_texts:
-            if module in other:
-                if other[module] != shape:
-                    return True
-            else:  # the model takes no other length: the number of tokens has to tell
-                return self._may_hold_text(shape)
+            if module not in other:  # the model takes no other length: the number of tokens has to tell
+                left = [shape[1] - length for length in self.text_lengths]
+                grids = list(find_patch_grids(self._batch.size, self._patches))
+                return any(rest == 0 or (rest > 0 and candidates(rest, grids)) for rest in left)
+            if other[module] != shape:
+                return True
         return False
-
-    def _may_hold_text(self, shape: tuple[int, ...]) -> bool:
-        left = [shape[1] - length for length in self.text_lengths]
-        grids = list(find_patch_grids(self._batch.size, self._patches))
-        return any(rest == 0 or (rest > 0 and candidates(rest, grids)) for rest in left)
 
     @functools.cached_property
     def _alone(self) -> Shapes:
@@ -110,9 +107,8 @@ class Axes:
         found = []
         for length in self.text_lengths:
             shorter = {} if length == 1 else self._ask(self._with_text(length, lambda tensor: tensor[:, :-1]))
-            found.append(
-                shorter or self._ask(self._with_text(length, lambda tensor: torch.cat([tensor, tensor[:, -1:]], 1)))
-            )
+            longer = self._with_text(length, lambda tensor: torch.cat([tensor, tensor[:, -1:]], 1))
+            found.append(shorter or self._ask(longer))
         return found
 
     def _with_text(self, length: int, change: Change) -> Batch:
@@ -121,9 +117,9 @@ class Axes:
 
         def change_texts(tensor: Tensor) -> Tensor:
             is_along = 2 <= tensor.ndim <= 3 and tensor.shape[1] == length and _is_of_images(tensor, batch)
-            return change(tensor) if is_along else tensor
+            return (change(tensor) if is_along else tensor).clone()
 
-        return _changed(batch, change_texts, batch.images)
+        return batch.copy(change_texts)
 
     def _is_text(self, tensor: Tensor) -> bool:
         """Words are numbers in a row, or vectors in a row where they are embedded already."""
@@ -159,9 +155,3 @@ class Axes:
 
 def _is_of_images(tensor: Tensor, batch: Batch) -> bool:
     return tensor.ndim > 0 and len(tensor) == batch.images
-
-
-def _changed(batch: Batch, change: Change, images: int) -> Batch:
-    """Copies, since a model may change its input in place."""
-    args, kwargs = map_tensors((batch.args, batch.kwargs), lambda tensor: change(tensor).clone())
-    return replace(batch, args=args, kwargs=kwargs, pictures=change(batch.pictures), images=images)

@@ -1,4 +1,4 @@
-"""Find a layer of a model: by its dotted name, as a module, or the last one with a grid."""
+"""Find a layer of a model: by its dotted name, as a module, or by the ways on which pictures reach the score."""
 
 from __future__ import annotations
 
@@ -13,22 +13,13 @@ from torch.autograd.graph import Node
 
 from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import tensors
+from gradcam.hooks.nested import Batch, tensors
 from gradcam.layers.layout import Layout, find_layout, find_patches
 
 FindLayout = Callable[[Sequence[int]], Layout | None]  # how a tensor of this shape lies on the picture
 Edge = tuple[Node, int]  # an operation, and which of its outputs
-MIXING = (
-    "bmm",
-    "attention",
-    "dotproduct",
-    "convolution",
-    "roll",
-    "flip",
-    "fft",
-    "gather",
-    "index",
-)  # tokens with tokens
+# Tokens with tokens.
+MIXING = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
 # Channels with channels, by weights; a convolution of groups does so within each of them only.
 WEIGHING = ("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
 # Functions whose values are not negative, but for a dip below zero that is small beside what they let through.
@@ -41,6 +32,177 @@ KEEPING_SIGNS = (
     *("upsample", "expand", "cat", "stack", "pad", "squeeze", "split", "unbind", "shuffle", "roll"),
 )
 JOINING = ("addbackward", "mulbackward")
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
+# By the full name of a model's class.
+OTHER_KINDS = {
+    r"torch\.export\.exported_program\.": (
+        "an exported program, whose graph has no layers: explain torch.export.unflatten(program), which has them"
+    ),
+    r"ultralytics\.(?!nn\.)": "a wrapper of ultralytics around a network: explain that, its .model",
+    r"onnx": "an ONNX model, which has no gradients: explain the PyTorch model that it was exported from",
+    r"(tensorflow|keras|tf_keras|flax|coremltools|tensorrt|openvino)\.": (
+        "a model of another framework: explain one of PyTorch, with the same weights"
+    ),
+}
+
+
+class Outlet(NamedTuple):
+    """What is recorded of a model: what a module gives, all or one of its tensors, in its only run or in one of them.
+
+    `keys`: the keys and indices that lead to the tensor. `run`: counted from 0, None where it runs once.
+    """
+
+    name: str
+    module: nn.Module
+    keys: tuple[str, ...] = ()
+    run: int | None = None
+
+
+def unwrap(model: Any) -> nn.Module:
+    """The Python module inside `DataParallel`, `DistributedDataParallel` and `torch.compile`.
+
+    Raises `ModelError` for what is no module, and for TorchScript.
+    """
+    while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
+    refuse_other_kinds(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "The model is a TorchScript module, whose layers' outputs hooks cannot replace: "
+            "explain the Python model that it was made from."
+        )
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"The model is {type(model).__name__}, expected a torch.nn.Module: "
+            "wrap a function in one, and pass the module itself, not torch.vmap of it."
+        )
+    return model
+
+
+def refuse_other_kinds(model: object) -> None:
+    """Raises `ModelError` for what is no module of layers that can be looked into, if it is known what to do about it."""
+    kind, is_module = type(model), isinstance(model, nn.Module)
+    if is_module and not kind.__module__.startswith("ultralytics."):
+        return
+    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
+    what = next((what for form, what in OTHER_KINDS.items() if any(re.match(form, name) for name in names)), None)
+    if what is None and not is_module and isinstance(getattr(model, "model", None), nn.Module):
+        what = "no torch.nn.Module, and has one inside: explain that, its .model"
+    if what is not None:
+        raise ModelError(f"The model, {kind.__name__}, is {what}.")
+
+
+def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
+    """The layer of that name, or with that module. `model` is unwrapped.
+
+    A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`). Behind it may stand which of several
+    tensors is meant, by its key or index, and which run of the module: "backbone:out", "encoder.layer4#1".
+    Raises `LayerError` for an unknown one, and offers the nearest.
+    """
+    if isinstance(layer, nn.Module):
+        return Outlet(*_find_module(model, layer))
+    if not isinstance(layer, str):
+        raise LayerError(
+            f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
+        )
+    plain, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
+    for name, *keys in ([layer], plain.split(":")):  # a name of its own may have any character but a dot
+        found = _find_name(model, name)
+        if found is not None:
+            full = found[0] + layer[len(name) :]
+            return Outlet(full, found[1], tuple(keys), int(run) if run and name != layer else None)
+    modules = {name: module for name, module in model.named_modules() if name}
+    offers = nearest(plain.partition(":")[0], modules) or list(dict(model.named_children()))
+    hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
+    raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
+
+
+def _find_name(model: nn.Module, layer: str) -> tuple[str, nn.Module] | None:
+    for name in filter(None, (layer, _without_wrappers(layer))):
+        with contextlib.suppress(AttributeError):
+            return name, _compiled_from(model.get_submodule(name))
+    by_plain_name = {_without_wrappers(name): (name, module) for name, module in model.named_modules() if name}
+    name, module = by_plain_name.get(layer, ("", model))
+    return (name, _compiled_from(module)) if name else None
+
+
+def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:
+    layer = _compiled_from(layer)
+    for name, module in model.named_modules():
+        if module is layer and name:
+            return name, module
+    what = "the model itself" if layer is model else "not part of the model"
+    child = next((name for name, _ in model.named_children()), "layer4")
+    raise LayerError(f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{child}.")
+
+
+def _compiled_from(module: nn.Module) -> nn.Module:
+    return getattr(module, "_orig_mod", module)
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
+
+
+def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
+    """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
+
+    Where a block and its last part give the same output, the block comes first. Those that give several tensors come
+    behind all that give one. Left out is what `_may_be_shown` leaves out, and what gives its input back as it came.
+    """
+    names = {module: name for name, module in _modules_outside_attention(model) if name}
+    decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
+    patches = find_patches(model.modules())
+    runs: dict[str, int] = {}
+    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # by whether they give several tensors
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = names[module]
+        runs[name] = runs.get(name, 0) + 1
+        found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+        if not found or gives_back(module, args, found[0]) or not _may_be_shown(name, module):
+            return
+        shape = found[0].shape
+        is_query = len(shape) == 3 and name.startswith(decoders)  # of a decoder, whose rows are no places
+        if not is_query and find_layout(shape, batch.size, module, batch.images, patches=patches, reshape=reshape):
+            finished[len(found) > 1].append((name, runs[name]))
+
+    with torch.no_grad(), Hooks() as hooks:
+        for module in names:
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, look)
+        model(*batch.args, **batch.kwargs)
+    ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several]) if run == runs[name]]
+    once = [name for name, run in ended if run == 1]
+    return [*once, *(f"{name}#{run - 1}" for name, run in ended if run > 1)]
+
+
+def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Those with their names; inside attention values are not yet mixed, or lie in windows."""
+    yield name, module
+    if not name or not _is_attention(module):
+        for child_name, child in module.named_children():
+            yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
+
+
+def _is_attention(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    if "block" not in name and any(word in name for word in ("attention", "attn", "mhsa", "msa", "multihead")):
+        return True
+    children = [] if isinstance(module, nn.Sequential) else list(module.children())  # of any name, but the parts of one
+    return all(any(isinstance(child, kind) for child in children) for kind in (nn.Softmax, nn.Linear))
+
+
+def _may_be_shown(name: str, module: nn.Module) -> bool:
+    """No adaptive pooling, whose grid is a coarser copy of the one before it, and no auxiliary head beside the score."""
+    is_auxiliary = any(part.startswith("aux") for part in name.split("."))
+    return not (is_auxiliary or type(module).__name__.startswith("Adaptive"))
+
+
+def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
+    """Whether a module did nothing, as Identity and Dropout in evaluation mode do; an operation in place did something."""
+    return any(tensor is given for given in args) and not getattr(module, "inplace", False)
 
 
 def edge_of(tensor: Tensor) -> Edge | None:
@@ -209,188 +371,3 @@ def _activates(node: Node) -> bool:
 def _keeps_signs(node: Node, given: int) -> bool:
     name = node.name().lower()
     return any(word in name for word in KEEPING_SIGNS) or (name.startswith(JOINING) and given > 1)
-
-
-WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
-
-
-# By the full name of a model's class.
-OTHER_KINDS = {
-    r"torch\.export\.exported_program\.": (
-        "an exported program, whose graph has no layers: explain torch.export.unflatten(program), which has them"
-    ),
-    r"ultralytics\.(?!nn\.)": "a wrapper of ultralytics around a network: explain that, its .model",
-    r"onnx": "an ONNX model, which has no gradients: explain the PyTorch model that it was exported from",
-    r"(tensorflow|keras|tf_keras|flax|coremltools|tensorrt|openvino)\.": (
-        "a model of another framework: explain one of PyTorch, with the same weights"
-    ),
-}
-
-
-class Outlet(NamedTuple):
-    """What is recorded of a model: what a module gives, all or one of its tensors, in its only run or in one of them.
-
-    `keys`: the keys and indices that lead to the tensor. `run`: counted from 0, None where it runs once.
-    """
-
-    name: str
-    module: nn.Module
-    keys: tuple[str, ...] = ()
-    run: int | None = None
-
-
-def unwrap(model: Any) -> nn.Module:
-    """The Python module inside `DataParallel`, `DistributedDataParallel` and `torch.compile`.
-
-    Raises `ModelError` for what is no module, and for TorchScript.
-    """
-    while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
-    refuse_other_kinds(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(
-            "The model is a TorchScript module, whose layers' outputs hooks cannot replace: "
-            "explain the Python model that it was made from."
-        )
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"The model is {type(model).__name__}, expected a torch.nn.Module: "
-            "wrap a function in one, and pass the module itself, not torch.vmap of it."
-        )
-    return model
-
-
-def refuse_other_kinds(model: object) -> None:
-    """Raises `ModelError` for what is no module of layers that can be looked into, if it is known what to do about it."""
-    kind, is_module = type(model), isinstance(model, nn.Module)
-    if is_module and not kind.__module__.startswith("ultralytics."):
-        return
-    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
-    what = next((what for form, what in OTHER_KINDS.items() if any(re.match(form, name) for name in names)), None)
-    if what is None and not is_module and isinstance(getattr(model, "model", None), nn.Module):
-        what = "no torch.nn.Module, and has one inside: explain that, its .model"
-    if what is not None:
-        raise ModelError(f"The model, {kind.__name__}, is {what}.")
-
-
-def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
-    """The layer of that name, or with that module. `model` is unwrapped.
-
-    A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`). Behind it may stand which of several
-    tensors is meant, by its key or index, and which run of the module: "backbone:out", "encoder.layer4#1".
-    Raises `LayerError` for an unknown one, and offers the nearest.
-    """
-    if isinstance(layer, nn.Module):
-        return Outlet(*_find_module(model, layer))
-    if not isinstance(layer, str):
-        raise LayerError(
-            f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
-        )
-    plain, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
-    for name, *keys in ([layer], plain.split(":")):  # a name of its own may have any character but a dot
-        found = _find_name(model, name)
-        if found is not None:
-            full = found[0] + layer[len(name) :]
-            return Outlet(full, found[1], tuple(keys), int(run) if run and name != layer else None)
-    modules = {name: module for name, module in model.named_modules() if name}
-    offers = nearest(plain.partition(":")[0], modules) or list(dict(model.named_children()))
-    hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
-    raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
-
-
-def _find_name(model: nn.Module, layer: str) -> tuple[str, nn.Module] | None:
-    for name in (layer, _without_wrappers(layer)):
-        with contextlib.suppress(AttributeError):
-            if name:
-                return name, _compiled_from(model.get_submodule(name))
-    by_plain_name = {_without_wrappers(name): (name, module) for name, module in model.named_modules() if name}
-    name, module = by_plain_name.get(layer, ("", model))
-    return (name, _compiled_from(module)) if name else None
-
-
-def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:
-    layer = _compiled_from(layer)
-    for name, module in model.named_modules():
-        if module is layer and name:
-            return name, module
-    what = "the model itself" if layer is model else "not part of the model"
-    child = next((name for name, _ in model.named_children()), "layer4")
-    raise LayerError(f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{child}.")
-
-
-def _compiled_from(module: nn.Module) -> nn.Module:
-    return getattr(module, "_orig_mod", module)
-
-
-def _without_wrappers(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
-
-
-def layers_with_grid(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    images: int,
-    size: Sequence[int],
-    *,
-    reshape: str | tuple[int, ...] | None = None,
-) -> list[str]:
-    """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
-
-    Where a block and its last part give the same output, the block comes first. Those that give several tensors come
-    behind all that give one. Left out is what `_may_be_shown` leaves out, and what gives its input back as it came.
-    """
-    names = {module: name for name, module in _modules_outside_attention(model) if name}
-    decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
-    patches = find_patches(model.modules())
-    runs: dict[str, int] = {}
-    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # by whether they give several tensors
-
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        name = names[module]
-        runs[name] = runs.get(name, 0) + 1
-        found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
-        if not found or gives_back(module, args, found[0]) or not _may_be_shown(name, module):
-            return
-        shape = found[0].shape
-        is_query = len(shape) == 3 and name.startswith(decoders)  # of a decoder, whose rows are no places
-        if not is_query and find_layout(shape, size, module, images, patches=patches, reshape=reshape):
-            finished[len(found) > 1].append((name, runs[name]))
-
-    with torch.no_grad(), Hooks() as hooks:
-        for module in names:
-            if not isinstance(module, torch.jit.ScriptModule):
-                hooks.after_forward(module, look)
-        model(*args, **kwargs)
-    ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several]) if run == runs[name]]
-    once = [name for name, run in ended if run == 1]
-    return [*once, *(f"{name}#{run - 1}" for name, run in ended if run > 1)]
-
-
-def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Those with their names; inside attention values are not yet mixed, or lie in windows."""
-    yield name, module
-    if not name or not _is_attention(module):
-        for child_name, child in module.named_children():
-            yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
-
-
-def _is_attention(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    if "block" not in name and any(word in name for word in ("attention", "attn", "mhsa", "msa", "multihead")):
-        return True
-    children = [] if isinstance(module, nn.Sequential) else list(module.children())
-    kinds = [any(isinstance(child, kind) for child in children) for kind in (nn.Softmax, nn.Linear)]
-    return all(kinds)  # of any other name, but with the parts of one
-
-
-def _may_be_shown(name: str, module: nn.Module) -> bool:
-    """No adaptive pooling, whose grid is a coarser copy of the one before it, and no auxiliary head beside the score."""
-    is_auxiliary = any(part.startswith("aux") for part in name.split("."))
-    return not (is_auxiliary or type(module).__name__.startswith("Adaptive"))
-
-
-def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
-    """Whether a module did nothing, as Identity and Dropout in evaluation mode do; an operation in place did something."""
-    return any(tensor is given for given in args) and not getattr(module, "inplace", False)

@@ -17,9 +17,20 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
-
-
 USUAL_DEPTH = 16  # slices of a volume, or frames of a clip
+
+POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
+CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # themselves: of their kinds some work on channels first
+# As a rule; GELU and Dropout are transformers' as well.
+BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
+MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
+MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
+MOST_NAMED_PREFIX = 8  # where the grid is given
+IMAGE_AXES = (0, 1)  # along which the images of tokens may lie
+TOKENS = ("tokens", "tokens first")  # the layouts of tokens, by that axis
+
+Change = Callable[[Tensor], object]  # of a tensor, in place
 
 
 def takes_volumes(model: nn.Module) -> bool:
@@ -49,14 +60,13 @@ def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
     """Into which patches a model's convolutions cut a picture: those edge to edge, and those on the picture itself."""
     found: list[Patch] = []
     for module in modules:
-        if isinstance(module, _ConvNd) and (module.stride == module.kernel_size or _is_on_picture(module)):
+        if not isinstance(module, _ConvNd):
+            continue
+        is_on_picture = module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1
+        if is_on_picture or module.stride == module.kernel_size:
             padding: Any = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
             found.append(Patch(module.kernel_size, module.stride, padding))
     return found
-
-
-def _is_on_picture(module: _ConvNd) -> bool:
-    return module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1
 
 
 def find_patch_grids(size: Sequence[int], patches: Sequence[Patch]) -> Iterator[tuple[int, ...]]:
@@ -81,20 +91,6 @@ def may_be_merged(grid: tuple[int, ...], size: Sequence[int], patches: Sequence[
     steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
     cells = [length // count for length, count in zip(size, grid)][-2:]
     return not steps or any(all(cell % step == 0 for cell, step in zip(cells, stride[-2:])) for stride in steps)
-
-
-POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
-CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # themselves: of their kinds some work on channels first
-# As a rule; GELU and Dropout are transformers' as well.
-BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
-MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
-MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
-MOST_NAMED_PREFIX = 8  # where the grid is given
-IMAGE_AXES = (0, 1)  # along which the images of tokens may lie
-
-
-Change = Callable[[Tensor], object]  # of a tensor, in place
 
 
 @dataclass(frozen=True)
@@ -170,10 +166,14 @@ def find_layout(
     Tokens (N,T,D) form a grid if there is but one that `_token_layout` finds. They may come first, (T,N,D), where
     (N,T,D) cannot be meant.
     """
-    if isinstance(reshape, tuple):
-        return _given_layout(shape, size, reshape, images=images, patches=patches, image_axes=image_axes)
     if len(shape) == 3:
-        return _row_layout(shape, size, module, images=images, patches=patches, kind=reshape, image_axes=image_axes)
+        axes = [axis for axis in image_axes if images in (None, shape[axis])]
+        if isinstance(reshape, tuple):
+            return _given_layout(shape, size, reshape, axes, patches)
+        axes = [axis for axis in axes if reshape in (None, TOKENS[axis]) and (axis == 0 or images is not None)]
+        return _row_layout(shape, size, module if reshape is None else None, axes, patches)
+    if isinstance(reshape, tuple):
+        return None
     if len(shape) != len(size) + 2 or images not in (None, shape[0]) or (reshape or "").startswith("tokens"):
         return None
     first, last = tuple(shape[2:]), tuple(shape[1:-1])
@@ -189,22 +189,16 @@ def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | 
         return "channels first"
     if axis == -1:  # windows of a partition lie in the place of rows, and have no aspect
         return "channels last" if fits_last else None
-    if _gives_matrices(module) or (
-        fits_first == fits_last and module is not None and _has_channels_last(module, shape)
-    ):
+    has_channels_last = module is not None and _has_channels_last(module, shape)
+    if _gives_matrices(module) or (fits_first == fits_last and has_channels_last):
         return None
-    if fits_first != fits_last:
-        return "channels first" if fits_first else "channels last"
-    if _ends_channels_first(module, shape):
-        return "channels first"
-    return _kind_of_squarer_cells(shape, size, module) if fits_first else None
-
-
-def _kind_of_squarer_cells(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
-    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))
-    if first == last:
-        return "channels first" if module is None else None
-    return "channels first" if first < last else "channels last"
+    if fits_first != fits_last or _ends_channels_first(module, shape):
+        return "channels first" if fits_first or not fits_last else "channels last"
+    if not fits_first:
+        return None
+    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))  # the squarer cells are the grid's
+    is_unclear = first == last and module is not None
+    return None if is_unclear else "channels first" if first <= last else "channels last"
 
 
 def _gives_matrices(module: nn.Module | None) -> bool:
@@ -309,55 +303,35 @@ def is_guess(layout: Layout, module: nn.Module, shape: Sequence[int], size: Sequ
         return True
     if isinstance(module, BEHIND_CONVOLUTIONS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
         return False
-    return not all(_has_whole_stride(cells, length) for cells, length in zip(layout.grid, size))
 
+    def has_whole_stride(cells: int, length: int) -> bool:
+        strides = (max(1, length // cells), -(-length // cells))
+        return any(cells in (length // stride, -(-length // stride)) for stride in strides)
 
-def _has_whole_stride(cells: int, length: int) -> bool:
-    strides = {max(1, length // cells), -(-length // cells)}
-    return any(cells in (length // stride, -(-length // stride)) for stride in strides)
+    return not all(map(has_whole_stride, layout.grid, size))
 
 
 def _given_layout(
-    shape: Sequence[int],
-    size: Sequence[int],
-    grid: tuple[int, ...],
-    *,
-    images: int | None,
-    patches: Sequence[Patch],
-    image_axes: Sequence[int],
+    shape: Sequence[int], size: Sequence[int], grid: tuple[int, ...], axes: Sequence[int], patches: Sequence[Patch]
 ) -> Layout | None:
-    if len(shape) != 3 or len(grid) != len(size):
-        return None
-    for axis, kind in ((1, "tokens"), (0, "tokens first")):
-        prefix = shape[axis] - math.prod(grid)
-        if 1 - axis in image_axes and images in (None, shape[1 - axis]) and 0 <= prefix <= MOST_NAMED_PREFIX:
-            known = [it.grid for it in candidates(shape[axis], find_patch_grids(size, patches))]
-            return Layout(grid, kind, prefix) if grid in known or not known else None
+    for axis in axes if len(grid) == len(size) else ():
+        tokens = shape[1 - axis]
+        prefix = tokens - math.prod(grid)
+        if 0 <= prefix <= MOST_NAMED_PREFIX:
+            known = [it.grid for it in candidates(tokens, find_patch_grids(size, patches))]
+            return Layout(grid, TOKENS[axis], prefix) if grid in known or not known else None
     return None
 
 
 def _row_layout(
-    shape: Sequence[int],
-    size: Sequence[int],
-    module: nn.Module | None,
-    *,
-    images: int | None,
-    patches: Sequence[Patch],
-    kind: str | None,
-    image_axes: Sequence[int],
+    shape: Sequence[int], size: Sequence[int], module: nn.Module | None, axes: Sequence[int], patches: Sequence[Patch]
 ) -> Layout | None:
-    """Of three axes: tokens, unless the middle one is that of channels."""
-    if kind in ("channels first", "channels last"):
-        return None
-    found = None
-    if kind != "tokens first" and 0 in image_axes and images in (None, shape[0]):
-        found = _token_layout(shape[1], size, patches)
-        if found is not None and kind is None and _may_be_flattened(shape, size, module, _rivals(found, size, patches)):
-            return None
-    if found is None and 1 in image_axes and images == shape[1] and kind != "tokens":
-        found = _token_layout(shape[0], size, patches)
-        return found and replace(found, kind="tokens first")
-    return found
+    """Of three axes, with the images along one of these: tokens, unless the middle one is that of channels."""
+    found = _token_layout(shape[1], size, patches) if 0 in axes else None
+    if found is not None:
+        return None if _may_be_flattened(shape, size, module, _rivals(found, size, patches)) else found
+    found = _token_layout(shape[0], size, patches) if 1 in axes else None
+    return found and replace(found, kind=TOKENS[1])
 
 
 def _rivals(found: Layout, size: Sequence[int], patches: Sequence[Patch]) -> Iterable[tuple[int, ...]]:

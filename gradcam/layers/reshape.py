@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,9 +81,7 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     Raises `LayerError` where it fails, gives another shape, computes, takes a value twice, or mixes images.
     """
     shape, count = activations.shape, activations.numel()
-    kind = (
-        torch.float32 if activations.device.type == "mps" else torch.float64
-    )  # exact for as many numbers as there are
+    kind = torch.float32 if activations.device.type == "mps" else torch.float64  # exact for so many numbers
     what = f"The function for reshape, given the {tuple(shape)} of layer '{layer}',"
     numbers = torch.arange(1, count + 1, dtype=kind, device=activations.device).reshape(shape)
     found = _call(function, numbers, what)
@@ -102,7 +99,10 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     if len(indices.unique()) < indices.numel():
         raise LayerError(f"{what} takes some values more than once: it may only pick values and move them.")
     axis, folds = _image_axis(indices, shape, images, what)
-    return _picked(indices, shape, axis, folds)
+    before = torch.arange(count, dtype=torch.int64, device=indices.device).reshape(shape).movedim(axis, 0).flatten()
+    after = torch.empty_like(before)
+    after[before] = torch.arange(count, dtype=torch.int64, device=indices.device)
+    return Picked(after[indices], axis, folds)
 
 
 def _call(function: Function, tensor: Tensor, what: str) -> Tensor:
@@ -133,15 +133,3 @@ def _image_axis(indices: Tensor, shape: torch.Size, images: int, what: str) -> t
         if rest == 0 and bool((coordinates[axis] // folds == own).all()):
             return axis, folds
     raise LayerError(f"{what} mixes images: what it gives for one of the {images} has to come from that one alone.")
-
-
-def _picked(indices: Tensor, shape: torch.Size, axis: int, folds: int) -> Picked:
-    before = (
-        torch.arange(math.prod(shape), dtype=torch.int64, device=indices.device)
-        .reshape(shape)
-        .movedim(axis, 0)
-        .flatten()
-    )
-    after = torch.empty_like(before)
-    after[before] = torch.arange(len(before), dtype=torch.int64, device=indices.device)
-    return Picked(after[indices], axis, folds)

@@ -14,11 +14,6 @@ from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
 
 # What most classifiers of colour photographs have been trained with.
-ASSUMED = Preprocessing(
-    size=(224, 224), resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
-)
-ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))  # the means of those three
-
 LARGEST = 8192  # pixels of a side: what networks take is far smaller, and memory for more may not be there
 
 
@@ -59,7 +54,10 @@ def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     """
     plain = parts.plain or parts.preprocess
     notes = _say_what_is_assumed(plain, wish) if parts.is_assumed and isinstance(plain, Preprocessing) else []
-    notes += _say_what_is_large(wish)
+    # Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say.
+    large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)
+    if large:
+        notes.append(f"The {large} is above 1: pictures of 8 and 16 bits have values in [0,1]; divide by 255 for them.")
     if not wish:
         return parts.preprocess, notes
     if not isinstance(plain, Preprocessing):
@@ -89,27 +87,16 @@ def _find_sizes(plain: Preprocessing, wish: Adjustment) -> tuple[tuple[int, int]
 
 
 def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
-    assumed = ["grey pictures"] if len(plain.mean) == 1 else []
-    if wish.size is None:
-        assumed.append(f"a size of {plain.size[0]}")
-    if wish.crop is None and not isinstance(wish.size, tuple):
-        assumed.append("a crop of 0.875")
-    statistics = [name for name, value in (("mean", wish.mean), ("std", wish.std)) if value is None]
-    if statistics:
-        assumed.append(f"ImageNet's {' and '.join(statistics)}")
-    if not assumed:
-        return []
-    return [f"Assumed {', '.join(assumed)}: --size, --crop, --mean and --std say otherwise (size=, ... in Python)."]
-
-
-def _say_what_is_large(wish: Adjustment) -> list[str]:
-    """Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say."""
-    large = [name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1]
-    if not large:
-        return []
-    return [
-        f"The {' and '.join(large)} is above 1: pictures of 8 and 16 bits have values in [0,1]; divide by 255 for them."
-    ]
+    statistics = " and ".join(name for name in ("mean", "std") if getattr(wish, name) is None)
+    possible = {
+        "grey pictures": len(plain.mean) == 1,
+        f"a size of {plain.size[0]}": wish.size is None,
+        "a crop of 0.875": wish.crop is None and not isinstance(wish.size, tuple),
+        f"ImageNet's {statistics}": bool(statistics),
+    }
+    assumed = ", ".join(what for what, is_assumed in possible.items() if is_assumed)
+    hint = "--size, --crop, --mean and --std say otherwise (size=, ... in Python)."
+    return [f"Assumed {assumed}: {hint}"] if assumed else []
 
 
 def _to_values(name: str, given: Any) -> tuple[float, ...] | None:

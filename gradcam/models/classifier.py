@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from gradcam.attributions.table import find_attribution
+from gradcam.attributions.table import AttributionMethod, find_attribution
 from gradcam.cam.budget import Progress
 from gradcam.cam.explain import Explanation, compare, one_map
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import find_methods
+from gradcam.cam.methods.table import find_method, find_methods
 from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
 from gradcam.hooks.preserve import undisturbed
 from gradcam.images.read import FORMS, PictureLike, Region, is_one_picture
@@ -26,7 +28,7 @@ from gradcam.models.preprocess import Preprocess
 from gradcam.models.readers import Reader, Reading, read_picture, to_reading
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, mean_output, stack
-from gradcam.options import PREDICTIONS, Fit, to_fit
+from gradcam.options import PREDICTIONS, ExplainOptions, Fit, fill_options, to_fit
 from gradcam.targets import ClassTarget, to_class_target
 
 
@@ -40,16 +42,9 @@ class Prepared:
     __repr__ = show_fields
 
 
-_Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
+Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
+Found = dict[tuple[str, str], Explanation]  # by layer and method
 Picture = PictureLike | Reading | Prepared
-
-
-@dataclass(frozen=True, eq=False)
-class _Wish:
-    """What is to be explained, and how: layers with the methods that share a pass, and the other arguments of `compare`."""
-
-    passes: Sequence[_Pass]
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +78,11 @@ class Classifier:
         if self.predictions not in PREDICTIONS:
             raise GradcamError(f"predictions is {shorten(self.predictions)}, expected {' or '.join(PREDICTIONS)}.")
 
-    @property
+    __repr__ = show_fields
+
+    @cached_property
     def _fit(self) -> Fit:
         return to_fit(self.fit)
-
-    __repr__ = show_fields
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +121,7 @@ class Classifier:
     def layer_for(self, method: str | Method) -> str:
         """What is explained with this method where no layer is named. Raises `GradcamError` for an unknown one."""
         positive = self.layer_for_positive
-        return self.layer if positive is None or not find_methods([method])[0].assumes_positive else positive
+        return self.layer if positive is None or not find_method(method).assumes_positive else positive
 
     def explain(
         self,
@@ -136,14 +131,8 @@ class Classifier:
         method: str | Method = "gradcam",
         target: Any = None,
         layers: Sequence[str | nn.Module] | None = None,
-        join: str | None = None,
-        evidence: str = "positive",
-        augmentation: str = "none",
-        smoothing: str = "none",
-        reshape: Any = None,
-        memory_budget: int | None = None,
-        progress: Progress | None = None,
         fit: str | None = None,
+        **options: Unpack[ExplainOptions],
     ) -> PictureExplanation:
         """Show where the model looked in one picture, or in a sequence of them.
 
@@ -155,20 +144,8 @@ class Classifier:
         place of indices where wanted; `fit`: in place of the classifier's own; the rest as there. Raises as
         `gradcam.explain` and `gradcam.read_image` do.
         """
-        found = self.compare(
-            pictures,
-            layers=one_map(layer, layers, join),
-            methods=[method],
-            target=target,
-            join=join,
-            evidence=evidence,
-            augmentation=augmentation,
-            smoothing=smoothing,
-            reshape=reshape,
-            memory_budget=memory_budget,
-            progress=progress,
-            fit=fit,
-        )
+        chosen = one_map(layer, layers, options.get("join"))
+        found = self.compare(pictures, layers=chosen, methods=[method], target=target, fit=fit, **options)
         return next(iter(found.values()))
 
     def compare(
@@ -178,44 +155,29 @@ class Classifier:
         layers: Sequence[str | nn.Module] | None = None,
         methods: Sequence[str | Method],
         target: Any = None,
-        join: str | None = None,
-        evidence: str = "positive",
-        augmentation: str = "none",
-        smoothing: str = "none",
-        reshape: Any = None,
-        memory_budget: int | None = None,
-        progress: Progress | None = None,
         fit: str | None = None,
+        **options: Unpack[ExplainOptions],
     ) -> dict[tuple[str, str], PictureExplanation]:
         """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name).
 
         Without `layers`, each method explains its own, `layer_for(method)`, with a pass for each that there is.
         """
+        options = fill_options(options, "compare")
         classifier = self if fit is None else replace(self, fit=fit)
         prepared = self._prepare_all(pictures)
-        options = {
-            "join": join,
-            "evidence": evidence,
-            "augmentation": augmentation,
-            "smoothing": smoothing,
-            "reshape": reshape,
-            "memory_budget": memory_budget,
-        }
         passes = self._assign(methods) if layers is None else [(layers, methods)]
-        found = classifier._compare(prepared, _Wish(passes, options), self._to_target(target), progress)
+        found = classifier._compare(prepared, passes, self._to_target(target), options)
         if len(passes) > 1:
             order = [method.name for method in find_methods(methods)]
             found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
         described = classifier._describe(prepared)
         return {key: PictureExplanation(**vars(explanation), **described) for key, explanation in found.items()}
 
-    def _compare(
-        self, prepared: Sequence[Prepared], wish: _Wish, target: Any, progress: Progress | None
-    ) -> dict[tuple[str, str], Explanation]:
+    def _compare(self, prepared: Sequence[Prepared], passes: list[Pass], target: Any, options: ExplainOptions) -> Found:
         """What is found in what the network is shown of the pictures, whose number of pixels is the same."""
         if self._fit.kind != "tiles":
             images, target, output = self._show(prepared, target)
-            return self._run_passes(images, wish, target, output=output, progress=progress)
+            return self._run_passes(images, passes, target, options, output)
         own, step = get_steps(self.preprocess), find_step(self.model)
         tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
         _check_sizes([each.canvas for each in tiles], "in windows")
@@ -223,20 +185,19 @@ class Classifier:
         is_mean = self.predictions == "seen" and not callable(target)
         output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
         chosen = target.resolve(output, len(tiles)) if is_mean else self._choose_classes(target, output, len(tiles))
-        each = [
-            self._explain_tiles(one, wish, chosen if callable(chosen) else chosen.one(i), progress)
-            for i, one in enumerate(tiles)
-        ]
+        of_each: ExplainOptions = options | {"progress": None}
+
+        def explain_one(i: int) -> Found:
+            its = chosen if callable(chosen) else chosen.one(i)
+
+            def explain_some(images: Tensor) -> Found:
+                wanted = its if callable(its) else its.repeat(len(images))
+                return self._run_passes(self._place(images), passes, wanted, of_each)
+
+            return explain_tiles(tiles[i], explain_some, options["progress"])
+
+        each = [explain_one(i) for i in range(len(tiles))]
         return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
-
-    def _explain_tiles(
-        self, tiles: Tiles, wish: _Wish, target: Any, progress: Progress | None
-    ) -> dict[tuple[str, str], Explanation]:
-        def explain_some(images: Tensor) -> dict[tuple[str, str], Explanation]:
-            wanted = target if callable(target) else target.repeat(len(images))
-            return self._run_passes(self._place(images), wish, wanted)
-
-        return explain_tiles(tiles, explain_some, progress)
 
     def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
         """The mean (1,C) of the windows' logits."""
@@ -267,16 +228,14 @@ class Classifier:
         return target if callable(target) else target.resolve(target.find_logits(output, images), images)
 
     def _run_passes(
-        self, images: Tensor, wish: _Wish, target: Any, *, output: Any = None, progress: Progress | None = None
-    ) -> dict[tuple[str, str], Explanation]:
+        self, images: Tensor, passes: list[Pass], target: Any, options: ExplainOptions, output: Any = None
+    ) -> Found:
         """All that is wished for; with another output than that of these images, if one is given."""
-        found: dict[tuple[str, str], Explanation] = {}
-        for layers, methods in wish.passes:
-            model, inputs = self._take(images.clone() if len(wish.passes) > 1 else images)
-            own = unwrap(self.model)
-            at = layers if model is self.model else [find_layer(own, layer).name for layer in layers]
-            asked: dict[str, Any] = {"layers": at, "methods": methods, "target": target, "progress": progress}
-            found |= compare(model, inputs, **asked, **wish.options)
+        found: Found = {}
+        for layers, methods in passes:
+            model, inputs = self._take(images.clone() if len(passes) > 1 else images)
+            own = layers if model is self.model else [find_layer(unwrap(self.model), it).name for it in layers]
+            found |= compare(model, inputs, layers=own, methods=methods, target=target, **options)
         return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
 
     def _take(self, images: Tensor) -> tuple[nn.Module, Any]:
@@ -285,7 +244,7 @@ class Classifier:
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
 
-    def _assign(self, methods: Sequence[str | Method]) -> list[_Pass]:
+    def _assign(self, methods: Sequence[str | Method]) -> list[Pass]:
         """The layers that no one named, each with its methods."""
         assigned: dict[str, list[Method]] = {}
         for method in find_methods(methods):
@@ -295,7 +254,7 @@ class Classifier:
     def attribute(
         self,
         pictures: Picture | Sequence[Picture],
-        method: str = "guided-gradcam",
+        method: str | AttributionMethod = "guided-gradcam",
         *,
         layer: str | nn.Module | None = None,
         target: Any = None,
@@ -304,21 +263,25 @@ class Classifier:
     ) -> PictureAttribution:
         """How much each pixel that the network saw matters: signed values, drawn by `.picture(i, k)`.
 
-        `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, with that method's defaults. `layer`, `reshape`: for
+        `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values. `layer`, `reshape`: for
         guided-gradcam, as in `explain`. `progress`: for methods of many passes. `pictures`, `target`: as in `explain`.
         Raises as that method's function and `gradcam.read_image` do, and `LayerError` for a layer, or a reshape, where the
         method takes none.
         """
-        chosen = find_attribution(method)
+        chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
             if value is not None and not chosen.has_layer:
-                raise LayerError(f"{method} takes no layer: it attributes to the picture itself. Leave {name}= away.")
+                raise LayerError(
+                    f"{chosen.name} takes no layer: it attributes to the picture itself. Leave {name}= away."
+                )
         prepared = self._prepare_all(pictures)
         options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
         if chosen.has_progress:
             options["progress"] = progress
         if self._fit.kind == "tiles":
-            raise GradcamError(f"{method} is of the picture that the network is shown: take the fit 'crop' or 'whole'.")
+            raise GradcamError(
+                f"{chosen.name} is of the picture that the network is shown: take the fit 'crop' or 'whole'."
+            )
         images, wanted, output = self._show(prepared, self._to_target(target))
         model, inputs = self._take(images)
         if model is not self.model and chosen.has_layer:

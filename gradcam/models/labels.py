@@ -14,6 +14,11 @@ from gradcam.errors import ModelError, TargetError, join_names, nearest, shorten
 from gradcam.images.files import read_text_file
 
 
+def name_class(index: int | None, label: str | None, *, with_index: bool = False) -> str:
+    """What people read of a class: its label, "tiger cat" or "tiger cat (282)", or "class 282" where nobody named it."""
+    return f"class {index}" if label is None else f"{label} ({index})" if with_index else label
+
+
 def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
     """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called "7".
 
@@ -21,7 +26,10 @@ def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = No
     Raises `TargetError` for an unknown or ambiguous name, and lists the nearest.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
-        return _check_index(int(wanted), len(labels or ()) or count or 0)
+        index, known = int(wanted), len(labels or ()) or count or 0
+        if not 0 <= index < known:
+            raise TargetError(f"Class {index} does not exist: this model has {known} classes, 0 to {known - 1}.")
+        return index
     if labels is None:
         raise TargetError(
             f"No class is called '{wanted}': nobody named this model's classes. Give an index, or labels."
@@ -40,12 +48,6 @@ def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = No
 
 def _simplify(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").split())
-
-
-def _check_index(index: int, count: int) -> int:
-    if not 0 <= index < count:
-        raise TargetError(f"Class {index} does not exist: this model has {count} classes, 0 to {count - 1}.")
-    return index
 
 
 class FileLabels(list[str]):
@@ -112,16 +114,12 @@ def _read_json(path: str | os.PathLike[str], text: str) -> list[str]:
     if isinstance(found, dict) and found and all(type(index) is int for index in found.values()):
         found = {index: name for name, index in found.items()}
     if isinstance(found, dict):
-        pairs = [(str(index), _last(name)) for index, name in found.items()]
-        found = _in_order(path, pairs)
+        # Of ["n01440764", "tench"], as ImageNet's class index has it, the last is the one for people.
+        names = ((index, name[-1] if isinstance(name, list) and name else name) for index, name in found.items())
+        found = _in_order(path, [(str(index), name) for index, name in names])
     if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
         raise ModelError(f'{path}: is {shorten(found)}, expected a list of names, or {{"0": "name", ...}}.')
     return found
-
-
-def _last(name: Any) -> Any:
-    """The name itself; of ["n01440764", "tench"], as ImageNet's class index has it, the one for people."""
-    return name[-1] if isinstance(name, list) and name else name
 
 
 def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) -> list[Any]:

@@ -19,8 +19,8 @@ from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.hooks.preserve import undisturbed
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.layers.layout import takes_volumes
-from gradcam.models.adjust import ASSUMED_GREY, adjust, to_adjustment
-from gradcam.models.classifier import Classifier, Prepared
+from gradcam.models.adjust import adjust, to_adjustment
+from gradcam.models.classifier import Classifier
 from gradcam.models.device import (
     find_device,
     find_input_device,
@@ -31,11 +31,11 @@ from gradcam.models.device import (
 )
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.labels import check_labels, fit_labels
-from gradcam.models.preprocess import Preprocess, Preprocessing
+from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing
 from gradcam.models.providers import DEFAULT, load_parts
 from gradcam.models.providers.base import Parts
-from gradcam.models.readers import Reader, read_picture, to_reader
-from gradcam.models.results import PictureAttribution, PictureExplanation
+from gradcam.models.providers.own import to_parts
+from gradcam.models.readers import read_picture, to_reader
 from gradcam.options import ACTIVATIONS, to_fit
 from gradcam.plugins import find_function
 from gradcam.targets import find_logits
@@ -47,244 +47,6 @@ TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
 LAST = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
 # Operations that leave values as they are.
 RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
-
-
-@dataclass(frozen=True)
-class Findings:
-    """`logits`: how many there are. `activation`: what is certain of how they become probabilities, None if nothing is.
-
-    `in_unit_interval`: whether all of them lie between 0 and 1.
-    """
-
-    logits: int
-    activation: str | None
-    in_unit_interval: bool
-
-
-def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
-    """A picture of noise as the model takes it: (1,C,H,W)."""
-    generator = np.random.default_rng(0)
-    if isinstance(preprocess, Preprocessing):
-        shape = (1, len(preprocess.mean), *preprocess.size)
-        images = torch.from_numpy(generator.standard_normal(shape))
-    else:
-        images = preprocess(generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))[None]
-    return images.to(find_input_device(model), find_input_dtype(model))
-
-
-def probe(model: nn.Module, images: Tensor) -> Findings:
-    """What the model makes of one picture (1,C,H,W).
-
-    Raises `ModelError` where it does not take one of this size, and where its output is not one of classes.
-    """
-    output = _run(model, images)
-    try:
-        logits = find_logits(output, 1).detach()
-    except TargetError:
-        if takes_volumes(unwrap(model)):
-            raise _volumes() from None
-        tensor = first_floating(getattr(output, "logits", output))
-        what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
-        raise ModelError(
-            f"The model gives {what} for one picture, expected one of (1, classes): it is no classifier. gradcam.explain() "
-            "explains any model, with a function for target=."
-        ) from None
-    in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
-    activation = _last_operation(output)
-    if activation is None and in_unit_interval and logits.shape[1] > 1:
-        tolerance = TOLERANCE.get(images.dtype, 1e-3)
-        activation = "none" if abs(logits.sum().item() - 1) < tolerance else None
-    return Findings(logits.shape[1], activation, in_unit_interval)
-
-
-def find_automatic_layers(model: nn.Module, images: Tensor) -> tuple[str, str | None]:
-    """The layer that `gradcam.explain` takes, and the one for methods that assume activations that are not negative.
-
-    The first is without its gradient where none has one; the second is None where it is the same.
-    Raises `LayerError` where no layer has a grid.
-    """
-    found = find_suggestion(unwrap(model), to_batch(images))
-    positive = None if found.behind_activation == found.layers[0] else found.behind_activation
-    try:
-        return explain(model, images).layer, positive
-    except Exception:  # a head that is all zeros, say: what is explained later may be something else
-        return found.layers[0], positive
-
-
-def _run(model: nn.Module, images: Tensor) -> Any:
-    """The output, with its graph if that can be had. Raises `ModelError`, with its words, where it takes no such picture."""
-    try:
-        with undisturbed(unwrap(model)), torch.enable_grad():
-            return model(images.detach().requires_grad_().clone())
-    except ModelError:
-        raise
-    except Exception:
-        return _run_plainly(model, images)
-
-
-def _run_plainly(model: nn.Module, images: Tensor) -> Any:
-    try:
-        with undisturbed(unwrap(model)), torch.no_grad():
-            return model(images.clone())
-    except Exception as error:
-        if takes_volumes(unwrap(model)):
-            raise _volumes() from error
-        said = " ".join(str(error).split())[:300] or "nothing more"
-        channels, height, width = images.shape[1:]
-        what = f"{height} x {width} with {channels} channel(s)"
-        raise ModelError(
-            f"The model fails on a picture of {what}, {type(error).__name__}: {said.rstrip('.')}. If it takes others, say "
-            "which: --size, and --mean and --std with a value for each channel (size=, mean=, std= in Python)."
-        ) from error
-
-
-def _volumes() -> ModelError:
-    return ModelError(
-        "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
-        "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
-    )
-
-
-def _last_operation(output: Any) -> str | None:
-    """What the operation that made the logits says of them; None where it is another one, or unknown."""
-    tensor = first_floating(getattr(output, "logits", output))
-    node: Any = None if tensor is None else tensor.grad_fn
-    while node is not None:
-        name = node.name().partition("Backward")[0].lstrip("_")
-        if not name.startswith(RESHAPING):
-            return LAST.get(name)
-        node = node.next_functions[0][0]
-    return None
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a person says of a model, as in `load_classifier`."""
-
-    weights: Any
-    labels: Any
-    mean: Any
-    std: Any
-    size: Any
-    crop: Any
-    activation: str
-    reader: Any
-    layer: str | None
-    device: str
-    precision: str
-    fit: str
-    predictions: str
-
-
-def load(name: str | nn.Module, options: Options) -> Classifier:
-    """The classifier. All that can be checked without the model is checked first. Raises as `load_classifier` says."""
-    _check(options)
-    labels = None if options.labels is None else check_labels(options.labels)
-    wish = to_adjustment(options.mean, options.std, options.size, options.crop)
-    reader = _find_reader(options.reader)
-    with torch.random.fork_rng(devices=()):  # models are born with random weights
-        parts = _find_parts(name, options)
-    preprocess, assumed = adjust(parts, wish)
-    try:
-        findings, layer, layer_for_positive = _look(parts, preprocess, options.layer)
-    except ModelError:
-        if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
-            raise
-        parts = replace(parts, preprocess=ASSUMED_GREY)
-        preprocess, assumed = adjust(parts, wish)
-        findings, layer, layer_for_positive = _look(parts, preprocess, options.layer)
-    activation, guessed = _choose_activation(options.activation, parts.activation, findings)
-    classes = 2 if findings.logits == 1 and activation != "softmax" else findings.logits
-    known = labels or parts.labels
-    classifier = Classifier(
-        name=name if isinstance(name, str) else type(name).__name__,
-        model=parts.model,
-        preprocess=preprocess,
-        classes=classes,
-        labels=None if known is None else fit_labels(known, findings.logits, classes),
-        layer=layer,
-        layer_for_positive=layer_for_positive,
-        activation=activation,
-        reader=reader,
-        notes=(*parts.notes, *assumed, *guessed),
-        fit=options.fit,
-        predictions=options.predictions,
-    )
-    if to_fit(options.fit).kind == "whole":
-        check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
-    return classifier
-
-
-def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
-    """What the model makes of a picture, and its layers; without running it where all is known."""
-    named = None if wanted is None else find_layer(unwrap(parts.model), wanted).name
-    layers = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
-    if parts.classes is not None and layers[0] is not None and preprocess is parts.preprocess:
-        return Findings(parts.classes, None, False), layers[0], layers[1]
-    images = make_noise(preprocess, parts.model)
-    findings = probe(parts.model, images)
-    layer, layer_for_positive = layers if layers[0] is not None else find_automatic_layers(parts.model, images)
-    return findings, str(layer), layer_for_positive
-
-
-def _check(options: Options) -> None:
-    find_precision(options.precision)
-    to_fit(options.fit)
-    if options.device != "auto":  # what lies on several devices needs none
-        find_device(options.device)
-    if not isinstance(options.weights, (str, os.PathLike, type(None))):
-        raise ModelError(f"The weights are {shorten(options.weights)}, expected the path of a checkpoint.")
-    if not isinstance(options.activation, str) or options.activation not in ACTIVATIONS:
-        raise ModelError(
-            f"There is no activation {shorten(options.activation)}: choose one of {', '.join(ACTIVATIONS)}."
-        )
-
-
-def _find_parts(name: str | nn.Module, options: Options) -> Parts:
-    weights = None if options.weights is None else Path(options.weights)
-    refuse_other_kinds(name)
-    if not isinstance(name, nn.Module):
-        parts = load_parts(name, weights)
-        unwrap(parts.model)
-        place(parts.model, options.device, options.precision)
-        return parts
-    from gradcam.models.providers.own import to_parts
-
-    unwrap(name)
-    if options.device != "auto" or options.precision != "fp32":
-        raise ModelError(
-            "A module of yours is explained where it lies and as precisely as it is: move it yourself, and leave the device "
-            "at 'auto' and the precision at 'fp32'."
-        )
-    return to_parts(name, weights)
-
-
-def _find_reader(given: Any) -> Reader:
-    if given is None:
-        return read_picture
-    return to_reader(find_function(given) if isinstance(given, str) else given)
-
-
-def _choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
-    """How logits become probabilities, and a note where that is a guess."""
-    if asked != "auto":
-        if asked == "softmax" and findings.logits == 1:
-            raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")
-        return asked, ()
-    if findings.activation is not None:
-        return findings.activation, ()
-    if findings.logits == 1 and known != "none":  # which a regression has
-        return "sigmoid", ()
-    if known is not None:
-        return known, ()
-    hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
-    return "softmax", (
-        "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
-        f'sigmoid (activation="sigmoid" in Python).{hint}',
-    )
-
-
-__all__ = ["DEFAULT", "Classifier", "PictureAttribution", "PictureExplanation", "Prepared", "load_classifier"]
 
 
 def load_classifier(
@@ -338,19 +100,202 @@ def load_classifier(
     What was assumed is in the classifier's `notes`. Raises `ModelError` for whatever of this is unknown, missing or does not
     fit, and `LayerError` for an unknown layer; see each one's message.
     """
-    options = Options(
-        weights=weights,
-        labels=labels,
-        mean=mean,
-        std=std,
-        size=size,
-        crop=crop,
-        activation=activation,
-        reader=reader,
-        layer=layer,
-        device=device,
-        precision=precision,
+    _check(weights, activation, device, precision, fit)
+    names = None if labels is None else check_labels(labels)
+    wish = to_adjustment(mean, std, size, crop)
+    read = read_picture if reader is None else to_reader(find_function(reader) if isinstance(reader, str) else reader)
+    with torch.random.fork_rng(devices=()):  # models are born with random weights
+        parts = _find_parts(name, None if weights is None else Path(weights), device, precision)
+    preprocess, assumed = adjust(parts, wish)
+    try:
+        findings, at, at_for_positive = _look(parts, preprocess, layer)
+    except ModelError:
+        if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
+            raise
+        parts = replace(parts, preprocess=ASSUMED_GREY)
+        preprocess, assumed = adjust(parts, wish)
+        findings, at, at_for_positive = _look(parts, preprocess, layer)
+    chosen, guessed = _choose_activation(activation, parts.activation, findings)
+    classes = 2 if findings.logits == 1 and chosen != "softmax" else findings.logits
+    known = names or parts.labels
+    classifier = Classifier(
+        name=name if isinstance(name, str) else type(name).__name__,
+        model=parts.model,
+        preprocess=preprocess,
+        classes=classes,
+        labels=None if known is None else fit_labels(known, findings.logits, classes),
+        layer=at,
+        layer_for_positive=at_for_positive,
+        activation=chosen,
+        reader=read,
+        notes=(*parts.notes, *assumed, *guessed),
         fit=fit,
         predictions=predictions,
     )
-    return load(name, options)
+    if to_fit(fit).kind == "whole":
+        check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
+    return classifier
+
+
+def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
+    """All that can be checked without the model."""
+    find_precision(precision)
+    to_fit(fit)
+    if device != "auto":  # what lies on several devices needs none
+        find_device(device)
+    if not isinstance(weights, (str, os.PathLike, type(None))):
+        raise ModelError(f"The weights are {shorten(weights)}, expected the path of a checkpoint.")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ModelError(f"There is no activation {shorten(activation)}: choose one of {', '.join(ACTIVATIONS)}.")
+
+
+def _find_parts(name: str | nn.Module, weights: Path | None, device: str, precision: str) -> Parts:
+    refuse_other_kinds(name)
+    if not isinstance(name, nn.Module):
+        parts = load_parts(name, weights)
+        unwrap(parts.model)
+        place(parts.model, device, precision)
+        return parts
+    unwrap(name)
+    if device != "auto" or precision != "fp32":
+        raise ModelError(
+            "A module of yours is explained where it lies and as precisely as it is: move it yourself, and leave the device "
+            "at 'auto' and the precision at 'fp32'."
+        )
+    return to_parts(name, weights)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a model made of one picture: how many `logits`, and what is certain of how they become probabilities.
+
+    `activation`: None if nothing is. `in_unit_interval`: whether all of them lie between 0 and 1.
+    """
+
+    logits: int
+    activation: str | None
+    in_unit_interval: bool
+
+
+def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
+    """What the model makes of a picture, and its layers; without running it where all is known."""
+    named = None if wanted is None else find_layer(unwrap(parts.model), wanted).name
+    layers = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
+    if parts.classes is not None and layers[0] is not None and preprocess is parts.preprocess:
+        return Findings(parts.classes, None, False), layers[0], layers[1]
+    images = make_noise(preprocess, parts.model)
+    findings = _probe(parts.model, images)
+    layer, layer_for_positive = layers if layers[0] is not None else _find_automatic_layers(parts.model, images)
+    return findings, str(layer), layer_for_positive
+
+
+def _choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
+    """How logits become probabilities, and a note where that is a guess."""
+    if asked != "auto":
+        if asked == "softmax" and findings.logits == 1:
+            raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")
+        return asked, ()
+    if findings.activation is not None:
+        return findings.activation, ()
+    if findings.logits == 1 and known != "none":  # which a regression has
+        return "sigmoid", ()
+    if known is not None:
+        return known, ()
+    hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
+    return "softmax", (
+        "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
+        f'sigmoid (activation="sigmoid" in Python).{hint}',
+    )
+
+
+def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
+    """A picture of noise as the model takes it: (1,C,H,W)."""
+    generator = np.random.default_rng(0)
+    if isinstance(preprocess, Preprocessing):
+        shape = (1, len(preprocess.mean), *preprocess.size)
+        images = torch.from_numpy(generator.standard_normal(shape))
+    else:
+        images = preprocess(generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))[None]
+    return images.to(find_input_device(model), find_input_dtype(model))
+
+
+def _probe(model: nn.Module, images: Tensor) -> Findings:
+    """Raises `ModelError` where it does not take a picture of this size, and where its output is not one of classes."""
+    output = _run(model, images)
+    try:
+        logits = find_logits(output, 1).detach()
+    except TargetError:
+        if takes_volumes(unwrap(model)):
+            raise _volumes() from None
+        tensor = first_floating(getattr(output, "logits", output))
+        what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
+        raise ModelError(
+            f"The model gives {what} for one picture, expected one of (1, classes): it is no classifier. gradcam.explain() "
+            "explains any model, with a function for target=."
+        ) from None
+    in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
+    activation = _last_operation(output)
+    if activation is None and in_unit_interval and logits.shape[1] > 1:
+        tolerance = TOLERANCE.get(images.dtype, 1e-3)
+        activation = "none" if abs(logits.sum().item() - 1) < tolerance else None
+    return Findings(logits.shape[1], activation, in_unit_interval)
+
+
+def _find_automatic_layers(model: nn.Module, images: Tensor) -> tuple[str, str | None]:
+    """The layer that `gradcam.explain` takes, and the one for methods that assume activations that are not negative.
+
+    The first is without its gradient where none has one; the second is None where it is the same.
+    Raises `LayerError` where no layer has a grid.
+    """
+    found = find_suggestion(unwrap(model), to_batch(images))
+    positive = None if found.behind_activation == found.layers[0] else found.behind_activation
+    try:
+        return explain(model, images).layer, positive
+    except Exception:  # a head that is all zeros, say: what is explained later may be something else
+        return found.layers[0], positive
+
+
+def _run(model: nn.Module, images: Tensor) -> Any:
+    """The output, with its graph if that can be had. Raises `ModelError`, with its words, where it takes no such picture."""
+    try:
+        with undisturbed(unwrap(model)), torch.enable_grad():
+            return model(images.detach().requires_grad_().clone())
+    except ModelError:
+        raise
+    except Exception:  # what cannot be recorded may well run unrecorded
+        return _run_plainly(model, images)
+
+
+def _run_plainly(model: nn.Module, images: Tensor) -> Any:
+    try:
+        with undisturbed(unwrap(model)), torch.no_grad():
+            return model(images.clone())
+    except Exception as error:
+        if takes_volumes(unwrap(model)):
+            raise _volumes() from error
+        said = " ".join(str(error).split())[:300] or "nothing more"
+        channels, height, width = images.shape[1:]
+        what = f"{height} x {width} with {channels} channel(s)"
+        raise ModelError(
+            f"The model fails on a picture of {what}, {type(error).__name__}: {said.rstrip('.')}. If it takes others, say "
+            "which: --size, and --mean and --std with a value for each channel (size=, mean=, std= in Python)."
+        ) from error
+
+
+def _volumes() -> ModelError:
+    return ModelError(
+        "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
+        "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
+    )
+
+
+def _last_operation(output: Any) -> str | None:
+    """What the operation that made the logits says of them; None where it is another one, or unknown."""
+    tensor = first_floating(getattr(output, "logits", output))
+    node: Any = None if tensor is None else tensor.grad_fn
+    while node is not None:
+        name = node.name().partition("Backward")[0].lstrip("_")
+        if not name.startswith(RESHAPING):
+            return LAST.get(name)
+        node = node.next_functions[0][0]
+    return None

@@ -21,7 +21,6 @@ from gradcam.images.read import (
     Given,
     PictureLike,
     Pixels,
-    check_pixels,
     lay_on_white,
     read_values,
     show,
@@ -29,6 +28,7 @@ from gradcam.images.read import (
     to_array,
     to_content,
 )
+from gradcam.images.write import check_pixels
 from gradcam.models.preprocess import check_values
 
 Path = str | os.PathLike[str]
@@ -66,8 +66,8 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
     picture, shown = show(values)
     if values.dtype.name in FULL:
         return Reading(values, picture, shown)
-    finite, mended = _make_finite(path, values)
-    return Reading(finite, picture, "; ".join(filter(None, (shown, mended, _tell_range(finite)))) or None)
+    values, notes = _mend(path, values)
+    return Reading(values, picture, "; ".join([*filter(None, [shown]), *notes]) or None)
 
 
 def to_reader(function: Callable[[Path], Any]) -> Reader:
@@ -152,20 +152,15 @@ def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
     return Reading(values, picture, note)
 
 
-def _make_finite(path: Path, values: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
-    is_finite = np.isfinite(values)
-    if is_finite.all():
-        return values, None
+def _mend(path: Path, values: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
+    """Finite values, and what to say of those that most models do not expect."""
+    is_finite, notes = np.isfinite(values), []
     if not is_finite.any():
         raise ImageError(f"{path}: has no finite value: expected a picture")
     low, high = values[is_finite].min(), values[is_finite].max()
-    odd = is_finite.size - np.count_nonzero(is_finite)
-    return np.nan_to_num(values, nan=low, posinf=high, neginf=low), f"{odd} value(s) NaN or infinite"
-
-
-def _tell_range(values: NDArray[Any]) -> str | None:
-    """What to say of values that most models do not expect."""
-    low, high = values.min().item(), values.max().item()
-    if low >= 0 and high <= 1:
-        return None
-    return f"values from {low:.6g} to {high:.6g} go to the model as they are"
+    if not is_finite.all():
+        notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) NaN or infinite")
+        values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
+    if low < 0 or high > 1:
+        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model as they are")
+    return values, notes

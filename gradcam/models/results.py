@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import Self
 
 from gradcam.attributions.base import Attribution
 from gradcam.attributions.draw import draw_attribution, place
@@ -17,25 +18,39 @@ from gradcam.cam.explain import Explanation, check_alike
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.hooks.nested import map_tensors
 from gradcam.images.draw import overlay, scale, sheet
-from gradcam.images.read import Pixels, Region, encode_image, encode_png, write_image
+from gradcam.images.read import Pixels, Region, crop
 from gradcam.images.sheets import PanelRow, draw_panel
-from gradcam.images.write import SUFFIXES, check_suffix, choose
+from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
+from gradcam.models.labels import name_class
 from gradcam.targets import ClassTarget, probabilities
 
 HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
 
 
-class Pictured:
-    """What results that remember their pictures have in common: the names of classes, captions, and what is shown."""
+class _Result:
+    """What explanations and attributions both have."""
 
     classes: Tensor | None
     scores: Tensor
     output: Any
     method: str
     layer: str | None
-    pictures: Sequence[Pixels]
-    labels: Sequence[str] | None
-    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pictured(_Result):
+    """What results that remember their pictures have in common: the names of classes, captions, and what is shown.
+
+    `regions`: the pixels of each picture that the network saw. `notes`: what a person should know of how each is shown.
+    `fit`: how the network was shown the pictures, where that is not by its own preprocessing.
+    """
+
+    pictures: Sequence[Pixels] = field(repr=False)
+    regions: Sequence[Region] = field(repr=False)
+    labels: Sequence[str] | None = field(repr=False)
+    notes: Sequence[str | None] = field(repr=False)
+    activation: str = field(repr=False)
+    fit: str | None = field(default=None, repr=False)
 
     def probabilities(self) -> Tensor:
         """All classes' probabilities: float32 (N,C)."""
@@ -61,8 +76,8 @@ class Pictured:
         """The label and the index of picture i's k-th class, as far as there are."""
         if self.classes is None:
             return f"score {k}"
-        label, index = self.label(i, k), int(self.classes[i, k])
-        return f"class {index}" if label is None else f"{label} ({index})"
+        label = self.label(i, k)
+        return name_class(int(self.classes[i, k]), label, with_index=True)
 
     def caption(self, i: int = 0, k: int = 0) -> str:
         """One line below picture i's k-th result: the class, its probability, the method and the layer."""
@@ -74,6 +89,22 @@ class Pictured:
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
         return f"{self.name_class(i, k)}{share}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+
+    def one(self, i: int) -> Self:
+        """Picture i's alone."""
+        images, part = len(self.pictures), slice(i, i + 1)
+        changed = {"output": take_one(self.output, i, images)}
+        changed |= {name: tensor[part] for name, tensor in self._tensors().items()}
+        changed |= {name: getattr(self, name)[part] for name in ("pictures", "regions", "notes")}
+        return replace(self, **changed)
+
+    def cpu(self) -> Self:
+        """The same, with its tensors on the CPU; the model's output stays where it is."""
+        return replace(self, **{name: tensor.cpu() for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Any]:
+        """Those with a row for each picture, by their fields' names, but the model's output."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "output"}
 
     def _draw_all(self, i: int | None = None, k: int | None = None, **options: Any) -> Pixels:
         drawn = self._draw(i, k, **options)
@@ -122,14 +153,6 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
 class PictureExplanation(Pictured, Explanation):
     """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
 
-    pictures: Sequence[Pixels] = field(repr=False)
-    regions: Sequence[Region] = field(repr=False)
-    labels: Sequence[str] | None = field(repr=False)
-    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
-    activation: str = field(repr=False)
-    # how the network was shown the pictures, where not by its own preprocessing
-    fit: str | None = field(default=None, repr=False)
-
     __repr__ = Explanation.__repr__
 
     def overlay(
@@ -167,31 +190,6 @@ class PictureExplanation(Pictured, Explanation):
         else:
             write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
 
-    def one(self, i: int) -> PictureExplanation:
-        """Picture i's alone."""
-        images, picture = len(self.pictures), slice(i, i + 1)
-        return replace(
-            self,
-            maps=self.maps[picture],
-            heatmaps=self.heatmaps[picture],
-            classes=None if self.classes is None else self.classes[picture],
-            scores=self.scores[picture],
-            output=take_one(self.output, i, images),
-            pictures=self.pictures[picture],
-            regions=self.regions[picture],
-            notes=self.notes[picture],
-        )
-
-    def cpu(self) -> PictureExplanation:
-        """The same, with its maps on the CPU; the model's output stays where it is."""
-        return replace(
-            self,
-            maps=self.maps.cpu(),
-            heatmaps=self.heatmaps.cpu(),
-            classes=None if self.classes is None else self.classes.cpu(),
-            scores=self.scores.cpu(),
-        )
-
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
         return self.overlay(i, k, **options)
 
@@ -209,14 +207,6 @@ def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class PictureAttribution(Pictured, Attribution):
     """An `Attribution` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
-
-    pictures: Sequence[Pixels] = field(repr=False)
-    regions: Sequence[Region] = field(repr=False)
-    labels: Sequence[str] | None = field(repr=False)
-    notes: Sequence[str | None] = field(repr=False)  # what a person should know of how each picture is shown
-    activation: str = field(repr=False)
-    # how the network was shown the pictures, where not by its own preprocessing
-    fit: str | None = field(default=None, repr=False)
 
     __repr__ = Attribution.__repr__
 
@@ -240,31 +230,6 @@ class PictureAttribution(Pictured, Attribution):
             super().save(path, i, k)
         else:
             write_image(path, self._draw_all(i, k))
-
-    def one(self, i: int) -> PictureAttribution:
-        """Picture i's alone."""
-        images, picture = len(self.pictures), slice(i, i + 1)
-        return replace(
-            self,
-            values=self.values[picture],
-            classes=None if self.classes is None else self.classes[picture],
-            scores=self.scores[picture],
-            output=take_one(self.output, i, images),
-            gaps=None if self.gaps is None else self.gaps[picture],
-            pictures=self.pictures[picture],
-            regions=self.regions[picture],
-            notes=self.notes[picture],
-        )
-
-    def cpu(self) -> PictureAttribution:
-        """The same, with its values on the CPU; the model's output stays where it is."""
-        return replace(
-            self,
-            values=self.values.cpu(),
-            classes=None if self.classes is None else self.classes.cpu(),
-            scores=self.scores.cpu(),
-            gaps=None if self.gaps is None else self.gaps.cpu(),
-        )
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
         return self.picture(i, k)
@@ -294,37 +259,24 @@ def panel(
     for other in found[1:]:
         check_alike(found[0], other)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
-    if len(layers) > 1 and len(methods) == len(explanations):
-        return _panel_of_own_layers(list(explanations.values()), i, height=height, alpha=alpha, colormap=colormap)
-    missing = [(layer, method) for layer in layers for method in methods if (layer, method) not in explanations]
-    if missing:
-        raise GradcamError(
-            f"There is no explanation by {missing[0][1]} at {missing[0][0]}: a panel needs each method at each layer."
-        )
-    first = _check_picture(found[0], i)
+    first, titles = _check_picture(found[0], i), methods
+    if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
+        across = [found]
+        titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
+    else:
+        missing = [(layer, method) for layer in layers for method in methods if (layer, method) not in explanations]
+        if missing:
+            raise GradcamError(
+                f"There is no explanation by {missing[0][1]} at {missing[0][0]}: a panel needs each method at each layer."
+            )
+        across = [[explanations[layer, method] for method in methods] for layer in layers]
     rows = [
-        PanelRow(
-            _title(explanations[layer, methods[0]], i, k),
-            [_seen(first, i), *(_seen(explanations[layer, method], i, k, alpha, colormap) for method in methods)],
-        )
-        for layer in layers
+        PanelRow(_title(row[0], i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in row)])
+        for row in across
         for k in range(first.maps.shape[1])
     ]
     signed = first.evidence == "signed"
-    return draw_panel(["picture", *methods], rows, height=height, colormap=colormap, signed=signed)
-
-
-def _panel_of_own_layers(
-    found: Sequence[PictureExplanation], i: int, *, height: int, alpha: float, colormap: str
-) -> Pixels:
-    """The classes down, and the methods across, each with its layer."""
-    first = _check_picture(found[0], i)
-    rows = [
-        PanelRow(_title(first, i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in found)])
-        for k in range(first.maps.shape[1])
-    ]
-    titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
-    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=first.evidence == "signed")
+    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=signed)
 
 
 def _check_picture(explanation: PictureExplanation, i: int) -> PictureExplanation:
@@ -346,5 +298,4 @@ def _seen(
     """The part of the picture that the network saw, with its k-th heatmap, or without."""
     look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
     picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
-    top, left, height, width = explanation.regions[i]
-    return picture[top : top + height, left : left + width]
+    return crop(picture, explanation.regions[i])

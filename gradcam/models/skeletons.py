@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradcam.cam.listing import LayerRow, list_layers
@@ -57,7 +57,7 @@ def build_skeleton(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) 
     trained with, and a depth of 16.
     Raises `ModelError` for an unknown name, and for a model that cannot be built.
     """
-    return _to_skeleton(name, find_blueprint(name), size)
+    return _to_skeleton(name, find_blueprint(name), size, _build_empty)
 
 
 def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
@@ -66,10 +66,8 @@ def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | No
     What a function of the user's own gives is taken as it is. The random state of the caller stays as it was.
     Raises `ModelError` as `build_skeleton` does.
     """
-    blueprint = find_blueprint(name)
     with torch.random.fork_rng(devices=()):
-        model = _build(name, blueprint)
-    return _to_skeleton_of(name, model, blueprint, size)
+        return _to_skeleton(name, find_blueprint(name), size, _build)
 
 
 def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Survey:
@@ -80,7 +78,7 @@ def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Surve
     Raises as `build_skeleton`, and `ModelError` for a model that does not take pictures of this size.
     """
     blueprint = find_blueprint(name)
-    skeleton = _to_skeleton(name, blueprint, size)
+    skeleton = _to_skeleton(name, blueprint, size, _build_empty)
     try:
         return _survey(blueprint, skeleton)
     except ModelError:
@@ -93,15 +91,19 @@ def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Surve
 def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     note = None
     try:
-        rows = list_layers(skeleton.model, _to_images(skeleton, skeleton.model, "meta"))
-        rows = _try_places(blueprint, skeleton, rows)
+        rows = _try_places(blueprint, skeleton, _list_layers(skeleton, skeleton.model, "meta"))
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:  # whatever a model raises
         if "meta" not in str(error).lower():
             raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
-    return Survey(skeleton, _suggest(rows, skeleton), note)
+    first, positive = skeleton.layer, skeleton.layer_for_positive
+    if first is not None:  # the model's own
+        rows = tuple(
+            replace(row, is_suggested=row.name == first, suggested_for_positive=row.name == positive) for row in rows
+        )
+    return Survey(skeleton, rows, note)
 
 
 def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
@@ -120,15 +122,16 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     return tuple(replace(row, places=places.get(row.name)) for row in rows)
 
 
-def _to_images(skeleton: Skeleton, model: nn.Module, device: str) -> Tensor:
-    """One picture, as precise as the model's weights."""
-    return torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=find_input_dtype(model))
+def _list_layers(skeleton: Skeleton, model: nn.Module, device: str) -> tuple[LayerRow, ...]:
+    """With one picture, as precise as the model's weights."""
+    dtype = find_input_dtype(model)
+    return list_layers(model, torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=dtype))
 
 
 def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
     model = _build(skeleton.name, blueprint)
     try:
-        return list_layers(model, _to_images(skeleton, model, "cpu"))
+        return _list_layers(skeleton, model, "cpu")
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:
@@ -154,25 +157,13 @@ def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> Model
     return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
 
 
-def _suggest(rows: tuple[LayerRow, ...], skeleton: Skeleton) -> tuple[LayerRow, ...]:
-    """With the model's own layers for the suggestions, if it has any."""
-    first, positive = skeleton.layer, skeleton.layer_for_positive
-    if first is None:
-        return rows
-    return tuple(
-        replace(row, is_suggested=row.name == first, suggested_for_positive=row.name == positive) for row in rows
-    )
-
-
-def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None) -> Skeleton:
-    return _to_skeleton_of(name, _build_empty(name, blueprint), blueprint, size)
-
-
-def _to_skeleton_of(name: str, model: nn.Module, blueprint: Blueprint, size: tuple[int, ...] | None) -> Skeleton:
-    layers, size = (blueprint.layer, blueprint.layer_for_positive), size or blueprint.size
+def _to_skeleton(
+    name: str, blueprint: Blueprint, size: tuple[int, ...] | None, build: Callable[[str, Blueprint], nn.Module]
+) -> Skeleton:
+    model, size = build(name, blueprint), size or blueprint.size
     if len(size) == 2 and takes_volumes(model):
         size = (USUAL_DEPTH, *size)
-    return Skeleton(name, model, size, blueprint.channels, *layers)
+    return Skeleton(name, model, size, blueprint.channels, blueprint.layer, blueprint.layer_for_positive)
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:

@@ -14,12 +14,13 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from gradcam.batch.pool import count_cores
+from gradcam.batch.cores import count_cores
 from gradcam.errors import printable
 from gradcam.images.files import is_url
+from gradcam.models.labels import name_class
 from gradcam.report.files import Files, Run, opening, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
-from gradcam.storage.clear import PAGE, REPORT
+from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page
 from gradcam.storage.records import Explained, Record
 from gradcam.storage.store import Store
 
@@ -81,7 +82,7 @@ def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
     places = {key: i for i, key in enumerate(counts)}
     return {
         "names": names,
-        "classes": [[index, _label(index, label)] for index, label in counts],
+        "classes": [[index, printable(name_class(index, label))] for index, label in counts],
         "top": [places[top.index, top.label] if top else -1 for top in tops],
         "confidence": [round(top.probability, 4) if top else 0 for top in tops],
         "has": [_find(run.files, record) for record in run.records],
@@ -95,7 +96,8 @@ def to_details(run: Run, record: Record, privacy: Privacy) -> dict[str, Any]:
     stem = find_stem(record)
     return {
         "predictions": [
-            [each.index, _label(each.index, each.label), round(each.probability, 6)] for each in record.predictions
+            [each.index, printable(name_class(each.index, each.label)), round(each.probability, 6)]
+            for each in record.predictions
         ],
         "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
         "note": privacy.clean(record.note) if record.note else None,
@@ -109,7 +111,7 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
     results = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
     return {
         "index": entry.index,
-        "label": _label(entry.index, entry.label),
+        "label": printable(name_class(entry.index, entry.label)),
         "score": entry.score,
         "layer": entry.layer,
         "method": entry.method,
@@ -118,10 +120,6 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
         "small": to_url(small) if small and files.is_there(small) else None,
         "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},
     }
-
-
-def _label(index: int, label: str | None) -> str:
-    return f"class {index}" if label is None else printable(label)
 
 
 def _find(files: Files, record: Record) -> int:
@@ -154,7 +152,6 @@ def cut(records: Sequence[Record], size: int) -> list[Sequence[Record]]:
 
 
 CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
-STATIC = ("style.css", "theme.js", "records.js", "grid.js", "detail.js", "gallery.js")
 STORE_THREADS = 16  # each waits for the store most of the time
 
 
@@ -170,7 +167,7 @@ def write_report(place: Path | Store) -> Path | str:
     """
     with opening(place) as files:
         run = read_run(files)
-        files.check_page()
+        check_page(files.reader)
         with ThreadPoolExecutor(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
             # Decoding leaves Python's lock alone.
             for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):

@@ -12,7 +12,8 @@ import numpy as np
 
 from gradcam.errors import GradcamError
 from gradcam.images.files import LONGEST_NAME
-from gradcam.images.read import Pixels, encode_image
+from gradcam.images.read import Pixels
+from gradcam.images.write import encode_image
 from gradcam.report.files import Files, read_pixels
 from gradcam.storage.clear import REPORT
 from gradcam.storage.records import Record

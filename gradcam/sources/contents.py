@@ -53,9 +53,7 @@ class Refused:
 
     reason: str
 
-    @property
-    def path(self) -> None:
-        return None
+    path = None
 
     def read(self) -> bytes:
         """Raises `ImageError` with the reason."""
@@ -68,9 +66,7 @@ class GivenContent:
 
     picture: Any
 
-    @property
-    def path(self) -> None:
-        return None
+    path = None
 
     def read(self) -> bytes:
         """Raises `ImageError`: it is to be prepared as it is."""
@@ -129,9 +125,7 @@ class TarContent:
     start: int
     size: int
 
-    @property
-    def path(self) -> None:
-        return None
+    path = None
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had."""
@@ -154,9 +148,7 @@ class ZipContent:
     checksum: int
     method: int
 
-    @property
-    def path(self) -> None:
-        return None
+    path = None
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had, or is not what was packed."""

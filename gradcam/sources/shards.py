@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from gradcam.errors import GradcamError, InputError, shorten
+from gradcam.storage.run_file import Part
 
 
 class TooManyFailuresError(GradcamError):
@@ -63,3 +64,8 @@ def parse_shard(text: str) -> Shard:
     if match is None:
         raise InputError(f"The share is {shorten(text)}, expected I/N, with I from 1 to N, such as 2/8.")
     return Shard(int(match[1]), int(match[2]))
+
+
+def to_part(shard: Shard | None) -> Part:
+    """The part of an output folder that is a share's; the whole of it without one."""
+    return Part() if shard is None else Part(shard.of, shard.index)

@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gradcam.errors import GradcamError, OutputError
-from gradcam.storage.disk import find_inside, is_inside, remove, remove_empty
-from gradcam.storage.output import DiskShelf, Shelf, StoreShelf
+from gradcam.storage.disk import remove_empty
+from gradcam.storage.output import Place, RunReader, to_reader
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import (
     Part,
@@ -22,193 +22,150 @@ from gradcam.storage.run_file import (
     list_notes,
     list_pieces,
 )
-from gradcam.storage.store import Store
+
+Mode = Literal["new", "resume", "overwrite"]  # what is done about an earlier run
 
 PAGE, REPORT = "index.html", "report"  # and where a report's other files lie
+STATIC = ("style.css", "theme.js", "records.js", "grid.js", "detail.js", "gallery.js")  # of a report, whatever the run
 # What a report is made of, below its folder.
 REPORT_FILES = re.compile(
-    r"style\.css|(theme|records|grid|detail|gallery)\.js|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg",
-    re.DOTALL,
+    rf"{'|'.join(map(re.escape, STATIC))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
 )
 GENERATOR = b'<meta name="generator" content="gradcam">'  # in the head of each page
 HEAD = 2**16  # bytes
 
 
-def check_earlier(shelf: Shelf, part: Part, now: Mapping[str, Any], mode: str) -> list[str]:
+def check_earlier(reader: RunReader, part: Part, now: Mapping[str, Any], mode: Mode) -> list[str]:
     """Notes for a person who may go on. Raises as `check_parts`, and `OutputError` for other settings."""
-    names = shelf.list_names()
+    names = reader.list_names()
     parts = find_parts(names)
     if mode == "overwrite" and not part.of:
         return []  # all of it is to go
-    _check_names(shelf, names, part, mode)
+    _check_names(reader, names, part, mode)
     others = [other for other in parts if other != part]
     for other in others[:1]:  # those that are there are alike
-        _check_alike(shelf, names, other, now)
-    return _check_alike(shelf, names, part, now) if part in parts and mode == "resume" else []
+        _check_alike(reader, names, other, now)
+    return _check_alike(reader, names, part, now) if part in parts and mode == "resume" else []
 
 
-def check_parts(shelf: Shelf, part: Part, mode: str) -> None:
-    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are, and what a `Shelf` does."""
-    _check_names(shelf, shelf.list_names(), part, mode)
+def check_parts(reader: RunReader, part: Part, mode: Mode) -> None:
+    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are."""
+    _check_names(reader, reader.list_names(), part, mode)
 
 
-def _check_names(shelf: Shelf, names: Collection[str], part: Part, mode: str) -> None:
+def _check_names(reader: RunReader, names: Collection[str], part: Part, mode: Mode) -> None:
     parts = find_parts(names)
     strangers = [other for other in parts if other.of != part.of]
     if strangers and not (mode == "overwrite" and not part.of):
         raise OutputError(
-            f"{shelf.show()}: holds {strangers[0]}, with {_count(shelf, names, strangers)}, and this is {part}; choose "
+            f"{reader.show()}: holds {strangers[0]}, with {_count(reader, names, strangers)}, and this is {part}; choose "
             "another --output"
         )
     if part in parts and mode == "new":
         raise OutputError(
-            f"{shelf.show()}: holds an earlier run, with {_count(shelf, names, [part])}; give --resume to go on with it, "
+            f"{reader.show()}: holds an earlier run, with {_count(reader, names, [part])}; give --resume to go on with it, "
             "--overwrite to start anew, or another --output"
         )
 
 
-def _check_alike(shelf: Shelf, names: Collection[str], part: Part, now: Mapping[str, Any]) -> list[str]:
+def _check_alike(reader: RunReader, names: Collection[str], part: Part, now: Mapping[str, Any]) -> list[str]:
     """Raises `OutputError` unless that part was made with the same settings."""
     if part.run not in names:
         raise OutputError(
-            f"{shelf.show()}: holds {list_manifests(names, part)[0]}, but no {part.run} that says how it was made; start "
+            f"{reader.show()}: holds {list_manifests(names, part)[0]}, but no {part.run} that says how it was made; start "
             "anew with --overwrite"
         )
-    earlier = decode_run(shelf.read(part.run), shelf.show(part.run))
+    earlier = decode_run(reader.read(part.run), reader.show(part.run))
     differences = list_differences(earlier, now)
     if differences:
         where = f" (of {part})" if part.of else ""
         raise OutputError(
-            f"{shelf.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
+            f"{reader.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
             "start anew with --overwrite, or choose another --output"
         )
     return list_notes(earlier, now)
 
 
-def _count(shelf: Shelf, names: Collection[str], parts: Iterable[Part]) -> str:
-    lines = sum(1 for part in parts for name in list_manifests(names, part) for _ in shelf.read_lines(name))
+def _count(reader: RunReader, names: Collection[str], parts: Iterable[Part]) -> str:
+    lines = sum(1 for part in parts for name in list_manifests(names, part) for _ in reader.read_lines(name))
     return "1 record" if lines == 1 else f"{lines} records"
 
 
-def list_recorded(shelf: Shelf, names: Collection[str], part: Part) -> Iterator[str]:
+def remove_runs(place: Place, parts: Iterable[Part], inputs: Iterable[Path | str], *, report: bool) -> None:
+    """Remove what these parts wrote, as their manifests say, and their own files; with `report` the report, too.
+
+    Never anything else, or out of the folder. The manifests go last: whatever stops this, it can be done again. `inputs`:
+    paths or URLs of pictures. Raises `OSError`, `StoreError`, and `OutputError`, before anything is removed, where one of
+    the pictures would be.
+    """
+    reader = to_reader(place.root)
+    names, chosen = reader.list_names(), list(parts)
+    results = reader.select(name for part in chosen for name in _list_recorded(reader, names, part))
+    _check_inputs(reader, results, inputs)
+    own = [name for part in chosen for name in (part.log, *list_pieces(names, part.events), part.run)]
+    place.remove(results)
+    if report:
+        place.remove(_list_report(reader))
+    place.remove(name for name in own if name in names)
+    place.remove(name for part in chosen for name in list_manifests(names, part))
+    if isinstance(place.root, Path):
+        _remove_folders(place.root, chosen, report=report)
+
+
+def _list_recorded(reader: RunReader, names: Collection[str], part: Part) -> Iterator[str]:
     """The files that were written and recorded, by name; lines that are no records say nothing."""
     for name in list_manifests(names, part):
         with contextlib.suppress(OutputError):  # a line without an end is none either
-            for line in shelf.read_lines(name):
+            for line in reader.read_lines(name):
                 with contextlib.suppress(GradcamError):
                     yield from list(Record.from_json(line).files)
 
 
-def remove_part(folder: Path, part: Part, inputs: Iterable[Path] = ()) -> None:
-    """Remove what a part wrote, as its manifest says, and its own files; never anything else, or out of the folder.
-
-    The manifest goes last: whatever stops this, it can be done again. Raises `OSError`, and `OutputError`, before anything
-    is removed, where one of the `inputs` would be.
-    """
-    names = DiskShelf(folder).list_names()
-    _check_inputs(_list_outputs(folder, names, part), _keep_inside(folder, inputs))
-    for path in _list_outputs(folder, names, part):
-        remove(path)
-    for name in (part.log, *list_pieces(names, part.events), part.run, *list_manifests(names, part)):
-        remove(folder / name)
-    for name in (part.events, part.records):
-        remove_empty(folder / name)
-
-
-def remove_report(folder: Path) -> None:
-    """Remove the report, and its folders where nothing else is in them. Raises `OSError`."""
-    if not (folder / REPORT).is_symlink():
-        for place, _, names in os.walk(folder / REPORT, topdown=False):
-            for name in names:
-                path = Path(place, name)
-                if REPORT_FILES.fullmatch(path.relative_to(folder / REPORT).as_posix()):
-                    remove(path)
-            remove_empty(Path(place))
-    if not is_page_of_others(folder):
-        remove(folder / PAGE)
-
-
-def is_page_of_others(folder: Path) -> bool:
-    """Whether the folder has an `index.html` that is no report. Raises `OSError`."""
-    page = folder / PAGE
-    if not page.is_file():
-        return page.is_dir()
-    with open(page, "rb") as file:
-        head = file.read(HEAD)
-    return bool(head) and GENERATOR not in head
-
-
-def check_page(folder: Path) -> None:
-    """Raises `OutputError` where a report would replace an `index.html` that is none, and `OSError`."""
-    if is_page_of_others(folder):
-        raise OutputError(
-            f"{folder / PAGE}: is no report of gradcam, and one would replace it; move it away, or choose another --output"
-        )
-
-
-def _list_outputs(folder: Path, names: Collection[str], part: Part) -> Iterator[Path]:
-    """What was written and recorded, where it lies in the folder."""
-    for name in list_recorded(DiskShelf(folder), names, part):
-        path = find_inside(folder, name)
-        if path is not None and is_inside(folder, path):
-            yield path
-
-
-def _keep_inside(folder: Path, inputs: Iterable[Path]) -> set[str]:
-    """All paths of inputs that lie in the folder."""
-    roots = tuple(os.path.join(form(folder), "") for form in (os.path.abspath, os.path.realpath))
-    forms = (form(path) for path in inputs for form in (os.path.abspath, os.path.realpath))
-    return {path for path in forms if path.startswith(roots)}
-
-
-def _check_inputs(outputs: Iterable[Path], inputs: Collection[str]) -> None:
-    for path in outputs if inputs else ():
-        if os.path.abspath(path) in inputs or os.path.realpath(path) in inputs:
+def _check_inputs(reader: RunReader, names: Iterable[str], inputs: Iterable[Path | str]) -> None:
+    root = tuple(os.path.join(form, "") for form in _list_forms(reader.locate("")))
+    kept = {form for each in inputs for form in _list_forms(each) if form.startswith(root)}
+    for name in names if kept else ():
+        if kept & _list_forms(reader.locate(name)):
             raise OutputError(
-                f"{path}: is both a picture to explain and a result of the earlier run, which --overwrite would remove; "
-                "choose another --output"
-            )
-
-
-def remove_runs(store: Store, parts: Iterable[Part], inputs: Iterable[str], *, report: bool) -> None:
-    """Remove what these parts wrote, as their manifests say, and their own files; with `report` the report, too.
-
-    The manifests go last: whatever stops this, it can be done again. `inputs`: URLs of pictures. Raises what a `Store` does,
-    and `OutputError`, before anything is removed, where one of the pictures would be.
-    """
-    shelf, sizes, kept = StoreShelf(store), store.find(), set(inputs)
-    results: list[str] = []
-    own: list[str] = []
-    manifests: list[str] = []
-    for part in parts:
-        results += sizes.keys() & set(list_recorded(shelf, sizes, part))
-        own += [part.log, *list_pieces(sizes, part.events), part.run]
-        manifests += list_manifests(sizes, part)
-    for name in results:
-        if store.below(name).url in kept:
-            raise OutputError(
-                f"{store.below(name).url}: is both a picture to explain and a result of the earlier run, which --overwrite "
+                f"{reader.locate(name)}: is both a picture to explain and a result of the earlier run, which --overwrite "
                 "would remove; choose another --output"
             )
-    pages = [name for name in sizes if report and _is_of_report(store, name)]
-    for names in (results, pages, [name for name in own if name in sizes], manifests):
-        store.remove(names)
 
 
-def check_stored_page(store: Store, names: Collection[str]) -> None:
-    """Raises `OutputError` where a report would replace an `index.html` that is none, and what a `Store` does."""
-    if PAGE in names and not _is_report(store):
+def _list_forms(where: Path | str) -> set[str]:
+    """A URL, or a path with the links in it and without."""
+    return {where} if isinstance(where, str) else {os.path.abspath(where), os.path.realpath(where)}
+
+
+def _list_report(reader: RunReader) -> list[str]:
+    """The files of the report that is there."""
+    files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
+    return [*files, PAGE] if _has_report(reader) else files
+
+
+def _remove_folders(folder: Path, parts: Iterable[Part], *, report: bool) -> None:
+    """Those of pieces and of the report, where nothing is in them any more."""
+    for part in parts:
+        remove_empty(folder / part.events)
+        remove_empty(folder / part.records)
+    if report and not (folder / REPORT).is_symlink():
+        for place, _, _ in os.walk(folder / REPORT, topdown=False):
+            remove_empty(Path(place))
+
+
+def check_page(reader: RunReader) -> None:
+    """Raises `OutputError` where a report would replace an `index.html` that is none, and `OSError` and `StoreError`."""
+    if _has_report(reader) is False:
         raise OutputError(
-            f"{store.below(PAGE).url}: is no report of gradcam, and one would replace it; move it away, or choose another "
+            f"{reader.locate(PAGE)}: is no report of gradcam, and one would replace it; move it away, or choose another "
             "--output"
         )
 
 
-def _is_of_report(store: Store, name: str) -> bool:
-    folder, _, rest = name.partition("/")
-    return (folder == REPORT and REPORT_FILES.fullmatch(rest) is not None) or (name == PAGE and _is_report(store))
-
-
-def _is_report(store: Store) -> bool:
-    head = store.read_range(PAGE, 0, HEAD)
-    return not head or GENERATOR in head
+def _has_report(reader: RunReader) -> bool | None:
+    """Whether the folder's `index.html` is a report; None where it has none."""
+    try:
+        head = reader.read_head(PAGE, HEAD)
+    except IsADirectoryError:
+        return False
+    return None if head is None else not head or GENERATOR in head

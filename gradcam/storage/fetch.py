@@ -26,9 +26,7 @@ class StoreContent:
 
     url: str
 
-    @property
-    def path(self) -> None:
-        return None
+    path = None
 
     def read(self) -> bytes:
         """What it holds. Raises `ImageError`, without its name, where that cannot be had, and `StoreError`."""
@@ -98,19 +96,15 @@ class RangeFile(io.RawIOBase):
         self._data, self._begin = b"", start  # what was fetched last, and where that lies
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go there. Nothing is fetched before it is read."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(0, base + offset)
         return self._position

@@ -16,10 +16,23 @@ from typing import Any
 from gradcam.errors import GradcamError, OutputError
 from gradcam.images.files import is_called_after, open_file, write_whole
 from gradcam.storage.disk import BLOCK, LineFile, open_lines
-from gradcam.storage.output import Shelf, StoreShelf, to_shelf
+from gradcam.storage.output import RunReader, StoreReader, to_reader
 from gradcam.storage.records import Record, parse_whole
 from gradcam.storage.run_file import Part, find_last, find_parts, list_manifests, name_piece
 from gradcam.storage.store import Store, to_place
+
+SECONDS = 1.0  # between two waits for the disk
+LINES = 1000  # of a piece that is written anew
+HELD = 16  # pieces in memory meanwhile
+
+Parse = Callable[[bytes], Record]
+Line = tuple[int, int, int, int]  # its rank in the order, its piece, where it begins and where it ends
+
+
+def encode_event(event: str, details: Mapping[str, Any]) -> bytes:
+    """A line of a log: `{"time": ..., "event": ..., ...}`, the time in ISO 8601 with its offset."""
+    fields = {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event, **details}
+    return json.dumps(fields, default=str).encode() + b"\n"
 
 
 class Logbook:
@@ -30,9 +43,8 @@ class Logbook:
         self._lock = threading.Lock()
 
     def note(self, event: str, details: dict[str, Any]) -> None:
-        """Add `{"time": ..., "event": ..., ...}`, the time in ISO 8601 with its offset."""
-        fields = {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event, **details}
-        line = json.dumps(fields, default=str).encode() + b"\n"
+        """Add what happened, with the time."""
+        line = encode_event(event, details)
         # A log that cannot be written stops no run: what matters is in the manifest, which says so when it cannot.
         with self._lock, contextlib.suppress(OSError, ValueError):  # a closed file's is a ValueError
             self._lines.append(line)
@@ -41,9 +53,6 @@ class Logbook:
         """Close it; what is noted later is lost."""
         with self._lock:
             self._lines.close()
-
-
-SECONDS = 1.0  # between two waits for the disk
 
 
 def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
@@ -59,29 +68,26 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
         if isinstance(place, Path) and not place.is_dir():
             return [record for _, record in read_lines(place)]
         if isinstance(place, Store) and place.url.endswith(".jsonl"):
-            return list(parse_lines(StoreShelf(place.parent).read_lines(place.name), place.url))
-        return _read_folder(to_shelf(place))
+            return list(parse_lines(StoreReader(place.parent).read_lines(place.name), place.url))
+        return _read_folder(to_reader(place))
     except OSError as error:
         where = place.url if isinstance(place, Store) else place
         raise OutputError(f"{where}: cannot be read ({error.strerror or error})") from error
 
 
-def _read_folder(shelf: Shelf) -> list[Record]:
-    names = shelf.list_names()
+def _read_folder(reader: RunReader) -> list[Record]:
+    names = reader.list_names()
     manifests = [list_manifests(names, part) for part in find_parts(names)]
     if not any(manifests):
         raise OutputError(
-            f"{shelf.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
+            f"{reader.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
         )
     found: list[Record] = []
     for pieces in manifests:
-        records = [record for name in pieces for record in parse_lines(shelf.read_lines(name), shelf.show(name))]
+        records = [record for name in pieces for record in parse_lines(reader.read_lines(name), reader.show(name))]
         # A picture that was done again has its record in a later piece; the earlier one could not be taken away at once.
         found += {record.image: record for record in records}.values() if len(pieces) > 1 else records
     return found
-
-
-Parse = Callable[[bytes], Record]
 
 
 def read_lines(path: Path, parse: Parse = Record.from_json) -> Iterator[tuple[bytes, Record]]:
@@ -243,25 +249,19 @@ class PieceWriter:
             self._lines.clear()
 
 
-LINES = 1000  # of a piece that is written anew
-HELD = 16  # pieces in memory meanwhile
-
-Place = tuple[int, int, int, int]  # of a line: its rank in the order, its piece, where it begins and where it ends
-
-
 def find_done(
-    shelf: StoreShelf, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
+    reader: RunReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
     """The names of pictures that need not be done again, and of those that are recorded and need to be, whether they failed.
 
     Done is what `is_of` takes, by its last record, and whose files are all there with something in them. `sizes`: of all
     objects in the store, by name: to ask for each on its own would take hours for a million.
-    Raises `OutputError` for a line that is no record, and what a `Shelf` does.
+    Raises `OutputError` for a line that is no record, and what a `RunReader` does.
     """
     done: set[str] = set()
     other: dict[str, bool] = {}
     for piece in pieces:
-        for record in parse_lines(shelf.read_lines(piece), shelf.show(piece), parse_whole):
+        for record in parse_lines(reader.read_lines(piece), reader.show(piece), parse_whole):
             if is_of(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
                 done.add(record.image)
                 other.pop(record.image, None)
@@ -278,10 +278,10 @@ def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collec
     written anew, under higher numbers, and only then the old ones are removed: readers take the last record of a picture,
     so that a stop in between does no harm. Raises what a `Store` does.
     """
-    names = StoreShelf(store).list_names()
+    names = StoreReader(store).list_names()
     pieces, ranks = list_manifests(names, part), {name: rank for rank, name in enumerate(order)}
-    last: dict[str, Place] = {}
-    stored: list[list[Place]] = []  # the lines of each piece
+    last: dict[str, Line] = {}
+    stored: list[list[Line]] = []  # the lines of each piece
     for number, piece in enumerate(pieces):
         lines = dict(_find_lines(store.read(piece), number, ranks))
         last |= lines
@@ -299,7 +299,7 @@ def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collec
     store.remove(pieces[kept:])
 
 
-def _find_lines(data: bytes, piece: int, ranks: Mapping[str, int]) -> Iterator[tuple[str, Place]]:
+def _find_lines(data: bytes, piece: int, ranks: Mapping[str, int]) -> Iterator[tuple[str, Line]]:
     """The picture of each whole line, and where the line is."""
     start = 0
     for line in data.splitlines(keepends=True):

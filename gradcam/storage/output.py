@@ -1,4 +1,4 @@
-"""Where tars are kept: made in a file that has no name there yet, and then put in their place whole."""
+"""An output folder, on a disk or in a store: one way to read it, and for each of the two a way to write to it."""
 
 from __future__ import annotations
 
@@ -6,96 +6,79 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from gradcam.errors import ImageError, OutputError
-from gradcam.images.files import UNFINISHED, replacing, write_whole
-from gradcam.storage.disk import OF_THE_NAME, blaming_disk, check_file, describe_os_error, open_lines, remove, show
+from gradcam.images.files import UNFINISHED, NotAFileError, open_file, replacing, write_whole
+from gradcam.storage.disk import (
+    OF_THE_NAME,
+    blaming_disk,
+    check_file,
+    describe_os_error,
+    find_inside,
+    is_inside,
+    open_lines,
+    remove,
+    show,
+)
 from gradcam.storage.fetch import StoreArchive
 from gradcam.storage.retry import refusal_of
 from gradcam.storage.run_file import FOLDER
 from gradcam.storage.store import Store
 
-
-class Place(Protocol):
-    """Where files go. It can be sent to other processes, and several threads may write at once."""
-
-    def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all of these files, or none, by names relative to the place, with "/"; then the views of a report.
-
-        Views can be made again, so that they need not survive a power cut.
-        Raises `ImageError` where a file's name is the reason why it cannot be written, and `OutputError` or `StoreError`
-        for reasons that other pictures would meet as well.
-        """
-
-
-@dataclass(frozen=True)
-class Disk:
-    """A folder. `temporary`: one on the same disk, for files that are not whole yet."""
-
-    folder: Path
-    temporary: Path
-
-    def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """As `Place.write`; each file is whole and on the disk before it has its name."""
-        written: list[Path] = []
-        with blaming_disk(self.folder):
-            try:
-                for name, data in files.items():
-                    path = self.folder / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, data, beside=self.temporary)
-                    written.append(path)
-            except OSError as error:
-                for path in written:
-                    remove(path)
-                if error.errno in OF_THE_NAME:
-                    raise ImageError(f"{name}: this result cannot be written ({describe_os_error(error)})") from error
-                raise
-            for name, data in views.items():
-                self._write_view(self.folder / name, data)
-
-    def _write_view(self, path: Path, data: bytes) -> None:
-        """Without waiting for the disk."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, beside=self.temporary) as file:
-            file.write(data)
-
-
 LONGEST = 2**26  # bytes of a file that is read at once: a million names that a shell put in place of a * are fewer
 
 
-class Shelf(Protocol):
-    """An output folder. All methods raise `OSError`, and of a store `StoreError`; reading `OutputError` for no file."""
+class RunReader(Protocol):
+    """An output folder, to be read. Names are relative to it, with "/" between folders.
+
+    All methods raise `OSError`, and of a store `StoreError`; `read` and `read_lines` also `OutputError` for no file.
+    """
+
+    def locate(self, name: str) -> Path | str:
+        """Where a file of that name is: a path, or a URL."""
 
     def show(self, name: str = "") -> str:
         """The folder, or a file in it, for a sentence."""
 
     def list_names(self) -> list[str]:
-        """What is directly in it, and in the folders of a manifest's and a log's pieces: names with "/"."""
+        """What is directly in it, and in the folders of a manifest's and a log's pieces."""
+
+    def find(self, folder: str) -> list[str]:
+        """The names of all files in that folder and below it."""
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that do not lead out of it; in a store, those that there are."""
 
     def read(self, name: str) -> bytes:
         """All of a file."""
 
+    def read_head(self, name: str, size: int) -> bytes | None:
+        """So many bytes of a file's beginning, fewer where it is shorter; None where there is no such file."""
+
     def read_lines(self, name: str) -> Iterator[bytes]:
         """The lines of a file, with their ends."""
 
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """The bytes of a file, to be gone through."""
+
 
 @dataclass(frozen=True)
-class DiskShelf:
-    """A folder on a disk."""
+class DiskReader:
+    """A folder on a disk; a `RunReader`."""
 
     folder: Path
 
+    def locate(self, name: str) -> Path:
+        return self.folder / name
+
     def show(self, name: str = "") -> str:
-        """As `Shelf.show`."""
         return str(self.folder / name) if name else show(self.folder)
 
     def list_names(self) -> list[str]:
-        """As `Shelf.list_names`."""
         names: list[str] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -105,8 +88,18 @@ class DiskShelf:
                     names.append(entry.name)
         return names
 
+    def find(self, folder: str) -> list[str]:
+        top = self.folder / folder
+        if top.is_symlink():  # what it leads to is not this folder's
+            return []
+        below = ((Path(place), names) for place, _, names in os.walk(top))
+        return [(place / name).relative_to(self.folder).as_posix() for place, names in below for name in names]
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        paths = ((name, find_inside(self.folder, name)) for name in names)
+        return [name for name, path in paths if path is not None and is_inside(self.folder, path)]
+
     def read(self, name: str) -> bytes:
-        """As `Shelf.read`."""
         path = self.folder / name
         check_file(path)
         if path.stat().st_size > LONGEST:
@@ -115,42 +108,72 @@ class DiskShelf:
             )
         return path.read_bytes()
 
+    def read_head(self, name: str, size: int) -> bytes | None:
+        try:
+            with open_file(self.folder / name) as file:
+                return file.read(size)
+        except (FileNotFoundError, NotAFileError):
+            return None
+
     def read_lines(self, name: str) -> Iterator[bytes]:
-        """As `Shelf.read_lines`."""
         check_file(self.folder / name)
         yield from open_lines(self.folder / name)
 
+    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return open(self.folder / name, "rb")
+
 
 @dataclass(frozen=True)
-class StoreShelf:
-    """A folder in a store."""
+class StoreReader:
+    """A folder in a store; a `RunReader`."""
 
     store: Store
 
+    def locate(self, name: str) -> str:
+        return self.store.below(name).url
+
     def show(self, name: str = "") -> str:
-        """As `Shelf.show`."""
-        return self.store.below(name).url if name else str(self.store)
+        return self.locate(name) if name else str(self.store)
 
     def list_names(self) -> list[str]:
-        """As `Shelf.list_names`."""
         names: list[str] = []
         for name in self.store.list_names():
             is_of_pieces = name.endswith("/") and FOLDER.fullmatch(name.rstrip("/"))
             names += self.store.list_names(name.rstrip("/")) if is_of_pieces else [name]
         return names
 
+    def find(self, folder: str) -> list[str]:
+        return list(self.store.find(folder))
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        there = self.store.find()
+        return [name for name in dict.fromkeys(names) if name in there]
+
     def read(self, name: str) -> bytes:
-        """As `Shelf.read`."""
         return self.store.read(name)
 
+    def read_head(self, name: str, size: int) -> bytes | None:
+        try:
+            return self.store.read_range(name, 0, size)
+        except FileNotFoundError:
+            return None
+
     def read_lines(self, name: str) -> Iterator[bytes]:
-        """As `Shelf.read_lines`."""
         yield from self.store.read(name).splitlines(keepends=True)
 
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        yield StoreArchive(self.locate(name)).read_on()
 
-def to_shelf(place: Path | Store) -> Shelf:
+
+def to_reader(place: Path | Store) -> RunReader:
     """The output folder there."""
-    return StoreShelf(place) if isinstance(place, Store) else DiskShelf(place)
+    return StoreReader(place) if isinstance(place, Store) else DiskReader(place)
+
+
+def blaming(place: Path | Store) -> contextlib.AbstractContextManager[None]:
+    """Whatever the disk or the store refuses is an `OutputError` that says what to do; a `StoreError` passes."""
+    return blaming_store(place) if isinstance(place, Store) else blaming_disk(place)
 
 
 @contextlib.contextmanager
@@ -172,11 +195,97 @@ def blaming_store(store: Store) -> Iterator[None]:
         raise OutputError(f"{store}: cannot be written to ({refusal_of(error)}); choose another --output") from error
 
 
+class Place(Protocol):
+    """An output folder, to be written to. It can be sent to other processes, and several threads may write at once."""
+
+    @property
+    def root(self) -> Path | Store:
+        """The folder."""
+
+    def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
+        """Write all of these files, or none, by names relative to the place, with "/"; then the views of a report.
+
+        Views can be made again, so that they need not survive a power cut.
+        Raises `ImageError` where a file's name is the reason why it cannot be written, and `OutputError` or `StoreError`
+        for reasons that other pictures would meet as well.
+        """
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write one file, whole. Raises `OSError`, and `StoreError`."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove these files, as far as they are there. Raises `OSError`, and `StoreError`."""
+
+    def begin(self) -> Path:
+        """A name for a file of this machine's, in which what is not whole yet can be made."""
+
+    def keep(self, file: Path, name: str) -> None:
+        """Put that file there under this name, whole; it is gone from where it was. Raises `OSError`, and `StoreError`."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A folder on a disk; a `Place`. `temporary`: one on the same disk, for files that are not whole yet."""
+
+    folder: Path
+    temporary: Path | None = None
+
+    @property
+    def root(self) -> Path:
+        return self.folder
+
+    def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
+        """As `Place.write`; each file is whole and on the disk before it has its name."""
+        written: list[str] = []
+        with blaming_disk(self.folder):
+            try:
+                for name, data in files.items():
+                    self.put(name, data)
+                    written.append(name)
+            except OSError as error:
+                self.remove(written)
+                if error.errno in OF_THE_NAME:
+                    raise ImageError(f"{name}: this result cannot be written ({describe_os_error(error)})") from error
+                raise
+            for name, data in views.items():
+                self.put_view(name, data)
+
+    def put(self, name: str, data: bytes) -> None:
+        write_whole(self._make_parent(name), data, beside=self.temporary)
+
+    def put_view(self, name: str, data: bytes) -> None:
+        """As `put`, without waiting for the disk."""
+        with replacing(self._make_parent(name), beside=self.temporary) as file:
+            file.write(data)
+
+    def _make_parent(self, name: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            remove(self.folder / name)
+
+    def begin(self) -> Path:
+        return (self.temporary or self.folder) / UNFINISHED.format(secrets.token_hex(8))
+
+    def keep(self, file: Path, name: str) -> None:
+        """As `Place.keep`: it is on the disk before it has its name."""
+        with open(file, "rb+") as whole:
+            os.fsync(whole.fileno())
+        os.replace(file, self.folder / name)
+
+
 @dataclass(frozen=True)
 class Bucket:
-    """A folder in a store; a `Place`."""
+    """A folder in a store; a `Place`. What is not whole yet is in this machine's folder for such files."""
 
     store: Store
+
+    @property
+    def root(self) -> Store:
+        return self.store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """As `Place.write`; each object is whole as soon as it is there."""
@@ -185,90 +294,31 @@ class Bucket:
             try:
                 for name, data in files.items():
                     written.append(name)  # one that failed may be there after all
-                    self.store.write(name, data)
+                    self.put(name, data)
             except OSError as error:
-                self.store.remove(written)
+                self.remove(written)
                 if error.errno in OF_THE_NAME:
                     raise ImageError(f"{name}: this result cannot be written ({refusal_of(error)})") from error
                 raise
             self.store.write_all(views)
 
+    def put(self, name: str, data: bytes) -> None:
+        self.store.write(name, data)
 
-class TarPlace(Protocol):
-    """A folder of tars. What it raises is an `OutputError` or a `StoreError`."""
+    put_view = put
 
-    def list_names(self) -> list[str]:
-        """The names of the files in it, but not of those in folders below."""
-
-    def begin(self) -> Path:
-        """A name for a file of this machine's, in which a tar can be made."""
-
-    def keep(self, file: Path, name: str) -> None:
-        """Put the file there under that name, whole; it is gone from where it was."""
-
-    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """The bytes of one."""
-
-
-@dataclass(frozen=True)
-class DiskTars:
-    """On a disk. `temporary`: a folder there for files that are not whole yet."""
-
-    folder: Path
-    temporary: Path
-
-    def __str__(self) -> str:
-        return show(self.folder)
-
-    def list_names(self) -> list[str]:
-        """As `TarPlace` says."""
-        with blaming_disk(self.folder):
-            return os.listdir(self.folder) if self.folder.is_dir() else []
+    def remove(self, names: Iterable[str]) -> None:
+        self.store.remove(names)
 
     def begin(self) -> Path:
-        """As `TarPlace` says."""
-        return self.temporary / UNFINISHED.format(secrets.token_hex(8))
-
-    def keep(self, file: Path, name: str) -> None:
-        """As `TarPlace` says: it is on the disk before it has its name."""
-        with blaming_disk(self.folder):
-            with open(file, "rb+") as whole:
-                os.fsync(whole.fileno())
-            os.replace(file, self.folder / name)
-
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        """As `TarPlace` says."""
-        with blaming_disk(self.folder), open(self.folder / name, "rb") as file:
-            yield file
-
-
-@dataclass(frozen=True)
-class StoreTars:
-    """In a store. What is not whole yet is in this machine's folder for such files."""
-
-    store: Store
-
-    def __str__(self) -> str:
-        return str(self.store)
-
-    def list_names(self) -> list[str]:
-        """As `TarPlace` says."""
-        with blaming_store(self.store):
-            return self.store.list_names()
-
-    def begin(self) -> Path:
-        """As `TarPlace` says."""
         return Path(tempfile.gettempdir(), UNFINISHED.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
-        """As `TarPlace` says: an object is there whole, or not at all."""
-        with blaming_store(self.store):
-            self.store.upload(name, str(file))
+        """As `Place.keep`: an object is there whole, or not at all."""
+        self.store.upload(name, str(file))
         file.unlink()
 
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        """As `TarPlace` says."""
-        with blaming_store(self.store):
-            yield StoreArchive(self.store.below(name).url).read_on()
+
+def to_writer(place: Path | Store, temporary: Path | None = None) -> Disk | Bucket:
+    """What writes to the output folder there."""
+    return Bucket(place) if isinstance(place, Store) else Disk(place, temporary)

@@ -112,6 +112,21 @@ class Record:
             raise GradcamError(f"it is no whole record ({type(error).__name__}: {error})") from error
 
 
+@dataclass(frozen=True)
+class Report:
+    """A picture's record, and what else there is to tell of it, or left to do.
+
+    `seconds`: what it took. `files`: those that are recorded, by name, where nobody wrote them yet. `grids`: the
+    maps' sizes. `device`: what computed them.
+    """
+
+    record: Record
+    seconds: float = 0.0
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    grids: Sequence[tuple[int, ...]] = ()
+    device: str = ""
+
+
 def parse_whole(line: str | bytes) -> Record:
     """The record in one line that has all that `to_json` writes. Raises as `Record.from_json`, and for what lacks a key."""
     record, found = Record.from_json(line), _load(line)

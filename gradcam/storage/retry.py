@@ -1,5 +1,8 @@
 """What goes wrong with stores: what passes is waited for, and what stays is said in one line."""
 
+# tenacity would take as many lines: the time that is left cuts the last wait short, a store that was given up is not
+# waited for again at once, and who waits is told so from a thread, since a client may be silent for minutes.
+
 from __future__ import annotations
 
 import contextlib
@@ -17,6 +20,25 @@ from gradcam.errors import StoreError
 LOG = logging.getLogger("gradcam")
 NOTICE = 5.0  # seconds after which somebody is told what is waited for
 STEP = 0.5  # seconds between two looks at what is open
+PATIENCE = 60.0  # seconds that a store may fail at one request before it counts as down
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries
+# Waiting does not mend these.
+LASTING = (
+    FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
+)  # fmt: skip
+LASTING_NUMBERS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
+# The clients of stores have errors of their own, by whose packages they are known: none is installed with this one.
+CLIENTS = ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs")
+CREDENTIALS = (
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
+    "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
+)  # fmt: skip
+MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
+REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
+# When that was, by the bucket's URL: threads and `close` do not wait one after another.
+_given_up: dict[str, float] = {}
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -96,27 +118,6 @@ def describe_wait(request: Request) -> str:
 
 
 WATCH = Watch()
-
-
-T = TypeVar("T")
-
-PATIENCE = 60.0  # seconds that a store may fail at one request before it counts as down
-FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries
-# Waiting does not mend these.
-LASTING = (
-    FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
-)  # fmt: skip
-LASTING_NUMBERS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
-# The clients of stores have errors of their own, by whose packages they are known: none is installed with this one.
-CLIENTS = ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs")
-CREDENTIALS = (
-    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
-    "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
-)  # fmt: skip
-MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
-REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
-# When that was, by the bucket's URL: threads and `close` do not wait one after another.
-_given_up: dict[str, float] = {}
 
 
 def patiently(call: Callable[[], T], where: str) -> T:

@@ -14,8 +14,13 @@ from typing import Any
 from gradcam._version import __version__
 from gradcam.errors import OutputError, shorten
 from gradcam.images.files import read_text_file
+from gradcam.plugins import fingerprint
 from gradcam.storage.store import Store
 
+SCHEMA = 1
+DEEPEST = 20  # level
+NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
+WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
 SHARD = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
 # In a store, where nothing can be added to an object, a manifest is a folder of pieces with numbers, and so is a log.
 OWN = re.compile(rf"(manifest|log){SHARD}(?:/(\d{{5,}}))?\.jsonl|run{SHARD}\.json")
@@ -24,44 +29,42 @@ FOLDER = re.compile(rf"(?:manifest|log){SHARD}")
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """A shard, counted from 1, of so many; 0 of 0 is a whole run."""
+    """A shard, counted from 1, of so many; 0 of 0 is a whole run.
+
+    Its files: `manifest` of the records, `run` of the settings, `log` of events and times; in a store, `records` and
+    `events` are the folders of a manifest's and a log's pieces. `lock`: locked while a process is at work; it stays there,
+    as taking it away could free it for two. `temporary`: the folder of files that are not whole yet.
+    """
 
     of: int = 0
     index: int = 0
 
     @property
     def manifest(self) -> str:
-        """The records' file."""
         return f"{self.records}.jsonl"
 
     @property
     def records(self) -> str:
-        """The folder of the records' pieces, in a store."""
         return f"manifest{self._ending}"
 
     @property
     def run(self) -> str:
-        """The file of the settings."""
         return f"run{self._ending}.json"
 
     @property
     def log(self) -> str:
-        """The file of events and times."""
         return f"{self.events}.jsonl"
 
     @property
     def events(self) -> str:
-        """The folder of the log's pieces, in a store."""
         return f"log{self._ending}"
 
     @property
     def lock(self) -> str:
-        """The file that is locked while a process is at work. It stays there: taking it away could free it for two."""
         return f".gradcam{self._ending}.lock"
 
     @property
     def temporary(self) -> str:
-        """The folder of files that are not whole yet."""
         return f".gradcam-partial{self._ending}"
 
     def tar(self, number: int) -> str:
@@ -112,11 +115,6 @@ def _match_pieces(names: Iterable[str]) -> Iterator[tuple[str, re.Match[str]]]:
     return ((name, match) for name in names if (match := OWN.fullmatch(name)) and match[4])
 
 
-SCHEMA = 1
-DEEPEST = 20  # level
-NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
-
-
 @dataclass(frozen=True)
 class Run:
     """What a run does. There are no times in it: the same run gives the same file.
@@ -151,6 +149,13 @@ class Run:
         }
         found: dict[str, Any] = json.loads(json.dumps(fields))
         return found
+
+
+def describe_code(brought: Iterable[object]) -> dict[str, dict[str, str]]:
+    """`{"code": {FILE: SHA-256}}` of the files of the user's own that these are written in; nothing where there are none."""
+    files = filter(None, map(fingerprint, brought))
+    code = {each["file"]: each["sha256"] for each in files}
+    return {"code": code} if code else {}
 
 
 def encode_run(fields: Mapping[str, Any]) -> bytes:
@@ -223,7 +228,6 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "pictures": _is_count,
     "left_out": _is_count,
 }
-WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
 
 
 def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:

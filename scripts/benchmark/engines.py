@@ -139,23 +139,23 @@ class Watch:
 
 def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch: int) -> tuple[float, float]:
     """When the first picture could be worked on, and when the last was done."""
+    from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
-    from gradcam.batch.findings import Question
+    from gradcam.batch.findings import Request
     from gradcam.batch.names import Saving
-    from gradcam.batch.pool import count_cores
     from gradcam.batch.save import Saver
     from gradcam.sources.list import list_inputs
     from gradcam.storage.output import Disk
 
     classifier = load("cpu")
-    question = Question([classifier.layer])
+    request = Request([classifier.layer])
     items = list_inputs([source]).items
     saving = Saving(("overlay",), "jpg", QUALITY, 0.5, "turbo")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "unfinished").mkdir()
         place = Disk(Path(folder), Path(folder) / "unfinished")
-        saver = Saver(place, {item.name: item.name for item in items}, saving, classifier, question)
-        work = Work(classifier, question, items, batch, count_cores())
+        saver = Saver(place, {item.name: item.name for item in items}, saving, classifier, request)
+        work = Work(classifier, request, items, batch, count_cores())
         start = time.time()
         done = sum(
             outcome.record.error is None for outcome in explain(work, saver, is_needed=lambda item: True, tell=watch)

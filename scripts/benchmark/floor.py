@@ -41,25 +41,25 @@ def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: 
 
 def ask(classifier: Any) -> Any:
     """One map of each picture's top class, at the classifier's own layer."""
-    from gradcam.batch.findings import Question
+    from gradcam.batch.findings import Request
 
-    return Question(layers=[classifier.layer])
+    return Request(layers=[classifier.layer])
 
 
 def find_all(classifier: Any, prepared: Sequence[Any], batch: int) -> list[Any]:
     from gradcam.batch.findings import find
 
-    question = ask(classifier)
+    request = ask(classifier)
     starts = range(0, len(prepared), batch)
-    return [found for start in starts for found in find(classifier, question, prepared[start : start + batch])]
+    return [found for start in starts for found in find(classifier, request, prepared[start : start + batch])]
 
 
 def draw(finding: Any) -> Any:
-    return finding.drawings[0].draw()
+    return finding.results[0].draw()
 
 
 def write(output: Path, source: Path, overlay: Any) -> None:
     from gradcam.images.files import write_whole
-    from gradcam.images.read import encode_image
+    from gradcam.images.write import encode_image
 
     write_whole(output / source.name, encode_image(overlay, source.suffix, QUALITY))

@@ -7,6 +7,7 @@ with the heatmap laid over all of it, at its full size. Each peer's loop uses th
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,24 +71,26 @@ def attach_ours(precision: str, batch: int) -> Iterator[Run]:
 
 def run_pipeline(classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None) -> None:
     """What `gradcam batch` does, without its progress: overlays, and a manifest."""
+    from gradcam.batch.cores import count_cores
+    from gradcam.batch.findings import find
     from gradcam.batch.names import Saving, plan_stems
-    from gradcam.batch.pipeline import explain_items
-    from gradcam.batch.pool import count_cores
+    from gradcam.batch.pipeline import compute_items
     from gradcam.batch.save import Saver
     from gradcam.sources.list import list_inputs
     from gradcam.storage.manifest import ManifestWriter
     from gradcam.storage.output import Disk
 
     items = list_inputs([source], exclude=output).items
-    question, saving = ask(classifier), Saving(format="jpg", quality=QUALITY)
+    request, saving = ask(classifier), Saving(format="jpg", quality=QUALITY)
     temporary = output / ".temporary"
     temporary.mkdir()
-    saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, question)
+    saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, request)
     threads = workers or count_cores()
-    outcomes = explain_items(classifier, question, items, finish=saver.save, batch_size=batch, workers=threads)
+    explain = functools.partial(find, classifier, request)
+    reports = compute_items(classifier, explain, items, finish=saver.save, batch_size=batch, workers=threads)
     with contextlib.closing(ManifestWriter(output / "manifest.jsonl")) as manifest:
-        for outcome in outcomes:
-            manifest.append(outcome.record)
+        for report in reports:
+            manifest.append(report.record)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.study.results import Standing
+    from gradcam.evaluation.study.results import Ranking
 
 PICTURES = ROOT / "assets" / "evaluation.txt"
 # Those of one pass, and of those that run the model again the cheap ones: others take hundreds of passes for a map.
@@ -50,7 +50,7 @@ def compare_quality(settings: Settings) -> Iterator[Table]:
     yield Table("quality", "Methods by metrics", header, rows, notes, raw)
 
 
-def format_standing(standing: Standing | None) -> str:
+def format_standing(standing: Ranking | None) -> str:
     if standing is None:
         return "-"
     interval = standing.interval

@@ -37,7 +37,7 @@ def compare_throughput(settings: Settings) -> Iterator[Table]:
 
 
 def measure_device(device: str, rounds: int) -> Iterator[Table]:
-    from gradcam.batch.pool import count_cores
+    from gradcam.batch.cores import count_cores
 
     cores = count_cores()
     threads = sorted({min(2**power, cores) for power in range(cores.bit_length() + 1)})

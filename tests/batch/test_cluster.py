@@ -25,14 +25,16 @@ import pytest
 import torch
 
 import gradcam
+from gradcam import plugins
 from gradcam.batch.engine import Work, explain_here
-from gradcam.batch.findings import Question
+from gradcam.batch.findings import Request
 from gradcam.batch.names import Saving
 from gradcam.batch.pool import cut
 from gradcam.batch.ray import session
 from gradcam.batch.ray import session as addresses
 from gradcam.batch.ray.actor import SHARES, Actor, Answer, Job, pack, to_blocks, to_job, unpack
 from gradcam.batch.ray.ending import _folder, end_here
+from gradcam.batch.ray.engine import dump
 from gradcam.batch.ray.session import SILENT, Layout, check_address, find_layout, import_ray, quiet
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
@@ -63,13 +65,13 @@ def photos(folder: Path, photo: Photo) -> Path:
 
 @pytest.fixture
 def work(classifier: gradcam.Classifier, photos: Path) -> Work:
-    question = Question([classifier.layer])
-    return Work(classifier, question, list_inputs([photos]).items, batch_size=2, workers=1)
+    request = Request([classifier.layer])
+    return Work(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1)
 
 
 def to_saver(work: Work, place: Any) -> Saver:
     stems = {item.name: item.name for item in work.items}
-    return Saver(place, stems, Saving(("overlay",), "jpg", 90, 0.5, "turbo"), work.classifier, work.question)
+    return Saver(place, stems, Saving(("overlay",), "jpg", 90, 0.5, "turbo"), work.classifier, work.request)
 
 
 @pytest.fixture
@@ -449,12 +451,38 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+OWN = """
+import dataclasses
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    word: str
+
+    def __call__(self, device):
+        return f"{self.word} on {device}"
+
+load = Load("loaded")
+"""
+
+
+def test_what_a_file_of_the_users_defines_is_sent_along(tmp_path: Path) -> None:
+    """Another process has no module of that name, and the file may be gone there."""
+    ray = import_ray()
+    (tmp_path / "mine.py").write_text(OWN)
+    load = plugins.load("models", f"{tmp_path / 'mine.py'}:load")
+    packed = dump(ray, {"load": load})  # type: ignore[arg-type]  # a job has more in it
+    (tmp_path / "mine.py").unlink()
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['load']('cpu'))"
+    found = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=True)
+    assert found.stdout == b"loaded on cpu\n"
+
+
 # Leaving
 
 
 SIGNED_IN = """
 import sys, time
-from gradcam.batch.cluster.ending import sign_in
+from gradcam.batch.ray.ending import sign_in
 lock = sign_in(sys.argv[1])
 print("signed in", flush=True)
 time.sleep(60)
@@ -494,7 +522,7 @@ def test_loggers_are_as_they_were() -> None:
 
 WATCHED = """
 import os, signal, sys, time
-from gradcam.batch.cluster.last_words import last_words
+from gradcam.batch.ray.ending import last_words
 with last_words(sys.argv[1], "Ray has ended. To go on:", is_own=sys.argv[2] == "own"):
     print("watched", flush=True)
     sys.stdin.readline()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.batch.pool import count_cores
+from gradcam.batch.cores import count_cores
 
 
 @pytest.fixture(autouse=True)

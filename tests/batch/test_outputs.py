@@ -15,14 +15,18 @@ import pytest
 import torch
 
 import gradcam
+from gradcam.attributions.table import ATTRIBUTIONS
 from gradcam.batch import save as outputs
-from gradcam.batch.findings import Finding, Question, find
+from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.names import Saving, check_outputs, name_result
 from gradcam.batch.save import Saver
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, ImageError, OutputError
+from gradcam.options import DEFAULTS
 from gradcam.sources.contents import Item
 from gradcam.storage import output as places
 from gradcam.storage.output import Disk
+from gradcam.storage.records import Record, Report
 from gradcam.storage.store import Store
 from gradcam.targets import ClassTarget
 from tests.storage.test_output_folder import mounted
@@ -53,23 +57,23 @@ class Work:
 
     classifier: gradcam.Classifier
     folder: Path
-    question: Question
+    request: Request
     saving: Saving = field(default_factory=Saving)
     draw_views: Any = None
 
-    def save(self, path: Path, stem: str = "sub/cat", found: Any = None) -> outputs.Outcome:
+    def save(self, path: Path, stem: str = "sub/cat", found: Any = None) -> Report:
         temporary = self.folder / ".partial"
         temporary.mkdir(parents=True, exist_ok=True)
         item = Item(f"{stem}.jpg", File(path))
         place = Disk(self.folder, temporary)
-        saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.question, self.draw_views)
+        saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.request, self.draw_views)
         outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if found is None else found)
         assert os.listdir(temporary) == []
         return outcome
 
-    def find(self, path: Path) -> Finding:
-        (found,) = find(self.classifier, self.question, [self.classifier.prepare(path)])
-        assert isinstance(found, Finding)
+    def find(self, path: Path) -> PictureResult:
+        (found,) = find(self.classifier, self.request, [self.classifier.prepare(path)])
+        assert isinstance(found, PictureResult)
         return found
 
     def files(self) -> set[str]:
@@ -80,8 +84,11 @@ class Work:
 def do(classifier: gradcam.Classifier, tmp_path: Path) -> Callable[..., Work]:
     def make(saving: Saving | None = None, *, classes: Sequence[int] = (), **asked: Any) -> Work:
         target = ClassTarget([list(classes)] if classes else None, top=asked.pop("top", 1))
-        question = Question(layers=asked.pop("layers", (classifier.layer,)), target=target, **asked)
-        return Work(classifier, tmp_path / "explained", question, saving or Saving())
+        options: Any = {name: asked.pop(name) for name in DEFAULTS if name in asked}
+        methods = [METHODS[name] for name in asked.pop("methods", ["gradcam"])]
+        attributions = [ATTRIBUTIONS[name] for name in asked.pop("attributions", ())]
+        request = Request(asked.pop("layers", (classifier.layer,)), methods, attributions, target, options, **asked)
+        return Work(classifier, tmp_path / "explained", request, saving or Saving())
 
     return make
 
@@ -107,7 +114,7 @@ def test_an_overlay_is_as_good_as_its_quality(do: Callable[..., Work], photo: Ph
         work = do(Saving(format=name, quality=quality))
         (entry,) = work.save(path, str(quality)).record.explained
         written = gradcam.read_image(work.folder / str(entry.overlay))
-        expected = work.find(path).drawings[0].draw()
+        expected = work.find(path).results[0].draw()
         errors.append(np.abs(written.astype(int) - expected).mean())
         sizes.append((work.folder / str(entry.overlay)).stat().st_size)
     assert errors[1] < 2.5
@@ -210,7 +217,7 @@ def test_the_record_says_all_that_the_contract_names(do: Callable[..., Work], ph
         (work.classifier.layer, "gradcam", False, work.classifier.label(record.explained[0].index))
     ]
     assert 0 < outcome.seconds < 600
-    assert gradcam.records.Record.from_json(record.to_json()) == record
+    assert Record.from_json(record.to_json()) == record
 
 
 def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..., Work], photo: Photo) -> None:
@@ -230,18 +237,16 @@ def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..
 def test_names_that_are_alike_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
     work = do(Saving(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
     found = work.find(photo("chelsea.jpg"))
-    alike = [replace(drawing, layer=name) for drawing, name in zip(found.drawings, ("a/b", "A_B"))]
-
-    class Renamed(Finding):
-        drawings = alike  # type: ignore[assignment]
-
-    record = work.save(Path("x"), found=Renamed(found.maps, found.attributions, found.predictions)).record
+    alike = {(name, "gradcam"): replace(each, layer=name) for each, name in zip(found.maps.values(), ("a/b", "A_B"))}
+    record = work.save(Path("x"), found=replace(found, maps=alike)).record
     assert [(entry.overlay, entry.heatmap, entry.map) for entry in record.explained] == [
         ("sub/cat-gradcam-a_b.png", "sub/cat-gradcam-a_b-heatmap.png", "sub/cat-gradcam-a_b.npy"),
         ("sub/cat-gradcam-A_B-2.png", "sub/cat-gradcam-A_B-2-heatmap.png", "sub/cat-gradcam-A_B-2.npy"),
     ]
     assert len(work.files()) == 6
-    assert np.array_equal(np.load(work.folder / "sub/cat-gradcam-A_B-2.npy"), alike[1].map.numpy())
+    assert np.array_equal(
+        np.load(work.folder / "sub/cat-gradcam-A_B-2.npy"), alike["A_B", "gradcam"].maps[0, 0].numpy()
+    )
 
 
 def test_long_stems_of_two_pictures_stay_apart() -> None:
@@ -272,10 +277,10 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
     found = work.find(photo("chelsea.jpg"))
-    monkeypatch.setattr(outputs, "_encode_map", lambda drawing: list(range(1))[1])
     said = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
-    assert work.save(Path("x"), found=found).record.error == said
     with monkeypatch.context() as patch:
+        patch.setattr(outputs, "draw_kinds", lambda *given: list(range(1))[1])
+        assert work.save(Path("x"), found=found).record.error == said
         patch.setenv("GRADCAM_TRACEBACK", "1")
         work.save(Path("x"), found=found)
     assert "Traceback (most recent call last)" in capsys.readouterr().err
@@ -330,7 +335,7 @@ def test_a_full_disk_leaves_nothing_half_written(do: Callable[..., Work], photo:
             any(work.save(Path("x"), str(number), found).record.error for number in range(20))
         assert str(raised.value) == f"{disk}/explained/: no space left on device; free some, then go on with --resume"
         assert 1 <= len(work.files()) < 20
-        expected = found.drawings[0].draw()
+        expected = found.results[0].draw()
         for name in work.files():
             assert np.array_equal(gradcam.read_image(work.folder / name), expected)
         subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
@@ -350,7 +355,7 @@ def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], pho
     ((stem, picture, (overlay,)),) = calls
     assert stem == "sub/cat"
     assert np.array_equal(picture, gradcam.read_image(path))
-    assert np.array_equal(overlay, work.find(path).drawings[0].draw())
+    assert np.array_equal(overlay, work.find(path).results[0].draw())
     view, result = work.folder / "report/views/a.jpg", work.folder / "sub/cat-gradcam.npy"
     assert view.read_bytes() == b"small"
     assert view.stat().st_mtime_ns >= result.stat().st_mtime_ns  # an older one would count as out of date
@@ -368,7 +373,7 @@ def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], pho
 def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work], photo: Photo) -> None:
     work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
     (item, found) = Item("sub/cat.jpg", File(path)), work.find(path)
-    saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.question)
+    saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.request)
     outcome = saver.save(Fetched(item), found)
     assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
     assert not work.folder.exists()
@@ -419,7 +424,7 @@ def check(
         items,
         {item.name: item.name.removesuffix(".jpg") for item in items},
         saving=work.saving,
-        question=work.question,
+        request=work.request,
         labels=labels,
     )
 
@@ -504,7 +509,7 @@ class Stored:
 
 def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable[..., Work]) -> None:
     work, store = do(), Store("s3://bucket/out")
-    how: dict[str, Any] = {"saving": work.saving, "question": work.question, "labels": work.classifier.labels}
+    how: dict[str, Any] = {"saving": work.saving, "request": work.request, "labels": work.classifier.labels}
     for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
         item = Item("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
         with pytest.raises(
@@ -547,10 +552,10 @@ def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None
     temporary.mkdir(parents=True)
     items = [Item(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
     stems = {item.name: item.name.removesuffix(".jpg") for item in items}
-    saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.question)
+    saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.request)
     with ThreadPoolExecutor(4) as pool:
         records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), found), items)]
     assert [record.error for record in records] == [None] * 12
     assert [record.sha256 for record in records] == [None] * 12
     assert len({(work.folder / str(record.explained[0].overlay)).read_bytes() for record in records}) == 1
-    assert torch.equal(found.drawings[0].source.maps, work.find(photo("chelsea.jpg")).drawings[0].source.maps)
+    assert torch.equal(found.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)

@@ -12,6 +12,7 @@ import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +30,11 @@ from gradcam.batch import compute as computing
 from gradcam.batch import pipeline
 from gradcam.batch.engine import Work, explain_into
 from gradcam.batch.explain_files import FileResult, explain_files
-from gradcam.batch.findings import Finding, Question, find
-from gradcam.batch.pipeline import explain_items
+from gradcam.batch.findings import PictureResult, Request, find
+from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut
 from gradcam.batch.read import Fetched
+from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.sources.contents import Item
@@ -43,7 +45,7 @@ NAMES = (
     "cat_and_espresso.jpg", "koala.webp", "camera.png", "chelsea.jpg", "lemur.webp",
     "panda.webp", "macaw.webp", "coffee.jpg", "rocket.jpg", "astronaut.jpg",
 )  # fmt: skip
-PIXELS = Question(layers=["4"])  # of the tiny model
+PIXELS = Request(layers=["4"])  # of the tiny model
 
 
 @dataclass
@@ -80,34 +82,38 @@ def noises(count: int) -> list[Item]:
     return [Item(f"folder/{i:03}.png", Content(noise(i))) for i in range(count)]
 
 
-def keep(fetched: Fetched, found: Finding | GradcamError) -> tuple[Fetched, Finding | GradcamError]:
+def keep(fetched: Fetched, found: PictureResult | GradcamError) -> tuple[Fetched, PictureResult | GradcamError]:
     return fetched, found
 
 
-def name(fetched: Fetched, found: Finding | GradcamError) -> str:
+def explain_items(classifier: gradcam.Classifier, request: Request, items: Iterable[Item], **options: Any) -> Any:
+    return compute_items(classifier, partial(find, classifier, request), items, **options)
+
+
+def name(fetched: Fetched, found: PictureResult | GradcamError) -> str:
     return fetched.item.name
 
 
 def run(
-    classifier: gradcam.Classifier, items: Iterable[Item], question: Question = PIXELS, **options: Any
-) -> list[Finding | GradcamError]:
+    classifier: gradcam.Classifier, items: Iterable[Item], request: Request = PIXELS, **options: Any
+) -> list[PictureResult | GradcamError]:
     settings: dict[str, Any] = {"batch_size": 4, "workers": 2} | options
-    return [found for _, found in explain_items(classifier, question, items, finish=keep, **settings)]
+    return [found for _, found in explain_items(classifier, request, items, finish=keep, **settings)]
 
 
-def map_of(found: Finding | GradcamError) -> Any:
-    assert isinstance(found, Finding), found
+def map_of(found: PictureResult | GradcamError) -> Any:
+    assert isinstance(found, PictureResult), found
     (explanation,) = found.maps.values()
     return explanation
 
 
-def assert_equal(one: Finding | GradcamError, other: Finding | GradcamError) -> None:
+def assert_equal(one: PictureResult | GradcamError, other: PictureResult | GradcamError) -> None:
     """To the last bit."""
     ours, theirs = map_of(one), map_of(other)
     for part in ("maps", "heatmaps", "classes", "scores", "output"):
         assert torch.equal(getattr(ours, part), getattr(theirs, part)), part
-    assert isinstance(one, Finding)
-    assert isinstance(other, Finding)
+    assert isinstance(one, PictureResult)
+    assert isinstance(other, PictureResult)
     assert one.predictions == other.predictions
     assert np.array_equal(one.picture, other.picture)
 
@@ -155,35 +161,35 @@ def tiny(listen: Callable[[Tensor], None] = lambda images: None, **options: Any)
     return made
 
 
-INNER = Question(layers=["inner.4"])
+INNER = Request(layers=["inner.4"])
 
 
 class TestNumbers:
     def test_they_are_those_of_one_by_one(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        found = run(classifier, files(photo("")), Question(layers=[classifier.layer]))
+        found = run(classifier, files(photo("")), Request(layers=[classifier.layer]))
         for each, image in zip(found, NAMES):
             ours, alone = map_of(each), classifier.explain(photo(image))
             assert torch.equal(ours.classes, alone.classes)
             for part in ("maps", "heatmaps", "scores"):
                 torch.testing.assert_close(getattr(ours, part), getattr(alone, part), rtol=1e-5, atol=1e-5)
             assert np.array_equal(each.picture, alone.pictures[0])  # type: ignore[union-attr]
-            assert each.region == alone.regions[0]  # type: ignore[union-attr]
+            assert ours.regions == alone.regions
             best = alone.probabilities()[0].argmax().item()
             assert each.predictions[0].index == best  # type: ignore[union-attr]
 
     def test_they_are_those_of_the_same_batches(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        question = Question(layers=[classifier.layer], methods=["gradcam", "layercam"])
+        request = Request(layers=[classifier.layer], methods=find_methods(["gradcam", "layercam"]))
         paths = [photo(image) for image in NAMES]
         expected = [
             each
             for start in range(0, 10, 4)
-            for each in find(classifier, question, [classifier.prepare(path) for path in paths[start : start + 4]])
+            for each in find(classifier, request, [classifier.prepare(path) for path in paths[start : start + 4]])
         ]
-        found = run(classifier, files(photo("")), question, workers=3)
+        found = run(classifier, files(photo("")), request, workers=3)
         assert len(found) == len(expected)
         for one, other in zip(found, expected):
-            assert isinstance(one, Finding)
-            assert isinstance(other, Finding)
+            assert isinstance(one, PictureResult)
+            assert isinstance(other, PictureResult)
             assert one.maps.keys() == other.maps.keys()
             for key in one.maps:
                 assert torch.equal(one.maps[key].maps, other.maps[key].maps)
@@ -191,10 +197,10 @@ class TestNumbers:
             assert one.predictions == other.predictions
 
     def test_a_second_run_for_some_gives_the_very_same(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        question = Question(layers=[classifier.layer])
-        whole = run(classifier, files(photo("")), question)
+        request = Request(layers=[classifier.layer])
+        whole = run(classifier, files(photo("")), request)
         items = files(photo(""))
-        rest = run(classifier, items, question, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
+        rest = run(classifier, items, request, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
         assert len(rest) == 2
         assert_equal(rest[0], whole[1])
         assert_equal(rest[1], whole[8])
@@ -232,8 +238,8 @@ class TestWanted:
     def test_some_pictures_have_a_class_of_their_own(self, classifier: gradcam.Classifier, photo: Any) -> None:
         wanted = {NAMES[0]: "espresso", NAMES[2]: "7", NAMES[3]: "tiger cat"}
         items = [replace(item, wanted=wanted.get(item.name)) for item in files(photo(""), NAMES[:5])]
-        question = Question(layers=[classifier.layer], target=ClassTarget(top=2))
-        found = run(classifier, items, question, batch_size=5)
+        request = Request(layers=[classifier.layer], target=ClassTarget(top=2))
+        found = run(classifier, items, request, batch_size=5)
         top = [
             alone.probabilities()[0].topk(2).indices.tolist() for alone in map(classifier.explain, map(photo, NAMES))
         ]
@@ -250,21 +256,21 @@ class TestWanted:
 
     def test_an_unknown_class_is_that_pictures_failure(self, classifier: gradcam.Classifier, photo: Any) -> None:
         first, second = files(photo(""), NAMES[:2])
-        found = run(classifier, [replace(first, wanted="espreso"), second], Question(layers=[classifier.layer]))
+        found = run(classifier, [replace(first, wanted="espreso"), second], Request(layers=[classifier.layer]))
         assert str(found[0]).startswith(f"{NAMES[0]}: No class is called 'espreso'; nearest: 'espresso'")
-        assert isinstance(found[1], Finding)
+        assert isinstance(found[1], PictureResult)
 
 
 class TestBrokenPictures:
     def test_one_in_the_middle_drops_out_of_its_batch(self, classifier: gradcam.Classifier, photo: Any) -> None:
         items = files(photo(""), NAMES[:6])
         items[1] = Item("cut/off.jpg", Content(photo("chelsea.jpg").read_bytes()[:9000]))
-        question = Question(layers=[classifier.layer])
-        found = run(classifier, items, question)
+        request = Request(layers=[classifier.layer])
+        found = run(classifier, items, request)
         assert isinstance(found[1], ImageError)
         assert str(found[1]).startswith("cut/off.jpg: is damaged or cut off")
         assert str(found[1]).count("off.jpg") == 1
-        rest = find(classifier, question, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
+        rest = find(classifier, request, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
         for i, other in zip((0, 2, 3), rest):
             assert_equal(found[i], other)
 
@@ -273,7 +279,7 @@ class TestBrokenPictures:
         items[4:8] = [Item(f"{i}.png", Content(b"")) for i in range(4)]
         found = run(gradcam.load_classifier(tiny_model().eval(), size=16), items)
         assert [str(each) for each in found[4:8]] == [f"{i}.png: is empty" for i in range(4)]
-        assert all(isinstance(each, Finding) for each in found[:4] + found[8:])
+        assert all(isinstance(each, PictureResult) for each in found[:4] + found[8:])
 
     @pytest.mark.parametrize(
         ("error", "line"),
@@ -492,7 +498,7 @@ class TestBounds:
         lock = threading.Lock()
         alive = {"read": weakref.WeakSet[Any](), "found": weakref.WeakSet[Any]()}
         most = {"read": 0, "found": 0}
-        read_item, find, submit = pipeline.read_item, pipeline.find, Pool.submit
+        read_item, submit = pipeline.read_item, Pool.submit
 
         def count(kind: str, value: Any) -> Any:
             with lock:
@@ -515,9 +521,6 @@ class TestBounds:
             return fetched.item.name
 
         monkeypatch.setattr(pipeline, "read_item", read)
-        monkeypatch.setattr(
-            pipeline, "find", lambda *args, **about: [count("found", it) for it in find(*args, **about)]
-        )
         monkeypatch.setattr(Pool, "submit", submit_and_rest)
         pulled = 0
 
@@ -527,8 +530,12 @@ class TestBounds:
                 pulled += 1
                 yield item
 
-        ahead = 0
-        for done, _ in enumerate(explain_items(tiny(), INNER, source(), finish=finish, batch_size=4, workers=3)):
+        made, ahead = tiny(), 0
+
+        def explain(*given: Any, **about: Any) -> Any:
+            return [count("found", it) for it in find(made, INNER, *given, **about)]
+
+        for done, _ in enumerate(compute_items(made, explain, source(), finish=finish, batch_size=4, workers=3)):
             ahead = max(ahead, pulled - done)
             if done in (30, 60):
                 time.sleep(0.3)  # a slow consumer
@@ -596,7 +603,7 @@ class TestMemory:
         items[1] = Item("white.png", Content(white.getvalue()))
         found = run(tiny(listen), items, INNER)
         assert str(found[1]).startswith("white.png: does not fit into memory even alone: take a layer or a method")
-        assert [isinstance(each, Finding) for each in found] == [True, False, True, True, True, True]
+        assert [isinstance(each, PictureResult) for each in found] == [True, False, True, True, True, True]
 
     def test_nothing_of_what_did_not_fit_is_kept(self) -> None:
         """When the half is tried, the tensors of the whole are gone."""
@@ -892,6 +899,22 @@ class TestStreaming:
         alone = classifier.attribute(folder / NAMES[0], layer="layer3", target=[["espresso", 282]])
         torch.testing.assert_close(found.attributions[1].values, alone.values, rtol=1e-4, atol=1e-5)
 
+    def test_methods_keep_their_options(self, folder: Path) -> None:
+        seen: list[int] = []
+        made, few = tiny(lambda images: seen.append(len(images))), gradcam.METHODS["rise"].using(masks=20)
+        (found,) = explain_files(folder / NAMES[0], made, methods=[few])
+        assert list(found.explanations) == [("input", "rise")]
+        assert sum(seen) < 100  # the method itself has 4000
+        both = [
+            gradcam.METHODS["rise"].using(masks=30),
+            few,
+            "gradcam",
+            gradcam.attributions.ATTRIBUTIONS["smoothgrad"],
+        ]
+        (found,) = explain_files(folder / NAMES[0], made, methods=both)
+        assert set(found.explanations) == {("input", "rise"), ("input", "rise-masks=20"), ("inner.4", "gradcam")}
+        assert [each.method for each in found.attributions] == ["smoothgrad"]
+
     @pytest.mark.parametrize(
         ("target", "classes"),
         [
@@ -954,10 +977,10 @@ class TestStreaming:
 @pytest.mark.cuda
 class TestCuda:
     def test_it_agrees_with_the_cpu(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        question = Question(layers=["layer4"])
+        request = Request(layers=["layer4"])
         there = gradcam.load_classifier(device="cuda")
-        ours = run(there, files(photo("")) * 4, question, batch_size=8, workers=4)
-        for one, other in zip(ours, run(classifier, files(photo("")), question) * 4):
+        ours = run(there, files(photo("")) * 4, request, batch_size=8, workers=4)
+        for one, other in zip(ours, run(classifier, files(photo("")), request) * 4):
             assert map_of(one).heatmaps.device.type == "cpu"
             torch.testing.assert_close(map_of(one).heatmaps, map_of(other).heatmaps, rtol=0, atol=2e-2)
 
@@ -981,7 +1004,7 @@ class TestCuda:
 
         monkeypatch.setattr(Tensor, "pin_memory", full)
         there = gradcam.load_classifier(device="cuda")
-        assert all(isinstance(each, Finding) for each in run(there, files(photo("")), Question(layers=["layer4"])))
+        assert all(isinstance(each, PictureResult) for each in run(there, files(photo("")), Request(layers=["layer4"])))
 
 
 def test_on_the_cpu_nothing_is_uploaded() -> None:

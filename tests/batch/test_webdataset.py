@@ -25,12 +25,12 @@ from PIL import Image
 
 import gradcam
 from gradcam.batch.formats import webdataset as tar_results
-from gradcam.batch.formats.base import Mode
 from gradcam.batch.formats.webdataset import TarResults, name_field, plan_keys
 from gradcam.errors import GradcamError, InputError, OutputError
 from gradcam.sources import archives
 from gradcam.sources.list import list_inputs
-from gradcam.storage.output import DiskTars, StoreTars
+from gradcam.storage.clear import Mode
+from gradcam.storage.output import Bucket, Disk, Place, to_reader
 from gradcam.storage.records import Explained, Record
 from gradcam.storage.run_file import Part
 from gradcam.storage.store import Store
@@ -277,8 +277,8 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
     for number in range(30):
         picture.rotate(number).save(folder / "in" / f"{number:02}.jpg")
     code = (
-        "import gradcam.batch.output.tar_results as t; t.PICTURES = 7\n"
-        "import time, gradcam.batch.output.outputs as o; save = o.Saver.save\n"
+        "import gradcam.batch.formats.webdataset as t; t.PICTURES = 7\n"
+        "import time, gradcam.batch.save as o; save = o.Saver.save\n"
         "o.Saver.save = lambda *a: (time.sleep(0.02), save(*a))[1]\n"
         "from gradcam.cli import main; main()"
     )
@@ -403,12 +403,12 @@ def failed(number: int) -> Record:
 
 
 @pytest.fixture(params=["disk", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskTars | StoreTars]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "disk":
-        yield DiskTars(tmp_path, tmp_path)
+        yield Disk(tmp_path, tmp_path)
     else:
         with objects():
-            yield StoreTars(Store("objects://bucket/out"))
+            yield Bucket(Store("objects://bucket/out"))
 
 
 def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) -> tuple[TarResults, Kept]:
@@ -424,10 +424,10 @@ def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytes
     for number in (1, 2):
         results.append(*record(number))
     results.append(failed(3), {})
-    assert (results.recorded, Part().find_tars(place.list_names())) == (1, [])
+    assert (results.recorded, Part().find_tars(to_reader(place.root).list_names())) == (1, [])
     results.append(*record(4))
     assert [one.image for one in kept.records] == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "4.jpg"]
-    assert Part().find_tars(place.list_names()) == [1]
+    assert Part().find_tars(to_reader(place.root).list_names()) == [1]
     results.append(*record(5))
     results.close(["a"])
     results.close()
@@ -440,8 +440,8 @@ def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytes
         "results-000002.tar",
     ]
     assert (kept.order, kept.closed) == (["a"], 1)
-    assert set(place.list_names()) == {"results-000001.tar", "results-000002.tar"}
-    with place.open("results-000001.tar") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
+    assert set(to_reader(place.root).list_names()) == {"results-000001.tar", "results-000002.tar"}
+    with to_reader(place.root).open("results-000001.tar") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
         assert tar.getnames() == ["1.gradcam.jpg", "1.json", "2.gradcam.jpg", "2.json", "4.gradcam.jpg", "4.json"]
 
 
@@ -449,7 +449,7 @@ def test_nothing_is_left_of_nothing(place: Any) -> None:
     results, kept = start(place)
     results.append(failed(0), {})
     results.close()
-    assert (len(kept.records), place.list_names()) == (1, [])
+    assert (len(kept.records), to_reader(place.root).list_names()) == (1, [])
 
 
 def test_a_tar_that_was_kept_before_its_records_were_is_recorded_when_it_goes_on(
@@ -498,7 +498,7 @@ def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monk
 
 
 def test_a_tar_of_others_is_not_gone_on_behind(tmp_path: Path) -> None:
-    place = DiskTars(tmp_path, tmp_path)
+    place = Disk(tmp_path, tmp_path)
     for data in (b"", b"nonsense" * 200):
         (tmp_path / "results-000003.tar").write_bytes(data)
         with pytest.raises(OutputError, match=r"results-000003\.tar: is no tar of this run's results .*; move it away"):
@@ -527,7 +527,7 @@ def test_a_sample_that_was_cut_off_is_in_no_tar(place: Any, monkeypatch: pytest.
         assert "free some, then go on with --resume" in str(caught.value) or isinstance(error, KeyboardInterrupt)
         monkeypatch.setattr(TarWriter, "write", write)
         results.close()
-        assert (kept.records, kept.closed, place.list_names()) == ([], 1, [])
+        assert (kept.records, kept.closed, to_reader(place.root).list_names()) == ([], 1, [])
 
 
 def test_a_tar_that_cannot_be_put_in_its_place(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,7 +537,7 @@ def test_a_tar_that_cannot_be_put_in_its_place(place: Any, monkeypatch: pytest.M
     monkeypatch.setattr(Store, "upload", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Access Denied")))
     with pytest.raises(OutputError, match="--resume|--output"):
         results.close()
-    assert (kept.records, kept.closed, place.list_names()) == ([], 1, [])
+    assert (kept.records, kept.closed, to_reader(place.root).list_names()) == ([], 1, [])
 
 
 def test_keys_have_no_dots_and_are_unique() -> None:
@@ -561,7 +561,7 @@ def test_long_and_foreign_names_come_back(place: Any) -> None:
     entry = Explained(1, "x", 1.0, "l", "gradcam", f"{stem}-gradcam.jpg", False)
     results.append(Record("x.jpg", "m", explained=(entry,)), {f"{stem}-gradcam.jpg": b"data"})
     results.close()
-    with place.open("results-000001.tar") as file:
+    with to_reader(place.root).open("results-000001.tar") as file:
         data = io.BytesIO(file.read())
     import webdataset
     from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -698,7 +698,7 @@ def test_a_store_that_refuses_tars_is_told_of_as_for_files() -> None:
     with objects() as fs:
         fs.failures.append(PermissionError(errno.EACCES, "Access Denied"))
         with pytest.raises(OutputError) as caught:
-            StoreTars(Store("objects://bucket/out")).list_names()
+            start(Bucket(Store("objects://bucket/out")))
     assert str(caught.value) == (
         "objects://bucket/out/: may not be listed, read or written to with these credentials (Access Denied); take "
         "others, or choose another --output"

@@ -513,6 +513,22 @@ def test_evidence_that_a_method_does_not_have(name: str, evidence: str) -> None:
         gradcam.explain(tiny_model(), TINY, "3", method=name, evidence=evidence)
 
 
+@pytest.mark.parametrize(
+    "function", [gradcam.explain, gradcam.compare, gradcam.Classifier.explain, gradcam.explain_files]
+)
+def test_an_unknown_option_is_named(function: Callable[..., Any], classifier: gradcam.Classifier) -> None:
+    given = {
+        gradcam.compare: (classifier.model, torch.zeros(1, 3, 64, 64)),
+        gradcam.explain_files: ("a.jpg", classifier),
+    }
+    more = {"layers": ["layer4"], "methods": ["gradcam"]} if function is gradcam.compare else {}
+    arguments = given.get(
+        function, (classifier if function is gradcam.Classifier.explain else classifier.model, "a.jpg")
+    )
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'smoothness'"):
+        function(*arguments, smoothness="eigen", **more)
+
+
 @pytest.mark.parametrize("evidence", ["both", None, 1])
 def test_unknown_evidence(evidence: Any) -> None:
     with pytest.raises(GradcamError, match="expected one of 'positive', 'negative', 'signed'"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli.check import WIDTH, Outcome
+from gradcam.cli.check import WIDTH, CheckResult
 from gradcam.evaluation import check as check_in_python
 from gradcam.evaluation.checks.verdict import QUESTIONS
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
@@ -164,7 +164,7 @@ def test_progress_is_shown_on_a_terminal(check: Command, small: Photo, monkeypat
 
 
 def test_an_error_has_no_lines() -> None:
-    assert Outcome("a.png", "m", error="a.png: does not exist").format() == ""
+    assert CheckResult("a.png", "m", error="a.png: does not exist").format() == ""
 
 
 def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:

@@ -26,8 +26,8 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import main
-from gradcam.cli._terminal import Result, SafeStream, format_result, resume_line
-from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.cli._terminal import SafeStream, format_report, resume_line
+from gradcam.storage.records import Explained, Prediction, Record, Report
 
 Photo = Callable[[str], Path]
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -676,7 +676,7 @@ def test_a_device_without_a_driver_is_refused_in_a_short_line(run: Command, smal
 
 def test_names_cannot_move_the_cursor() -> None:
     record = dataclasses.replace(result(0.5).record, image="new\nline\x1b[2J\x9b.jpg")
-    title = format_result(dataclasses.replace(result(0.5), record=record)).splitlines()[0]
+    title = format_report(dataclasses.replace(result(0.5), record=record)).splitlines()[0]
     assert r"new\nline\x1b[2J\u009b.jpg" in title
 
 
@@ -713,14 +713,14 @@ def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo
     assert done.stderr == "Error: standard output cannot be written (No space left on device).\n"
 
 
-def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Result:
+def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Report:
     explained = (
         Explained(3, "cup", 1.0, "layer4", "gradcam", "a.png", blank=False),
         Explained(4, None, 1.0, "layer4", "hirescam", "b.png", blank=True),
     )
     record = Record("photos/a.jpg", "net", None, (Prediction(3, "cup", share), Prediction(14, None, 0.0)), explained)
     record = dataclasses.replace(record, size=(10, 20), region=region)
-    return Result(record, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
+    return Report(record, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
 
 
 @pytest.mark.parametrize(
@@ -736,18 +736,18 @@ def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> 
     ],
 )
 def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -> None:
-    assert format_result(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
+    assert format_report(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
 
 
 def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
     for value, shown in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
-        lines = format_result(result(value)).splitlines()
+        lines = format_report(result(value)).splitlines()
         assert lines[2] == f"  cup         3   {shown}"
         assert lines[3] == f"  class 14   14   {'0':>{len(shown)}}"  # nor is what happens to lie between 0 and 1
 
 
 def test_several_methods_and_classes_without_names_are_told_apart() -> None:
-    lines = format_result(result(0.5)).splitlines()
+    lines = format_report(result(0.5)).splitlines()
     assert lines[0].endswith("a.jpg\x1b[0m   20 x 10   net on cpu   0.2 s")
     assert "  cup     gradcam at layer4 (7 x 7)     →  \x1b[32ma.png\x1b[0m" in lines
     assert "  class 4 hirescam at layer4 (14 x 14)  \x1b[33mno positive evidence\x1b[0m  →  b.png" in lines
@@ -765,16 +765,16 @@ def test_several_methods_and_classes_without_names_are_told_apart() -> None:
     ],
 )
 def test_the_terminal_says_how_much_was_seen(region: tuple[int, int, int, int], sentence: str) -> None:
-    assert f"  {sentence}" in format_result(result(0.5, region)).splitlines()
+    assert f"  {sentence}" in format_report(result(0.5, region)).splitlines()
 
 
 def test_the_terminal_says_how_the_picture_is_shown() -> None:
     plain = result(0.5)
     noted = dataclasses.replace(plain, record=dataclasses.replace(plain.record, note="shown from 40 to\x1b 3200"))
-    lines = format_result(noted).splitlines()
+    lines = format_report(noted).splitlines()
     assert lines[-2:] == ["  The network saw the whole picture.", r"  Shown from 40 to\x1b 3200."]
-    assert format_result(plain).splitlines()[-1] == "  The network saw the whole picture."
-    assert format_result(noted).endswith("3200.\n")
+    assert format_report(plain).splitlines()[-1] == "  The network saw the whole picture."
+    assert format_report(noted).endswith("3200.\n")
 
 
 def test_a_dark_deep_picture_is_shown_with_a_note(run: Command, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli._terminal import Result, format_result
+from gradcam.cli._terminal import format_report
 from gradcam.cli.compare import METHODS, SIGNED
-from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.storage.records import Explained, Prediction, Record, Report
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, run, small
 
 __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
@@ -80,7 +80,7 @@ def test_blank_maps_are_counted() -> None:
 
     record = Record("a.png", "m", None, [Prediction(1, "cat", 1.0)], [entry("gradcam", True), entry("hirescam", False)])
     record = dataclasses.replace(record, size=(10, 10), region=(0, 0, 10, 10))
-    told = format_result(Result(record, [(7, 7), (7, 7)], "cpu", 0.1))
+    told = format_report(Report(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
     assert "no negative evidence in 1 of 2 maps" in told
     assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in told
 

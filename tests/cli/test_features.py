@@ -21,7 +21,7 @@ import gradcam
 from gradcam.batch import features as feature_file
 from gradcam.batch.features import Extractor, FeatureFile, check_feature_file
 from gradcam.errors import LayerError, OutputError
-from gradcam.inspection import features as extraction
+from gradcam.inspection import extraction
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures

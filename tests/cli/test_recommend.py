@@ -16,7 +16,7 @@ import gradcam
 from gradcam.cli import recommend as recommend_outcome
 from gradcam.cli._job import load_model
 from gradcam.errors import LayerError
-from gradcam.evaluation.recommendation.recommend import recommend as measure
+from gradcam.evaluation.recommendation import recommend as measure
 from tests.cli.test_cli import Command, files, folder, gradcam_command
 from tests.colours import COLOURS, SIGNS
 

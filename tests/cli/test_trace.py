@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchvision import models
 
-from gradcam.cli.inspect.trace import Heading, format_trace, human
+from gradcam.cli.inspect.trace import format_trace, human
 from gradcam.inspection.tracing import trace
 from tests.cli.test_cli import Command, Outcome, folder, gradcam_command
 
@@ -102,7 +102,7 @@ def test_times_and_shares_are_of_the_whole_pass() -> None:
     whole = trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.ReLU()), torch.ones(2, 3), rounds=0)
     seconds = (2.0, 1.0, 0.0501, 0.00123)
     timed = replace(whole, calls=tuple(replace(call, seconds=it) for call, it in zip(whole.calls, seconds)))
-    text = click.unstyle(format_trace(timed, timed.calls, Heading("a name", "noise"), 120))
+    text = click.unstyle(format_trace(timed, timed.calls, "a name", "noise", 120))
     lines = text.splitlines()
     assert lines[:2] == [
         "a name on cpu   2 x 3   noise",

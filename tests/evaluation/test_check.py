@@ -19,7 +19,7 @@ from gradcam.cam.postprocess import resize
 from gradcam.errors import GradcamError, ImageError, TargetError
 from gradcam.evaluation import Explainer, Subject, check
 from gradcam.evaluation.checks import verdict as verdicts
-from gradcam.evaluation.checks.tests import NOISE, OTHERS, SAMPLES, STAGES, cover
+from gradcam.evaluation.checks.check import NOISE, OTHERS, SAMPLES, STAGES, occlude
 from gradcam.evaluation.checks.verdict import (
     COLOURS,
     COLUMNS,
@@ -35,8 +35,7 @@ from gradcam.evaluation.checks.verdict import (
 from gradcam.evaluation.explainers import make_random
 from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, randomisation, rank_correlation
 from gradcam.images.draw import overlay, scale
-from gradcam.images.sheets import MARGIN
-from gradcam.inspection.sheets import measure_text
+from gradcam.images.sheets import MARGIN, measure_text
 from tests.helpers import assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -155,7 +154,7 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
     found = {test.name: test.value for test in koala.tests}
     stages = randomisation(subject, explain, heatmap, stages=STAGES)
     assert found["randomisation"] == pytest.approx(float(stages.correlations.mean()), abs=1e-6)
-    assert found["covering"] == float(cover(subject, heatmap).rates)
+    assert found["covering"] == float(occlude(subject, heatmap).rates)
     radius = NOISE * float(images.max() - images.min())
     assert found["stability"] == pytest.approx(
         float(max_sensitivity(subject, explain, heatmap, radius=radius)), abs=1e-6

@@ -16,7 +16,7 @@ import gradcam
 from gradcam import evaluation
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.cam.methods.table import METHODS
-from gradcam.evaluation.explainers import CONTROLS
+from gradcam.evaluation.controls import CONTROLS
 from gradcam.models.preprocess import Preprocessing
 
 SOURCES = sorted(Path(gradcam.__file__).parent.rglob("*.py"))

@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli._evaluate_files import _number, format_results
+from gradcam.cli.evaluate import _number, format_results
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.metrics import METRICS
-from gradcam.evaluation.study.plan import SINGLE_PASS, Plan, make_plan
-from gradcam.evaluation.study.plots import draw_curves, draw_examples
-from gradcam.evaluation.study.prepare import Wish, prepare_study
+from gradcam.evaluation.study.plan import SINGLE_PASS, Plan, StudyOptions, make_plan
+from gradcam.evaluation.study.prepare import prepare_study
 from gradcam.evaluation.study.results import Conditions, Entry, Results, compare_methods
-from gradcam.evaluation.study.write import escape, to_csv, to_json, to_latex, write_results
+from gradcam.evaluation.study.write import draw_curves, draw_examples, escape, to_csv, to_json, to_latex, write_results
 from gradcam.images.draw import scale
 from gradcam.sources.list import list_inputs
 from tests.colour_model import load, paint_all
@@ -70,7 +69,7 @@ EXAMPLE = make_results(
 )
 
 
-# Standings
+# Rankings
 
 
 def test_means_the_best_and_paired_differences_from_it() -> None:
@@ -267,7 +266,7 @@ def test_whatever_latex_would_take_for_its_own_is_escaped() -> None:
 
 
 def table(results: Results, width: int) -> list[str]:
-    return click.unstyle(format_results(results, compare_methods(results), width=width)).splitlines()
+    return click.unstyle(format_results(results, width=width)).splitlines()
 
 
 def test_the_table_marks_the_best_what_is_level_and_what_the_metric_cannot_tell() -> None:
@@ -406,7 +405,7 @@ def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
     plan = make_plan(["gradcam"], ["complexity"], controls=["edges"])
     paths = sorted(folder.iterdir())[:2]
 
-    study = prepare_study(classifier, list_inputs(paths).items, plan, Wish())
+    study = prepare_study(classifier, list_inputs(paths).items, plan, StudyOptions())
     results = study.conclude(list(study.run()))
     sheet = draw_examples(study, results)
     study.kept.clear()
@@ -420,7 +419,7 @@ def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
 def test_a_sheet_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_text("no picture")
     items = list_inputs(tmp_path / "broken.png").items
-    study = prepare_study(load(), items, make_plan(["gradcam"], ["complexity"]), Wish())
+    study = prepare_study(load(), items, make_plan(["gradcam"], ["complexity"]), StudyOptions())
     with pytest.raises(GradcamError, match="no picture was judged"):
         draw_examples(study, study.conclude(list(study.run())))
 

@@ -8,7 +8,7 @@ import torch
 import gradcam
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation import CONTROLS, Explainer
-from gradcam.evaluation.explainers import find_explained
+from gradcam.evaluation.controls import find_explained
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
@@ -130,7 +130,7 @@ def test_an_unknown_layer() -> None:
     [("gradcam", "gradcam"), ("GradCAM++", "gradcam-pp"), ("Edges", "edges"), ("chefer", "gradient-rollout")],
 )
 def test_names_in_the_forms_in_which_people_write_them(given: str, expected: str) -> None:
-    assert find_explained(given) == expected
+    assert find_explained(given).name == expected
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:

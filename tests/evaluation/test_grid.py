@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gradcam
 from gradcam.errors import ImageError
-from gradcam.evaluation.explainers import CONTROLS
+from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics.grid import grid_pointing_game
 from tests.colours import COLOURS, ColourNet, picture
 

@@ -16,15 +16,21 @@ from gradcam.errors import GradcamError, InputError, LayerError
 from gradcam.evaluation.intervals import mean_interval
 from gradcam.evaluation.metrics.grid import arrange, find_tiles, grid_pointing_game
 from gradcam.evaluation.metrics.perturbation import road
-from gradcam.evaluation.recommendation.candidates import check_layers, find_candidates
-from gradcam.evaluation.recommendation.recommend import SHARES, Contest, Trials, combine, list_single_pass, recommend
-from gradcam.evaluation.recommendation.result import (
+from gradcam.evaluation.recommendation import (
+    SHARES,
     Combination,
+    Contest,
     Recommendation,
+    Trials,
+    check_layers,
+    combine,
     find_best,
+    find_candidates,
     find_most,
     find_twins,
     list_best,
+    list_single_pass,
+    recommend,
     subtract,
     to_rows,
 )
@@ -97,12 +103,7 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
     assert found == [
         Combination(method, score, layer)
         for layer in ("a", "b")
-        for method, score in (
-            ("gradcam", "logit"),
-            ("gradcam", "contrast"),
-            ("eigencam", None),
-            ("finercam", None),
-        )
+        for method, score in (("gradcam", "logit"), ("gradcam", "contrast"), ("eigencam", None), ("finercam", None))
     ]
     assert list(map(str, found[:3])) == ["gradcam of the logit at a", "gradcam of the contrast at a", "eigencam at a"]
 
@@ -122,7 +123,7 @@ def test_unknown_methods_and_scores_are_said_before_anything_is_computed(
     methods: list[str], scores: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "gradcam.evaluation.recommendation.recommend.find_tiles", lambda *args, **options: pytest.fail("computed")
+        "gradcam.evaluation.recommendation.find_tiles", lambda *args, **options: pytest.fail("computed")
     )
     with pytest.raises(GradcamError, match=message):
         recommend(classifier_of(ColourNet()), PICTURES, methods=methods, scores=scores)

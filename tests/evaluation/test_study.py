@@ -15,14 +15,14 @@ from torch import nn
 import gradcam
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
-from gradcam.evaluation import METRICS, ConfidenceChange, Localisation, Subject, Truth, evaluate
-from gradcam.evaluation.explainers import CONTROLS, Explainer
+from gradcam.evaluation import CONTROLS, METRICS, Metric, Subject, Truth, evaluate
+from gradcam.evaluation.explainers import Explainer
 from gradcam.evaluation.metrics import DEFAULT
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import CONTROL_NAMES, SINGLE_PASS, make_plan
-from gradcam.evaluation.study.prepare import Wish, prepare_study
+from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, make_plan
+from gradcam.evaluation.study.prepare import prepare_study
 from gradcam.evaluation.study.results import Entry, Results, describe_resizing
-from gradcam.evaluation.study.run import MEASURES, Case, Study, measure
+from gradcam.evaluation.study.run import Case, Study
 from gradcam.evaluation.study.write import to_csv, to_json
 from gradcam.evaluation.subject import derive
 from gradcam.sources.list import list_inputs
@@ -50,8 +50,8 @@ def numbers(results: Results, *, kind: str = "picture") -> dict[tuple[str, str, 
     return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
 
 
-def prepare(classifier: gradcam.Classifier, inputs: Any, plan: Any, **wish: Any) -> Study:
-    return prepare_study(classifier, list_inputs(inputs).items, plan, Wish(**wish))
+def prepare(classifier: gradcam.Classifier, inputs: Any, plan: Any, **options: Any) -> Study:
+    return prepare_study(classifier, list_inputs(inputs).items, plan, StudyOptions(**options))
 
 
 # Numbers
@@ -172,32 +172,39 @@ def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: gradcam.Cla
 
 
 def test_metrics_of_one_function_are_told_apart(colours: gradcam.Classifier, pictures: Path) -> None:
+    from gradcam.evaluation import adcc, coherency, complexity, confidence_change, localisation
+
     subject = Subject(colours.model, colours.prepare(pictures / "0-red.png").image[None])
-    truth = Truth(torch.ones(1, 32, 32, dtype=torch.bool), [torch.tensor([[0.0, 0.0, 32.0, 32.0]])])
-    case = Case(subject, torch.ones(1, 32, 32), Explainer(["gradcam"], "relu").only("gradcam"), truth)
-    drop, increase, gain, iou, errors = torch.tensor([[0.1], [0.2], [0.3], [0.4], [0.5]])
-    vars(case)["change"] = ConfidenceChange(drop, increase, gain)
-    vars(case)["localisation"] = Localisation(torch.zeros(1, 4), iou, errors)
-    expected = {"average-drop": 0.1, "increase": 0.2, "average-gain": 0.3, "iou": 0.4, "localisation-error": 0.5}
-    assert measure(case, list(expected)) == pytest.approx(expected)
+    truth = Truth(torch.ones(1, 32, 32, dtype=torch.bool), [torch.tensor([[0.0, 0.0, 20.0, 32.0]])])
+    heatmaps = torch.linspace(0, 1, 32 * 32).reshape(1, 32, 32)
+    explain = Explainer(["gradcam"], "relu").only("gradcam")
+    change, found = confidence_change(subject, heatmaps), localisation(heatmaps, truth.boxes)
+    parts = [change.drop, coherency(subject, heatmaps, explain), complexity(heatmaps)]
+    expected = {"average-drop": change.drop, "increase": change.increase, "average-gain": change.gain}
+    expected |= {"iou": found.iou, "localisation-error": found.errors, "adcc": adcc(*parts)}
+    case = Case(subject=subject, heatmaps=heatmaps, explain=explain, masks=truth.masks, boxes=truth.boxes)
+    measured = case.measure([METRICS[name] for name in expected])
+    assert measured == {name: float(value) for name, value in expected.items()}
 
 
-def test_every_metric_of_pictures_has_its_function() -> None:
-    assert set(MEASURES) == {name for name, metric in METRICS.items() if metric.group != "grid"}
+def test_every_metric_of_the_table_has_its_function() -> None:
+    for metric in METRICS.values():
+        assert callable(metric.compute)
+        assert metric.is_of_mosaics == (metric.group == "grid")
+        assert metric.needs_annotations == (metric.group == "annotations")
 
 
-def test_the_controls_are_those_of_the_table() -> None:
-    assert tuple(CONTROLS) == CONTROL_NAMES
+def test_what_metrics_share_is_counted_once() -> None:
+    plan = make_plan(["gradcam"], ["average-drop", "increase", "average-gain", "adcc", "insertion"])
+    assert (count_passes(plan), count_explanations(plan)) == (1 + 49, 1 + 1)
+    everything = make_plan(["gradcam"], ["all"], has_annotations=True)
+    assert (count_passes(everything), count_explanations(everything)) == (49 + 49 + 18 + 1 + 1, 1 + 1 + 1 + 8 + 10)
 
 
-def test_a_number_that_is_none_is_an_error(
-    colours: gradcam.Classifier, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subject = Subject(colours.model, colours.prepare(pictures / "0-red.png").image[None])
-    monkeypatch.setitem(MEASURES, "complexity", lambda case: torch.tensor([float("nan")]))
-    case = Case(subject, torch.ones(1, 32, 32), Explainer(["gradcam"], "relu").only("gradcam"))
-    with pytest.raises(GradcamError, match="complexity is nan"):
-        measure(case, ["complexity"])
+def test_a_number_that_is_none_is_an_error() -> None:
+    nothing = Metric("nothing", "nan", "lower", "own", None, lambda heatmaps: heatmaps.sum((1, 2)) / 0, ("heatmaps",))
+    with pytest.raises(GradcamError, match="nothing is nan"):
+        Case(heatmaps=torch.zeros(1, 4, 4)).measure([nothing])
 
 
 def test_predictions_are_computed_once_for_all_methods(
@@ -347,11 +354,11 @@ def test_grid_metrics_without_four_classes_are_left_out_unless_they_were_named(
 ) -> None:
     few = [pictures / name for name in ("0-red.png", "1-green.png", "2-blue.png", "5-red.png")]
     study = prepare(colours, few, make_plan(["gradcam"]))
-    assert study.judge.plan.metrics == tuple(name for name in DEFAULT if METRICS[name].group != "grid")
+    assert study.plan.metrics == tuple(name for name in DEFAULT if METRICS[name].group != "grid")
     (note,) = study.notes
     assert note.startswith("grid-mass and grid-maximum are left out: ")
     assert study.compositions == ()
-    assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).judge.plan.metrics
+    assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).plan.metrics
     for named in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):
         with pytest.raises(GradcamError, match="of four"):
             prepare(colours, few, make_plan(["gradcam"], named))
@@ -415,7 +422,7 @@ def test_methods_that_a_model_cannot_have_are_left_out_unless_they_were_named(
 ) -> None:
     attention = {name for name, method in METHODS.items() if method.place == "attention"}
     study = prepare(colours, pictures, make_plan(["all"], ["complexity"]))
-    assert set(study.judge.plan.methods) == set(METHODS) - attention
+    assert set(study.plan.methods) == set(METHODS) - attention
     assert sorted(note.split()[0] for note in study.notes) == sorted(attention)
     with pytest.raises(ModelError, match="rollout cannot be had of this model"):
         prepare(colours, pictures, make_plan(["gradcam", "rollout"], ["complexity"]))
@@ -506,12 +513,12 @@ def test_a_picture_that_failed_or_was_changed_is_judged_again(
 def test_a_picture_that_failed_is_tried_again_although_it_is_the_same(
     colours: gradcam.Classifier, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no luck")
 
     path, picture = tmp_path / "journal.jsonl", pictures / "0-red.png"
     with monkeypatch.context() as patch:
-        patch.setitem(MEASURES, "insertion", fail)
+        patch.setitem(METRICS, "insertion", replace(METRICS["insertion"], function=fail))
         first = judge(colours, picture, metrics=["insertion"], journal=path)
     assert [entry.error is None for entry in first.entries] == [False]
     again = judge(colours, picture, metrics=["insertion"], journal=path)

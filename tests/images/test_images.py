@@ -23,7 +23,8 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images.read import encode_image, encode_png, flip_colours, read_values
+from gradcam.images.read import flip_colours, read_values
+from gradcam.images.write import encode_image, encode_png
 
 # No two pixels alike, and no colour that stays itself when red and blue change places.
 PIXELS = np.array(
@@ -615,7 +616,7 @@ def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp
 
 MEASURE = """
 import sys, pathlib
-from gradcam.classifiers.readers import read_picture
+from gradcam.models.readers import read_picture
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 for path in map(pathlib.Path, sys.argv[1:]):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from gradcam.errors import ImageError, LayerError, ModelError
-from gradcam.inspection import features as extraction
+from gradcam.inspection import extraction
 from gradcam.inspection.extraction import features
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradcam.inspection import gradients as statistics
+from gradcam.inspection import flow as statistics
 from gradcam.inspection.flow import Statistics, measure, measure_at_once, to_statistics
 
 

@@ -6,6 +6,7 @@ import torchvision
 from torch import nn
 
 from gradcam.errors import LayerError, nearest
+from gradcam.hooks.nested import to_batch
 from gradcam.layers.find import find_layer, layers_with_grid, unwrap
 
 
@@ -35,7 +36,7 @@ def test_wrappers_are_taken_off() -> None:
 
 def test_the_last_to_finish_comes_first_and_a_block_before_its_parts() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
-    names = layers_with_grid(model, (torch.zeros(1, 3, 64, 64),), {}, 1, (64, 64))
+    names = layers_with_grid(model, to_batch(torch.zeros(1, 3, 64, 64)))
     assert names[:3] == ["layer4", "layer4.1", "layer4.1.bn2"]
     assert "layer4.1.relu" not in names  # runs twice
     assert "avgpool" not in names
@@ -52,7 +53,7 @@ def test_nearest_prefers_the_word_itself_then_what_looks_alike_then_what_contain
 
 
 def names_of(model: nn.Module, images: torch.Tensor) -> list[str]:
-    return layers_with_grid(model.eval(), (images,), {}, len(images), tuple(images.shape[2:]))
+    return layers_with_grid(model.eval(), to_batch(images))
 
 
 def test_what_gives_its_input_back_is_passed_over_and_what_works_in_place_is_not() -> None:

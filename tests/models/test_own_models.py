@@ -14,10 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam import plugins
 from gradcam.errors import LayerError, ModelError
 from gradcam.models.device import find_input_dtype, is_spread
 from gradcam.models.labels import read_labels
+from gradcam.models.providers import torchvision
 from gradcam.models.readers import Reading
+from gradcam.models.skeletons import build_skeleton
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -112,6 +115,26 @@ def test_a_function_in_a_module_gives_the_model(factory: Path, monkeypatch: pyte
         assert load(name).classes == 5
     for name in ("package_of_mine.models", "package_of_mine"):
         sys.modules.pop(name)
+
+
+def test_a_model_of_an_installed_package_is_named_as_its_entry_point(
+    factory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = factory.parent / "own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gradcam.models]\nmynet = own:make\nresnet18 = own:make\ngone = own:gone\n")
+    monkeypatch.syspath_prepend(str(factory.parent))
+    plugins.installed.cache_clear()
+    try:
+        assert torchvision.list_installed() == {"mynet": "own:make, from own", "gone": "own:gone, from own"}
+        assert "own" not in sys.modules
+        assert (load("mynet").name, load("mynet").classes) == ("mynet", 5)
+        assert build_skeleton("resnet18").model.fc.out_features == 1000  # a name of torchvision's is its own
+        assert "gone (own:gone of the package own) cannot be imported" in refusal("gone")
+        assert "Nearest: 'mynet'" in refusal("mynett")
+    finally:
+        plugins.installed.cache_clear()
 
 
 def test_weights_are_loaded_into_the_functions_model(factory: Path, tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
 
 
 def test_a_recommendation_names_the_best() -> None:
-    from gradcam.evaluation.recommendation.result import Combination, Row
+    from gradcam.evaluation.recommendation import Combination, Row
 
     interval = evaluation.mean_interval([0.1, 0.2])
     rows = tuple(

@@ -17,12 +17,14 @@ import pytest
 
 from gradcam.errors import GradcamError, OutputError
 from gradcam.images.files import overlay_name
-from gradcam.images.read import Pixels, read_image, write_image
+from gradcam.images.read import Pixels, read_image
+from gradcam.images.write import write_image
 from gradcam.report import pages
 from gradcam.report import pages as contents
 from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem, name_views
-from gradcam.storage.clear import remove_report
+from gradcam.storage.clear import remove_runs
+from gradcam.storage.output import Disk
 from gradcam.storage.records import Explained, Prediction, Record
 from tests.views import write_views
 
@@ -439,7 +441,7 @@ def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
     records = [done("a.jpg")]
     write_overlays(write_run(tmp_path, records), records)
     write_report(tmp_path)
-    remove_report(tmp_path)
+    remove_runs(Disk(tmp_path), (), (), report=True)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".gradcam-report.lock", "a-gradcam.jpg", "manifest.jsonl"]
 

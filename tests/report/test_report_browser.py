@@ -15,7 +15,8 @@ import pytest
 
 from gradcam.errors import printable
 from gradcam.images.draw import overlay
-from gradcam.images.read import Pixels, read_image, write_image
+from gradcam.images.read import Pixels, read_image
+from gradcam.images.write import write_image
 from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem
 from gradcam.storage.records import Explained, Prediction, Record

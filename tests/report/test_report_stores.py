@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from gradcam.errors import GradcamError, OutputError, StoreError
-from gradcam.images.read import encode_image, read_image
+from gradcam.images.read import read_image
+from gradcam.images.write import encode_image
 from gradcam.models.readers import read_picture
 from gradcam.report import pages as contents
 from gradcam.report.pages import write_report

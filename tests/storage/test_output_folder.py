@@ -462,14 +462,14 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
 
 def test_overwriting_that_was_stopped_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work(tmp_path, ORDER)
-    from gradcam.storage import clear as earlier
+    from gradcam.storage import output as places
 
     def stop(path: Path) -> None:
         if path.name == "c-gradcam.jpg":
             raise KeyboardInterrupt
         path.unlink()
 
-    monkeypatch.setattr(earlier, "remove", stop)
+    monkeypatch.setattr(places, "remove", stop)
     with pytest.raises(KeyboardInterrupt):
         OutputFolder.open(tmp_path, RUN, mode="overwrite")
     monkeypatch.undo()
@@ -554,9 +554,9 @@ def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from gradcam.batch.output import run_file
-from gradcam.batch.output.folder import OutputFolder
-from gradcam.batch.output.run_file import Run
+from gradcam.storage import run_file
+from gradcam.batch.formats.folder import OutputFolder
+from gradcam.storage.run_file import Run
 run_file.describe_versions = lambda: {describe_versions()!r}
 OutputFolder.open(Path({str(tmp_path)!r}), Run(**{vars(RUN)!r}))
 os.kill(os.getpid(), signal.SIGKILL)

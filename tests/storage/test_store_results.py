@@ -15,8 +15,9 @@ import pytest
 
 import gradcam
 from gradcam.batch.formats import store as store_results
+from gradcam.batch.formats.base import Destination, check_records
 from gradcam.batch.formats.folder import OutputFolder
-from gradcam.batch.formats.store import StoreResults, check_store
+from gradcam.batch.formats.store import StoreResults
 from gradcam.errors import ImageError, OutputError, StoreError
 from gradcam.storage import manifest as store_manifest
 from gradcam.storage import retry as failures
@@ -286,14 +287,14 @@ def test_the_versions_of_the_first_run_are_kept(fs: Any, monkeypatch: pytest.Mon
 
 def test_an_earlier_run_is_in_the_way(fs: Any) -> None:
     work(ORDER)
-    for call in (lambda: StoreResults.open(Store(URL), RUN), lambda: check_store(Store(URL), "new")):
+    for call in (lambda: StoreResults.open(Store(URL), RUN), lambda: check_records(Destination(Store(URL), "new"))):
         with pytest.raises(OutputError) as caught:
             call()
         assert str(caught.value) == (
             f"{URL}/: holds an earlier run, with 4 records; give --resume to go on with it, --overwrite to start anew, or "
             "another --output"
         )
-    check_store(Store(URL), "resume")
+    check_records(Destination(Store(URL), "resume"))
 
 
 def test_other_settings_are_refused(fs: Any) -> None:
@@ -328,9 +329,9 @@ def test_shards_share_a_folder(fs: Any) -> None:
         "manifest-1-of-2/00001.jsonl", "manifest-2-of-2/00001.jsonl", "run-1-of-2.json", "run-2-of-2.json",
     ]  # fmt: skip
     with pytest.raises(OutputError, match=r"holds shard 1/2, with 4 records, and this is a run without shards"):
-        check_store(Store(URL), "resume")
+        check_records(Destination(Store(URL), "resume"))
     with pytest.raises(OutputError, match=r"holds shard 1/2, with 4 records, and this is shard 1/3"):
-        check_store(Store(URL), "new", Shard(1, 3))
+        check_records(Destination(Store(URL), "new", Shard(1, 3)))
     with pytest.raises(OutputError, match=r"the earlier run \(of shard 1/2\) had other settings"):
         StoreResults.open(Store(URL), replace(RUN, device="cuda"), mode="overwrite", shard=Shard(2, 2))
     work(ORDER[2:], mode="overwrite", shard=Shard(2, 2))
@@ -340,7 +341,7 @@ def test_shards_share_a_folder(fs: Any) -> None:
 def test_a_folder_of_that_name_is_no_manifest(fs: Any) -> None:
     for name in ("manifest/cat-gradcam.jpg", "log/1.jsonl", "manifest/1.jsonl", "log/00001.jsonl", "manifest.json"):
         Store(URL).write(name, b"x")
-    check_store(Store(URL), "new")
+    check_records(Destination(Store(URL), "new"))
     work(ORDER)
     assert images() == ORDER
 
@@ -410,8 +411,8 @@ def test_overwriting_removes_no_input(fs: Any) -> None:
 def test_a_page_of_others_is_not_replaced(fs: Any) -> None:
     Store(URL).write("index.html", b"<html>mine</html>")
     with pytest.raises(OutputError, match=r"index\.html: is no report of gradcam, and one would replace it"):
-        check_store(Store(URL), "new", report=True)
-    check_store(Store(URL), "new")
+        check_records(Destination(Store(URL), "new", report=True))
+    check_records(Destination(Store(URL), "new"))
     work(ORDER)
     StoreResults.open(Store(URL), RUN, mode="overwrite")
     assert tree(fs)["index.html"] == b"<html>mine</html>"
@@ -479,7 +480,7 @@ def test_what_a_store_refuses_is_one_line(fs: Any, error: OSError, said: str) ->
         patch.setattr(ObjectStore, "ls", refuse)
         patch.setattr(ObjectStore, "find", refuse)
         with pytest.raises(OutputError, match=said):
-            check_store(Store(URL), "new")
+            check_records(Destination(Store(URL), "new"))
 
 
 def test_a_picture_s_files_are_all_there_or_none(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import Timeout
 
-from gradcam.batch.formats.base import Mode
 from gradcam.errors import OutputError, warn
 from gradcam.images.files import UNFINISHED, write_whole
-from gradcam.storage.clear import check_earlier, check_page, check_parts, remove_part, remove_report
+from gradcam.sources.shards import Shard, to_part
+from gradcam.storage.clear import Mode, check_earlier, remove_runs
 from gradcam.storage.disk import (
     blaming_disk,
     check_file,
@@ -26,7 +26,7 @@ from gradcam.storage.disk import (
     uninterrupted,
 )
 from gradcam.storage.manifest import Logbook, ManifestWriter, is_of, keep_lines, sort_lines
-from gradcam.storage.output import Disk, DiskShelf
+from gradcam.storage.output import Disk, DiskReader
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import (
     Part,
@@ -38,9 +38,6 @@ from gradcam.storage.run_file import (
     list_pieces,
     read_run,
 )
-
-if TYPE_CHECKING:
-    from gradcam.sources.shards import Shard
 
 
 class OutputFolder:
@@ -83,14 +80,14 @@ class OutputFolder:
         `stems`: what the names of each picture's results begin with; recorded ones that do not are made again.
         Raises `OutputError`.
         """
-        part = Part() if shard is None else Part(shard.of, shard.index)
+        part = to_part(shard)
         with blaming_disk(path), contextlib.ExitStack() as stack:
             _check_no_file(path)
             path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
             fields = run.to_fields()
-            notes = check_earlier(DiskShelf(path), part, fields, mode)
+            notes = check_earlier(DiskReader(path), part, fields, mode)
             if mode == "overwrite":
                 _clear(path, part, inputs)
             _check_own_files(path, part)
@@ -132,11 +129,11 @@ class OutputFolder:
 
     def _join_pieces(self, manifest: Path) -> None:
         """Of a folder that was copied from a store: here a manifest is one file."""
-        shelf = DiskShelf(self.path)
-        names = shelf.list_names()
+        reader = DiskReader(self.path)
+        names = reader.list_names()
         pieces = list_pieces(names, self._part.records)
         if pieces:
-            lines = (line for name in list_manifests(names, self._part) for line in shelf.read_lines(name))
+            lines = (line for name in list_manifests(names, self._part) for line in reader.read_lines(name))
             write_whole(manifest, lines, beside=self.temporary)
             for name in pieces:
                 remove(self.path / name)
@@ -206,17 +203,13 @@ class OutputFolder:
             remove(path)
 
 
-def check_folder(path: Path, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
-    """What can be told of an output folder before it is opened. `report`: one is to be written. Raises `OutputError`."""
-    with blaming_disk(path):
-        _check_no_file(path)
-        if not path.exists():
-            return
-        part = Part() if shard is None else Part(shard.of, shard.index)
-        _check_own_files(path, part)
-        check_parts(DiskShelf(path), part, mode)
-        if report:
-            check_page(path)
+def check_folder(path: Path, part: Part) -> bool:
+    """Whether there is an output folder. Raises `OSError`, and `OutputError` for what is in the way of one."""
+    _check_no_file(path)
+    if not path.exists():
+        return False
+    _check_own_files(path, part)
+    return True
 
 
 def _check_no_file(path: Path) -> None:
@@ -243,12 +236,8 @@ def _lock(folder: Path, part: Part) -> Callable[[], None]:
 def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:
     """Remove the earlier run; a whole one removes all shards, of which none may be at work, and the report."""
     with contextlib.ExitStack() as stack:
-        kept = list(inputs)
-        earlier = [part] if part.of else find_parts(DiskShelf(folder).list_names())
+        earlier = [part] if part.of else find_parts(DiskReader(folder).list_names())
         for other in earlier:
             if other != part:
                 stack.callback(_lock(folder, other))
-        for other in earlier:
-            remove_part(folder, other, kept)
-        if not part.of:
-            remove_report(folder)
+        remove_runs(Disk(folder), earlier, inputs, report=not part.of)

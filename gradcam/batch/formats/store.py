@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gradcam.batch.formats.base import Mode
 from gradcam.errors import GradcamError, OutputError, warn
-from gradcam.storage.clear import check_earlier, check_parts, check_stored_page, remove_runs
-from gradcam.storage.manifest import PieceWriter, find_done, sort_pieces
-from gradcam.storage.output import Bucket, StoreShelf, blaming_store
+from gradcam.sources.shards import Shard, to_part
+from gradcam.storage.clear import Mode, check_earlier, remove_runs
+from gradcam.storage.manifest import PieceWriter, encode_event, find_done, sort_pieces
+from gradcam.storage.output import Bucket, StoreReader, blaming_store
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import (
     Part,
@@ -26,10 +24,6 @@ from gradcam.storage.run_file import (
     list_manifests,
 )
 from gradcam.storage.store import Store
-
-if TYPE_CHECKING:
-    from gradcam.sources.shards import Shard
-
 
 SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is written to the manifest
 
@@ -68,26 +62,26 @@ class StoreResults:
         `mode`, `shard` and `stems`: as of `OutputFolder.open`. `inputs`: the URLs of pictures, of which none is removed.
         Raises `OutputError` and `StoreError`.
         """
-        part, shelf, fields = _to_part(shard), StoreShelf(store), run.to_fields()
+        part, reader, fields = to_part(shard), StoreReader(store), run.to_fields()
         with blaming_store(store):
-            notes = check_earlier(shelf, part, fields, mode)
+            notes = check_earlier(reader, part, fields, mode)
             if mode == "overwrite":
-                parts = [part] if part.of else find_parts(shelf.list_names())
-                remove_runs(store, parts, inputs, report=not part.of)
+                parts = [part] if part.of else find_parts(reader.list_names())
+                remove_runs(Bucket(store), parts, inputs, report=not part.of)
             results = cls(store, part, notes)
-            results._start(fields, shelf, stems or {})
+            results._start(fields, reader, stems or {})
         return results
 
-    def _start(self, fields: dict[str, Any], shelf: StoreShelf, stems: Mapping[str, str]) -> None:
-        names, part = shelf.list_names(), self._part
-        earlier = decode_run(shelf.read(part.run), shelf.show(part.run)) if part.run in names else None
+    def _start(self, fields: dict[str, Any], reader: StoreReader, stems: Mapping[str, str]) -> None:
+        names, part = reader.list_names(), self._part
+        earlier = decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
         # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest. And always: where
         # nothing may be written, that is found out here.
         self._contents = encode_run(fields if earlier is None else keep_beginning(fields, earlier))
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
         if self._pieces:
-            self.done, self._again = find_done(shelf, self._pieces, self._store.find(), fields["model"]["name"], stems)
+            self.done, self._again = find_done(reader, self._pieces, self._store.find(), fields["model"]["name"], stems)
             self.failed = frozenset(name for name, is_failed in self._again.items() if is_failed)
         self._manifest = PieceWriter(self._store, part.records, find_last(names, part.records))
         self._log = PieceWriter(self._store, part.events, find_last(names, part.events))
@@ -112,8 +106,7 @@ class StoreResults:
 
     def log(self, event: str, **details: Any) -> None:
         """Note what happened, with the time; several threads may."""
-        fields = {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event, **details}
-        self._log.add(json.dumps(fields, default=str).encode() + b"\n")
+        self._log.add(encode_event(event, details))
 
     def close(self, order: Sequence[str] = ()) -> None:
         """Write what is left; more than once does no harm.
@@ -142,17 +135,10 @@ class StoreResults:
             self._log.write()
 
 
-def check_store(store: Store, mode: Mode, shard: Shard | None = None, *, report: bool = False) -> None:
-    """What can be told of a folder in a store before it is opened. Raises `OutputError` and `StoreError`."""
+def check_store(store: Store) -> bool:
+    """Whether there may be something in a folder in a store. Raises `OutputError` for what can be no folder."""
     if store.url.endswith("://") and not store.url.startswith("memory"):
         raise OutputError(f"{store}: names no bucket, expected such as {store}bucket/explained")
-    with blaming_store(store):
-        if store.is_file():
-            raise OutputError(f"{store.url}: is an object, expected a folder for the results; choose another --output")
-        check_parts(StoreShelf(store), _to_part(shard), mode)
-        if report:
-            check_stored_page(store, store.list_names())
-
-
-def _to_part(shard: Shard | None) -> Part:
-    return Part() if shard is None else Part(shard.of, shard.index)
+    if store.is_file():
+        raise OutputError(f"{store.url}: is an object, expected a folder for the results; choose another --output")
+    return True

@@ -5,17 +5,19 @@ from __future__ import annotations
 import tarfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.formats.base import Mode, Results
+from gradcam.batch.formats.base import Destination, Opening, Results, check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
+from gradcam.sources.archives import check_webdataset
+from gradcam.storage.clear import Mode
 from gradcam.storage.disk import blaming_disk, uninterrupted
-from gradcam.storage.output import TarPlace
+from gradcam.storage.output import Place, blaming, to_reader, to_writer
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import Part
+from gradcam.storage.store import Store
 
 RECORD = "json"  # the field of a sample's record
 
@@ -63,7 +65,7 @@ class TarResults:
     Raises `OutputError` for tars that no record tells of, unless a run is resumed: then what they hold is recorded.
     """
 
-    def __init__(self, inner: Results, place: TarPlace, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
+    def __init__(self, inner: Results, place: Place, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
         self._inner, self._tars, self._part, self._stems = inner, place, part, stems
         self._keys = plan_keys(stems)
         self._waiting: deque[Record] = deque()  # for the tar that is open
@@ -73,12 +75,12 @@ class TarResults:
         self.failed = inner.failed
         self.manifest = inner.manifest
         self.notes = inner.notes
-        numbers = part.find_tars(place.list_names())
+        numbers = _list_tars(place.root, part)
         self._number = numbers[-1] if numbers else 0  # of the last one that is there
         if numbers and mode == "resume":
             self._recover(numbers)
         elif numbers:
-            refuse_tars(place, part)
+            _refuse_tars(place.root, part)
 
     @property
     def place(self) -> None:
@@ -102,7 +104,7 @@ class TarResults:
         tar = self._part.tar(self._number + 1)
         key, stem = self._keys[record.image], self._stems[record.image]
         fields = {name: name_field(stem, name) for name in files}
-        kept = _move(record, tar, {name: f"{tar}/{key}.{field}" for name, field in fields.items()})
+        kept = rename_files(record, {name: f"{tar}/{key}.{field}" for name, field in fields.items()}, tar=tar)
         if self._tar is None:
             self._tar = _OpenTar(self._tars.begin())
         sample = {"__key__": key, RECORD: kept.to_json().encode(), **{fields[name]: files[name] for name in files}}
@@ -141,7 +143,8 @@ class TarResults:
         is_kept = False
         try:
             if tar.close():
-                self._tars.keep(tar.path, self._part.tar(self._number + 1))
+                with blaming(self._tars.root):
+                    self._tars.keep(tar.path, self._part.tar(self._number + 1))
                 self._number += 1
                 is_kept = True
         finally:
@@ -153,7 +156,7 @@ class TarResults:
         """Record what is in the last tars, as far as a run that was killed did not come to that."""
         lost: list[Record] = []
         for name in map(self._part.tar, reversed(numbers)):
-            records = [record for record in _read_records(self._tars, name) if record.tar == name]
+            records = [record for record in _read_records(self._tars.root, name) if record.tar == name]
             missing = [record for record in records if record.image not in self.done]
             if not missing:
                 break  # what was before it was recorded before it
@@ -163,38 +166,41 @@ class TarResults:
         self.done = self.done | {record.image for record in lost}
 
 
-def refuse_tars(place: TarPlace, part: Part) -> None:
+def check_tars(where: Destination) -> None:
+    """What can be told of a WebDataset before a model is loaded. Raises `GradcamError`."""
+    check_records(where)
+    check_webdataset()
+    if where.mode == "new":
+        _refuse_tars(where.place, where.part)
+
+
+def open_tars(opening: Opening) -> TarResults:
+    """Results in tars, whose records go where they went without them."""
+    temporary = opening.place / opening.part.temporary if isinstance(opening.place, Path) else None
+    writer = to_writer(opening.place, temporary)
+    return TarResults(opening.records, writer, opening.part, opening.stems, opening.mode)
+
+
+def _list_tars(place: Path | Store, part: Part) -> list[int]:
+    """The numbers of those that are there, in order."""
+    with blaming(place):
+        is_there = isinstance(place, Store) or place.is_dir()
+        return part.find_tars(to_reader(place).list_names()) if is_there else []
+
+
+def _refuse_tars(place: Path | Store, part: Part) -> None:
     """Raises `OutputError` where tars are there already that a new run would be taken for a part of."""
-    numbers = part.find_tars(place.list_names())
+    numbers = _list_tars(place, part)
     if numbers:
         raise OutputError(
-            f"{place}: holds {part.tar(numbers[0])}, which is of no run that is recorded there; move it away, or choose "
-            "another --output"
+            f"{to_reader(place).show()}: holds {part.tar(numbers[0])}, which is of no run that is recorded there; move it "
+            "away, or choose another --output"
         )
 
 
-def _move(record: Record, tar: str, names: Mapping[str, str]) -> Record:
-    """The record with other names of its files."""
-
-    def rename(name: str | None) -> str | None:
-        return None if name is None else names[name]
-
-    explained = tuple(
-        replace(
-            entry,
-            overlay=rename(entry.overlay),
-            heatmap=rename(entry.heatmap),
-            map=rename(entry.map),
-            panel=rename(entry.panel),
-        )
-        for entry in record.explained
-    )
-    return replace(record, explained=explained, tar=tar)
-
-
-def _read_records(place: TarPlace, name: str) -> Iterator[Record]:
+def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
     try:
-        with place.open(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with blaming(place), to_reader(place).open(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 content = tar.extractfile(member) if member.name.endswith(f".{RECORD}") else None
                 if content is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -18,16 +19,17 @@ from typing import Any
 
 from gradcam._version import __version__
 from gradcam.batch.engine import Work
-from gradcam.batch.findings import Question
+from gradcam.batch.findings import Request, find
 from gradcam.batch.names import Saving
-from gradcam.batch.pipeline import explain_items
+from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import Cut, cut
 from gradcam.batch.ray.ending import sign_in
-from gradcam.batch.save import Outcome, Saver, describe_weights
+from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
 from gradcam.storage.output import Disk, Place
+from gradcam.storage.records import Report
 
 Load = Callable[[str], Classifier]  # the model on the device of that name; it can be sent to another process
 
@@ -46,7 +48,7 @@ class Job:
 
     load: Load
     weights: str
-    question: Question
+    request: Request
     batch_size: int
     workers: int | None
     audit: bool
@@ -92,7 +94,7 @@ class Failure:
 class Answer:
     """What became of a batch, or the error that stops all; `events`: names and details, for the log."""
 
-    outcomes: Sequence[Outcome] = ()
+    outcomes: Sequence[Report] = ()
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
     error: Failure | None = None
 
@@ -102,7 +104,7 @@ def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | Non
     return Job(
         load=load,
         weights=describe_weights(work.classifier)["sha256"],
-        question=work.question,
+        request=work.request,
         batch_size=work.batch_size,
         workers=workers,
         audit=work.audit,
@@ -117,7 +119,7 @@ def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | Non
 
 def _find_folders(work: Work, saver: Saver) -> Iterator[Path]:
     """Of results, the one for files that are not whole yet: on another disk there may be a folder of the other's name."""
-    if isinstance(saver.place, Disk):
+    if isinstance(saver.place, Disk) and saver.place.temporary is not None:
         yield saver.place.temporary
     paths = (item.content.path for item in work.items)
     yield from (path.parent for path in itertools.islice(filter(None, paths), 1))
@@ -177,11 +179,11 @@ class Actor:
             self._tell(event, **details)
 
         needed = {item.name for batch in block.batches for item, it in zip(batch.items, batch.needed) if it}
-        outcomes = explain_items(
+        outcomes = compute_items(
             self._classifier,
-            job.question,
+            functools.partial(find, self._classifier, job.request),
             [item for batch in block.batches for item in batch.items],
-            finish=Saver(job.place, block.stems, job.saving, self._classifier, job.question, job.draw_views).save,
+            finish=Saver(job.place, block.stems, job.saving, self._classifier, job.request, job.draw_views).save,
             is_needed=lambda item: item.name in needed,
             batch_size=job.batch_size,
             workers=job.workers or self._cores,

@@ -17,9 +17,10 @@ from gradcam.batch.engine import Work
 from gradcam.batch.ray.actor import Actor, Answer, Failure, Job, Load, pack, to_blocks, to_job
 from gradcam.batch.ray.ending import end_everywhere
 from gradcam.batch.ray.session import Layout, is_loud
-from gradcam.batch.save import Outcome, Saver
+from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, GradcamError, describe_unexpected, shorten
 from gradcam.sources.contents import Item
+from gradcam.storage.records import Report
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever
 AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
@@ -45,8 +46,8 @@ class RayEngine:
         *,
         is_needed: Callable[[Item], bool],
         tell: Tell,
-        late: Callable[[Outcome], None] | None = None,
-    ) -> Generator[Outcome, None, None]:
+        late: Callable[[Report], None] | None = None,
+    ) -> Generator[Report, None, None]:
         """See `Engine`; what actors finished, and nobody here has heard of yet, is done again by whoever goes on."""
         blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
         if not blocks:
@@ -70,7 +71,7 @@ class RayEngine:
     def _stream(self, blocks: list[bytes], job: Job) -> Generator[Answer, None, None]:
         """The answers to all blocks, in order. However it ends, no actor is left."""
         try:
-            with contextlib.closing(self._run(blocks, self.ray.cloudpickle.dumps(job))) as answers:
+            with contextlib.closing(self._run(blocks, dump(self.ray, job))) as answers:
                 for answer in answers:
                     yield pickle.loads(answer)
         except Exception as error:  # Ray's own; what actors have to say are answers
@@ -95,6 +96,14 @@ class RayEngine:
         with contextlib.closing(iter(batches)) as each:
             for batch in each:
                 yield from batch["answer"]
+
+
+def dump(ray: Any, job: Job) -> bytes:
+    """The job, to be sent, with the code of the user's own files, which other processes cannot import by a name."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("_gradcam_")]:
+        ray.cloudpickle.register_pickle_by_value(module)
+    packed: bytes = ray.cloudpickle.dumps(job)
+    return packed
 
 
 def _limit_tries(map_batches: Callable[..., Any]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gradcam.batch.pool import count_cores
+from gradcam.batch.cores import count_cores
 from gradcam.errors import ClusterError, shorten
 from gradcam.options import MAX_PIXELS
 

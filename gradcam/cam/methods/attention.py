@@ -1,10 +1,9 @@
-"""LeGrad: the gradient at each block's attention, of the score that the head gives that block's own output."""
+"""Methods that follow a transformer's attention from block to block: rollout, gradient rollout and LeGrad."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from gradcam.cam.budget import Effort
-from gradcam.cam.forward import Recorded
+from gradcam.cam.forward import Recorded, has_float16
 from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.cam.methods.attention_capture import (
     Blocks,
@@ -21,7 +20,6 @@ from gradcam.cam.methods.attention_capture import (
     attention_kept,
     differentiable,
     find_blocks,
-    passes_float16,
     plain,
     require_all,
 )
@@ -45,10 +43,10 @@ def rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
     Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where the score has no gradient.
     """
     blocks = find_blocks(census, recorded)
-    with _rollout_run(recorded, blocks, effort, plain) as run:
-        ((gradient,),) = jacobian(_any_score(run.scored), [run.tokens], scaled=passes_float16(recorded))
+    with _rollout_run(recorded, blocks, effort, plain) as (scored, tokens, attentions):
+        ((gradient,),) = _jacobian(recorded, _any_score(scored), [tokens])
     row = find_read(gradient, blocks)
-    mixed = roll_out([at_least_float32(attention).mean(1) for attention in run.attentions], row)
+    mixed = roll_out([at_least_float32(attention).mean(1) for attention in attentions], row)
     return blocks.to_grid(mixed)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
 
 
@@ -63,16 +61,17 @@ def gradient_rollout(recorded: Recorded, census: Census, effort: Effort) -> Tens
     """
     blocks = find_blocks(census, recorded)
     parts = []
-    with _rollout_run(recorded, blocks, effort, differentiable) as run:
-        inputs = [run.tokens, *run.attentions]
-        most_bytes = MOST_BYTES // len(inputs)
-        for at_tokens, *gradients in jacobian(
-            run.scored.values, inputs, scaled=passes_float16(recorded), most_bytes=most_bytes
-        ):
+    with _rollout_run(recorded, blocks, effort, differentiable) as (scored, tokens, attentions):
+        for at_tokens, *gradients in _jacobian(recorded, scored.values, [tokens, *attentions]):
             row = find_read(at_tokens, blocks)
-            weighted = [weigh(attention, each) for attention, each in zip(run.attentions, gradients)]
+            weighted = [weigh(attention, each) for attention, each in zip(attentions, gradients)]
             parts.append(blocks.to_grid(accumulate(weighted, row)))
     return torch.cat(parts).transpose(0, 1)
+
+
+def _jacobian(recorded: Recorded, scores: Tensor, inputs: Sequence[Tensor]) -> Iterator[Sequence[Tensor | None]]:
+    is_scaled = recorded.autocast == torch.float16 or has_float16(recorded.output, recorded.modules)
+    yield from jacobian(scores, inputs, scaled=is_scaled, most_bytes=MOST_BYTES // len(inputs))
 
 
 def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
@@ -122,18 +121,11 @@ def blind_attention(name: str) -> BlindLayerError:
     )
 
 
-@dataclass(frozen=True)
-class _RolloutRun:
-    """One more pass: its scores, the last block's output, and all blocks' attention, differentiable as it was kept."""
-
-    scored: Scored
-    tokens: Tensor
-    attentions: list[Tensor]
-
-
 @contextlib.contextmanager
-def _rollout_run(recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep) -> Iterator[_RolloutRun]:
-    """Around what is differentiated of that pass."""
+def _rollout_run(
+    recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep
+) -> Iterator[tuple[Scored, Tensor, list[Tensor]]]:
+    """One more pass: its scores, the last block's output, and all blocks' attention, differentiable as it was kept."""
     name, last = blocks.last
     with attention_kept(blocks, recorded, keep) as attentions:
         with TargetLayer(last, name=name) as layer:
@@ -142,7 +134,7 @@ def _rollout_run(recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep)
             require_recording(_any_score(scored), [name])
         require_all(attentions, blocks)
         effort.report(1, 1)
-        yield _RolloutRun(scored, layer.activations, attentions)
+        yield scored, layer.activations, attentions
 
 
 def _any_score(scored: Scored) -> Tensor:
@@ -168,22 +160,7 @@ def legrad(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
     blocks = find_blocks(census, recorded)
     with attention_kept(blocks, recorded, differentiable) as attentions:
         found = _all_together(recorded, blocks, effort, attentions)
-        if found is None:
-            found = _one_by_one(recorded, blocks, effort, attentions)
-    return blocks.to_grid(found)
-
-
-@dataclass(frozen=True)
-class _LeGrad:
-    """A pass in which the outputs of some blocks went on behind the last one.
-
-    `scores`: (N,K) for each of those. `attentions`: of all blocks; through nothing but its own block's output does one
-    reach a score.
-    """
-
-    scores: Sequence[Tensor]
-    attentions: list[Tensor]
-    output: Any
+        return blocks.to_grid(_one_by_one(recorded, blocks, effort, attentions) if found is None else found)
 
 
 def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor | None:
@@ -191,17 +168,17 @@ def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort, attentions
     count = len(blocks.modules)
     shown = [count - 1, *range(count)]  # the last one twice, first and last: both have to give what the plain pass gave
     try:
-        run = _legrad_run(recorded, blocks, effort, attentions, shown)
+        scores, output = _legrad_run(recorded, blocks, effort, attentions, shown)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever a model raises for a batch of another size than it was given
         return None
-    if not reproduces_plain(recorded, run.output, len(shown)):
+    if not reproduces_plain(recorded, output, len(shown)):
         return None
     effort.report(1, 1)
     with torch.enable_grad():
-        total = torch.stack(list(run.scores[1:])).sum(0)
-    found, is_felt = _differentiate(recorded, total, run.attentions)
+        total = torch.stack(list(scores[1:])).sum(0)
+    found, is_felt = _differentiate(recorded, total, attentions)
     return _require_felt(found / count, is_felt, blocks)
 
 
@@ -209,8 +186,8 @@ def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: 
     """The same from a pass for each block."""
     found, count = [], len(blocks.modules)
     for block in range(count):
-        run = _legrad_run(recorded, blocks, effort, attentions, [block])
-        found.append(_differentiate(recorded, run.scores[0], run.attentions[block : block + 1]))
+        scores, _ = _legrad_run(recorded, blocks, effort, attentions, [block])
+        found.append(_differentiate(recorded, scores[0], attentions[block : block + 1]))
         effort.report(block + 1, count)
     total = torch.stack([values for values, _ in found]).mean(0)
     return _require_felt(total, any(is_felt for _, is_felt in found), blocks)
@@ -218,7 +195,11 @@ def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: 
 
 def _legrad_run(
     recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor], shown: Sequence[int]
-) -> _LeGrad:
+) -> tuple[Sequence[Tensor], Any]:
+    """A pass in which the outputs of the `shown` blocks went on behind the last one: scores (N,K) of each, and the output.
+
+    `attentions` become those of all blocks; through nothing but its own block's output does one reach a score.
+    """
     attentions.clear()
     outputs: list[Tensor] = []
     gates: list[Tensor] = []  # what the next block gets in place of an output, where autograd ends
@@ -251,14 +232,13 @@ def _legrad_run(
                 f"Behind the last block with attention, '{blocks.last[0]}', the score depends on earlier ones in other ways "
                 "too, so that no block's output can stand in for its own: choose 'gradient-rollout' or 'rollout'."
             )
-        return _LeGrad(scores.unbind(), list(attentions), output)
+        return scores.unbind(), output
 
 
 def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:
-    other = next((tuple(output.shape) for output in outputs if output.shape != blocks.shape), None)
-    if other is not None:
+    for shape in (tuple(output.shape) for output in outputs if output.shape != blocks.shape):
         raise ModelError(
-            f"A block with attention gives {other} and the last one {blocks.shape}, so that the one cannot stand in for the "
+            f"A block with attention gives {shape} and the last one {blocks.shape}, so that the one cannot stand in for the "
             "other: choose 'gradient-rollout' or 'rollout'."
         )
     return torch.cat(list(outputs), blocks.layout.image_axis)
@@ -280,8 +260,7 @@ def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | Non
 def _differentiate(recorded: Recorded, scores: Tensor, attentions: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """The sum over attentions of positive gradients of scores (N,K), as (N,K,T); and whether there are any gradients."""
     parts, is_felt = [], False
-    most_bytes = MOST_BYTES // len(attentions)
-    for gradients in jacobian(scores, attentions, scaled=passes_float16(recorded), most_bytes=most_bytes):
+    for gradients in _jacobian(recorded, scores, attentions):
         found = [at_least_float32(gradient) for gradient in gradients if gradient is not None]
         for gradient in found:
             is_felt = check_range(gradient, "The gradients at the attention are") != (0, 0) or is_felt

@@ -1,4 +1,4 @@
-"""The blocks of a transformer whose attention can be followed: one after another, over the same tokens of the picture."""
+"""A transformer's attention: met while the model runs, and its blocks, if it can be followed from one to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from gradcam.cam.forward import Recorded, caller_autocast, has_float16
+from gradcam.cam.forward import Recorded, caller_autocast
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ModelError
 from gradcam.hooks.hooks import Hooks, is_backward_running
@@ -26,7 +26,8 @@ SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softm
 HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
 QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
 
-Meet = Callable[[tuple[int, ...]], Callable[[Tensor], Tensor] | None]
+Keep = Callable[[Tensor], Tensor]
+Meet = Callable[[tuple[int, ...]], Keep | None]
 
 
 class Interception(TorchFunctionMode):
@@ -51,18 +52,17 @@ class Interception(TorchFunctionMode):
             with self:  # which is not active inside of itself
                 return _body(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs)
+            take = self._meet(_shape_of_attention(*args, **kwargs))
+            return func(*args, **kwargs) if take is None else _attend_openly(*args, **kwargs, take=take)
         result = func(*args, **kwargs)
         if func in SOFTMAXES and result.ndim > 2 and _axis(*args, **kwargs) in (-1, result.ndim - 1):
             take = self._meet(tuple(result.shape))
             return result if take is None else take(result).clone()  # which the model may change in place
         return result
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        take = self._meet((*query.shape[:-1], key.shape[-2]))
-        if take is None:
-            return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
-        return _attend_openly(query, key, value, *args, **kwargs, take=take)
+
+def _shape_of_attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+    return (*query.shape[:-1], key.shape[-2])
 
 
 def _axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> int | None:
@@ -71,11 +71,10 @@ def _axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> i
 
 @functools.cache
 def _body(function: Any) -> Callable[..., Any]:
-    """A function of PyTorch's without its question whether somebody overrides it.
-
-    With an interception active it would hand itself over to that in place of doing its work, within which are the softmax
-    and the fused attention.
-    """
+    """A function of PyTorch's without its question whether somebody overrides it."""
+    # With a mode active, that is answered yes: the function hands itself over to the mode before it does any work, again
+    # and again, and with the mode off, the softmax or the fused attention in it is not seen. Another answer in place of
+    # torch.nn.functional's own would be given to other threads, too; so the function is made anew with an answer of ours.
     names = {**function.__globals__, QUESTION: lambda _: False}
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
@@ -121,14 +120,14 @@ class Sighting:
     running: tuple[str, ...]
 
     @property
-    def queries(self) -> int:
-        """How many things attend."""
-        return self.shape[-2]
-
-    @property
     def keys(self) -> int:
         """How many things they attend to."""
         return self.shape[-1]
+
+    @property
+    def where(self) -> str:
+        """The innermost module, "" where there is none."""
+        return self.running[-1] if self.running else ""
 
 
 @dataclass(frozen=True)
@@ -219,9 +218,9 @@ def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
 
 def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | None = None) -> Layout | None:
     batch, patches = recorded.batch, find_patches(recorded.modules)
-    if module is not None:
-        return Axes(recorded.model, batch, patches).find_layout(shape, module)
-    return find_layout(shape, batch.size, module, batch.images, patches=patches)
+    if module is None:
+        return find_layout(shape, batch.size, None, batch.images, patches=patches)
+    return Axes(recorded.model, batch, patches).find_layout(shape, module)
 
 
 def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
@@ -245,8 +244,8 @@ def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
 
 
 def _misfit(sighting: Sighting, batch: Batch) -> str:
-    shape = f"one of them, in '{sighting.running[-1] if sighting.running else ''}', is {sighting.shape}"
-    if sighting.queries != sighting.keys:
+    shape = f"one of them, in '{sighting.where}', is {sighting.shape}"
+    if sighting.shape[-2] != sighting.keys:
         return f"{shape}: its queries and keys are not the same tokens (attention across, or over pooled keys)"
     if sighting.shape[0] != batch.images or len(sighting.shape) > 4:
         return f"{shape} for {batch.images} image(s): it stays inside windows, or another part of each image"
@@ -265,11 +264,8 @@ def _owner(attentions: Sequence[Sighting], index: int, census: Census, recorded:
         layout = _find_layout(shape, recorded, recorded.model.get_submodule(name))
         if layout is not None and shape[1 - layout.image_axis] == tokens:
             return name
-    where = attentions[index].running[-1] if attentions[index].running else ""
-    raise _cannot_follow(
-        recorded,
-        f"no module around '{where}' has this attention alone and gives its {tokens} tokens, as a block does",
-    )
+    why = f"no module around '{attentions[index].where}' has this attention alone and gives its {tokens} tokens"
+    raise _cannot_follow(recorded, f"{why}, as a block does")
 
 
 def _cannot_follow(recorded: Recorded, why: str) -> ModelError:
@@ -277,9 +273,6 @@ def _cannot_follow(recorded: Recorded, why: str) -> ModelError:
         f"The attention of {type(recorded.model).__name__} cannot be followed back to the picture: {why}. "
         "Choose a method that looks at a layer, such as 'gradcam'."
     )
-
-
-Keep = Callable[[Tensor], Tensor]
 
 
 def plain(probabilities: Tensor) -> Tensor:
@@ -300,9 +293,8 @@ def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[l
     """Around runs of the model: a list that gets the attention (N,heads,T,T) of each block, as `keep` gives it.
 
     The backward pass belongs in here too: a checkpoint repeats blocks there, which then have to compute what they did
-    before, in this thread, whose attention is the one that is met. An attention takes N heads T T numbers for each
-    block, 1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for
-    autograd takes as much as a step of training.
+    before, in this thread, whose attention is the one that is met. An attention takes N heads T T numbers for each block,
+    1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for autograd takes as much as a step of training.
     """
     batch, found = recorded.batch, list[Tensor]()
 
@@ -327,8 +319,3 @@ def require_all(attentions: list[Tensor], blocks: Blocks) -> None:
             f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions when they ran again, expected "
             "one each: it does not do the same each time. Choose a method that looks at a layer, such as 'gradcam'."
         )
-
-
-def passes_float16(recorded: Recorded) -> bool:
-    """Whether gradients at the attention may pass through float16."""
-    return recorded.autocast == torch.float16 or has_float16(recorded.output, recorded.modules)

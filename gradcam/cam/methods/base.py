@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gradcam.cam.methods.papers import Paper
 from gradcam.errors import GradcamError, join_names
+from gradcam.plugins import load_late
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,8 +84,10 @@ class Method:
     @property
     def compute(self) -> Callable[..., Any]:
         """The function, imported when it is first asked for, with its options."""
-        options = dict(self.options) if self.join is None else {**self.options, "join": _load(self.join)}
-        function = _load(self.function)
+        options = dict(self.options)
+        if self.join is not None:
+            options["join"] = load_late(self.join, __package__)
+        function = load_late(self.function, __package__)
         return functools.partial(function, **options) if options else function
 
     def __call__(self, *given: Any) -> Any:
@@ -113,14 +115,6 @@ class Method:
         if self.channels != "added":
             raise GradcamError(f"{self.name} adds no channels up, so that there is nothing to take a component of.")
         return replace(self, join="one_pass:weighted_component")
-
-
-def _load(home: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(home):
-        return home
-    module, _, name = home.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    return function
 
 
 class OfActivations(Method):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +17,20 @@ from gradcam.cli._completion import complete, list_colormaps
 from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Destination, Output, find_destination, to_model_choice
 from gradcam.cli._terminal import import_torch
+from gradcam.cli.inspect import LEAST_ONE, PictureOutcome, to_arrow
 from gradcam.errors import printable
 from gradcam.images.files import LONGEST_PART, OutputNames, cut, join_name
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
-from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
 
 
 NAMED = 5  # channels of each layer
+ORDERS, SCALES = click.Choice(list(CHANNEL_ORDERS)), click.Choice(list(CHANNEL_SCALES))
 
 
 @dataclass(frozen=True)
@@ -50,46 +48,26 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one picture: a file with these layers, or an error. `size`: the picture's (height, width)."""
+class Outcome(PictureOutcome):
+    """What became of one picture: a file with these layers, or an error."""
 
-    image: str
-    model: str
-    device: str = ""
-    size: tuple[int, int] = (0, 0)
     file: str | None = None
     rows: Sequence[Row] = ()
-    seconds: float = 0.0
-    error: str | None = None
 
-    def to_json(self) -> str:
-        """One line of JSON; a strength that is no finite number is null."""
-        record = {
-            "schema": SCHEMA,
-            "image": self.image,
-            "status": "ok" if self.error is None else "failed",
-            "error": self.error,
-            "model": self.model,
-            "file": self.file,
-            "layers": [_to_entry(row) for row in self.rows],
-        }
-        return json.dumps(record, allow_nan=False)
+    def to_fields(self) -> dict[str, Any]:
+        """The file, and what is drawn of each layer."""
+        return {"file": self.file, "layers": [_to_entry(row) for row in self.rows]}
 
     def format(self) -> str:
         """Several lines: what it is, what each layer gives, and the file."""
-        height, width = self.size
-        name = click.style(printable(self.image.replace("\\", "/").rpartition("/")[2]), bold=True)
-        title = [name, f"{width} x {height}", f"{self.model} on {self.device}", f"{self.seconds:.1f} s"]
         cells = [_to_cells(row) for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  " + "   ".join(f"{it:<{width}}" for it, width in zip(each, widths)).rstrip() for each in cells]
-        file = f"  →  {click.style(printable(self.file or ''), fg='green')}"
-        return "\n".join(["   ".join(title), "", *lines, file, ""])
+        return "\n".join([self.to_title(), "", *lines, to_arrow(self.file or ""), ""])
 
 
 def _to_entry(row: Row) -> dict[str, Any]:
-    shown = [{"channel": it, "strength": value if math.isfinite(value) else None} for it, value in row.shown]
-    return {"layer": row.layer, "channels": row.channels, "grid": row.grid, "dead": row.dead, "shown": shown}
+    return asdict(row) | {"shown": [{"channel": it, "strength": value} for it, value in row.shown]}
 
 
 def _to_cells(row: Row) -> tuple[str, str, str]:
@@ -97,23 +75,8 @@ def _to_cells(row: Row) -> tuple[str, str, str]:
     shape = f"{row.channels} channel{'' if row.channels == 1 else 's'} of {height} x {width}"
     dead = f", {row.dead} dead" if row.dead else ""
     first = ", ".join(str(channel) for channel, _ in row.shown[:NAMED])
-    return (
-        printable(row.layer),
-        shape + dead,
-        f"{len(row.shown)} drawn: {first}{', ...' if len(row.shown) > NAMED else ''}",
-    )
-
-
-@dataclass(frozen=True)
-class _Look:
-    """How the maps are drawn, as typed."""
-
-    channels: int
-    columns: int
-    order: str
-    scale: str
-    cell: int
-    colormap: str
+    more = ", ..." if len(row.shown) > NAMED else ""
+    return printable(row.layer), shape + dead, f"{len(row.shown)} drawn: {first}{more}"
 
 
 @dataclass(frozen=True)
@@ -123,50 +86,32 @@ class _Job:
     classifier: Classifier
     layers: Sequence[str]
     reshape: str | tuple[int, ...] | None
-    look: _Look
+    look: dict[str, Any]  # how the maps are drawn, as `draw_activations` has it
     destination: Destination
     names: OutputNames
     ending: str
 
 
+def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Any], Any]:
+    metavar = "N" if kind is LEAST_ONE else None
+    return click.option(name, type=kind, default=default, show_default=True, metavar=metavar, help=text)
+
+
 @click.command("activations", cls=Command, short_help="Draw what the channels of layers give for pictures.")
 @options.pictures
 @options.layers("Layers to look at", default="the one that is explained")
-@click.option(
-    "--channels",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="Channels of each layer, at most.",
-)
-@click.option(
-    "--columns", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Cells in a row."
-)
-@click.option(
-    "--order",
-    type=click.Choice(list(CHANNEL_ORDERS)),
-    default="strongest",
-    show_default=True,
-    help="The strongest first, or as they are in the layer.",
-)
-@click.option(
-    "--scale",
-    type=click.Choice(list(CHANNEL_SCALES)),
-    default="channel",
-    show_default=True,
-    help="Whose largest value the colours end at: each channel's own, or the layer's.",
-)
-@click.option(
-    "--cell", type=click.IntRange(min=1), default=112, show_default=True, metavar="N", help="A cell's pixels."
-)
+@_option("--channels", LEAST_ONE, 64, "Channels of each layer, at most.")
+@_option("--columns", LEAST_ONE, 8, "Cells in a row.")
+@_option("--order", ORDERS, "strongest", "The strongest first, or as they are in the layer.")
+@_option("--scale", SCALES, "channel", "Whose largest value the colours end at: each channel's own, or the layer's.")
+@_option("--cell", LEAST_ONE, 112, "A cell's pixels.")
 @click.option(
     "--colormap",
     default="inferno",
     show_default=True,
     metavar="NAME",
-    help="A colour map of OpenCV, for layers without negative values.",
     shell_complete=complete(list_colormaps),
+    help="A colour map of OpenCV, for layers without negative values.",
 )
 @options.model
 @options.output
@@ -189,8 +134,10 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
     from gradcam.images.draw import find_colormap
     from gradcam.inspection.selection import is_pattern, select_layers
 
-    look = _Look(**{each.name: chosen[each.name] for each in fields(_Look)})
-    find_colormap(look.colormap)
+    look = {name: chosen[name] for name in ("channels", "columns", "order", "scale", "colormap")} | {
+        "size": chosen["cell"]
+    }
+    find_colormap(look["colormap"])
     destination = find_destination(chosen["output"], images, len(images))
     named = next((name for name in chosen["layers"] if not is_pattern(name)), None)
     choice = to_model_choice(chosen)
@@ -204,63 +151,31 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
 
 def _look(job: _Job, image: Path) -> Outcome:
     """Draw one picture's maps."""
-    start = time.perf_counter()
-    size, path, rows = _draw(job, image)
-    return Outcome(
-        image=str(image),
-        model=job.classifier.name,
-        device=str(job.classifier.device),
-        size=size,
-        file=str(path),
-        rows=rows,
-        seconds=time.perf_counter() - start,
-    )
-
-
-def _draw(job: _Job, image: Path) -> tuple[tuple[int, int], Path, list[Row]]:
-    """The size of the picture, the file that was written, and what is in it."""
-    from gradcam.images.read import write_image
+    from gradcam.images.read import crop
+    from gradcam.images.write import write_image
     from gradcam.inspection.channels import activations
     from gradcam.inspection.sheets import draw_activations
 
-    classifier, look = job.classifier, job.look
+    start, classifier = time.perf_counter(), job.classifier
     reading = classifier.prepare(image).reading
+    size: tuple[int, ...] = reading.picture.shape[:2]
     maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
-    height, width = reading.picture.shape[:2]
-    sheet = draw_activations(
-        maps,
-        picture=_cut(reading.picture, classifier),
-        title=f"{cut(printable(image.name), LONGEST_PART)}, as {classifier.name} saw it",
-        channels=look.channels,
-        columns=look.columns,
-        order=look.order,
-        scale=look.scale,
-        size=look.cell,
-        colormap=look.colormap,
-    )
+    title = f"{cut(printable(image.name), LONGEST_PART)}, as {classifier.name} saw it"
+    sheet = draw_activations(maps, picture=crop(reading.picture, classifier.region(*size)), title=title, **job.look)
     make_folder(job.destination.folder)
     path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.ending}")])[0]
     write_image(path, sheet)
-    return (height, width), path, [_to_row(name, grid, look) for name, grid in maps.items()]
+    rows = [_to_row(name, grid, job.look) for name, grid in maps.items()]
+    seconds = time.perf_counter() - start
+    return Outcome(str(image), classifier.name, str(classifier.device), size, seconds, file=str(path), rows=rows)
 
 
-def _cut(picture: Pixels, classifier: Classifier) -> Pixels:
-    """What the network saw of it."""
-    top, left, height, width = classifier.region(*picture.shape[:2])
-    return picture[top : top + height, left : left + width]
-
-
-def _to_row(name: str, grid: Tensor, look: _Look) -> Row:
+def _to_row(name: str, grid: Tensor, look: dict[str, Any]) -> Row:
     from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 
     maps = take_maps(grid, 0, name)
     strengths: np.ndarray[Any, Any] = measure_strengths(maps)
-    shown = order_channels(strengths, look.order)[: look.channels]
+    shown = order_channels(strengths, look["order"])[: look["channels"]]
     count, height, width = maps.shape
-    return Row(
-        layer=name,
-        channels=count,
-        grid=(height, width),
-        dead=int((~maps.any(axis=(1, 2))).sum()),
-        shown=[(channel, float(strengths[channel])) for channel in shown],
-    )
+    dead = int((~maps.any(axis=(1, 2))).sum())
+    return Row(name, count, (height, width), dead, [(channel, float(strengths[channel])) for channel in shown])

@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradcam._version import __version__
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say
 from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
 from gradcam.cli._terminal import SHAPE, count, import_torch, telling_waits
+from gradcam.cli.inspect import LEAST_ONE, to_arrow
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from tqdm import tqdm
 
-    from gradcam.batch.features import Extractor, FeatureFile, Row
+    from gradcam.batch.features import Extractor, FeatureFile
     from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
+
+SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,9 @@ class Outcome:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(
-            {
-                "schema": SCHEMA,
-                "file": str(self.path) if self.pictures else None,
-                "model": self.model,
-                "pictures": self.pictures,
-                "failed": self.failed,
-                "layers": {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()},
-            }
-        )
+        layers = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()}
+        record = {"schema": SCHEMA, "file": str(self.path) if self.pictures else None, "model": self.model}
+        return json.dumps(record | {"pictures": self.pictures, "failed": self.failed, "layers": layers})
 
     def format(self) -> str:
         """Several lines: how many there were, each layer's shape, and the file."""
@@ -70,16 +67,10 @@ class Outcome:
         title = [f"{click.style(self.model, bold=True)} on {self.device}", ", ".join(parts), f"{self.seconds:.1f} s"]
         if not self.pictures:
             return "\n".join(["   ".join(title), "Nothing was written."])
-        file = f"  →  {click.style(printable(str(self.path)), fg='green')}"
-        return "\n".join(["   ".join(title), "", *self._rows(), file])
-
-    def _rows(self) -> list[str]:
         shapes = {name: " x ".join(map(str, shape)) for name, (shape, _) in self.layers.items()}
         first, second = max(map(len, shapes)), max(map(len, shapes.values()))
-        return [f"  {name:<{first}}   {shapes[name]:<{second}}   {dtype}" for name, (_, dtype) in self.layers.items()]
-
-
-SUFFIXES = (".npz", ".safetensors")
+        rows = [f"  {name:<{first}}   {shapes[name]:<{second}}   {dtype}" for name, (_, dtype) in self.layers.items()]
+        return "\n".join(["   ".join(title), "", *rows, to_arrow(str(self.path))])
 
 
 @dataclass(frozen=True)
@@ -119,14 +110,9 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 @click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
 @options.model
 @click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Pictures in one pass of the model; halved where memory is short.",
+    "--batch-size", type=LEAST_ONE, metavar="N", help="Pictures in one pass of the model; halved where memory is short."
 )
-@click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Threads that read; by default one for each core."
-)
+@click.option("--workers", type=LEAST_ONE, metavar="N", help="Threads that read; by default one for each core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one record of the file, a line of JSON, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -144,13 +130,8 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     A hundred thousand pictures of 2048 float32 values take 0.8 GB, and as much again of the disk while they are gathered;
     in memory there are only a few batches. The model's pass ends at the last of the layers.
     """
-    names = ("layers", "pools", "reshape", "path", "batch_size", "workers")
-    wish = _Wish(
-        inputs=inputs,
-        model=to_model_choice(chosen),
-        output=Output(as_json, quiet),
-        **{name: chosen[name] for name in names},
-    )
+    own = {name: chosen[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
+    wish = _Wish(inputs=inputs, model=to_model_choice(chosen), output=Output(as_json, quiet), **own)
     if wish.reshape is not None and not wish.pools:
         raise click.UsageError(
             "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
@@ -175,20 +156,13 @@ def _write_features(wish: _Wish) -> int:
         try:
             failed = _gather(wish, listing, extractor, file)
             if file.names:
-                file.write(_describe(classifier, wish))
+                file.write({"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__})
         except (LayerError, OutputError, StoreError) as error:  # of what every other picture would meet as well
             click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
             return 1
-    outcome = Outcome(
-        path=wish.path,
-        model=classifier.name,
-        device=str(classifier.device),
-        layers=file.layers,
-        pictures=len(file.names),
-        failed=failed,
-        left_out=listing.left_out,
-        seconds=time.perf_counter() - start,
-    )
+    seconds, written = time.perf_counter() - start, len(file.names)
+    device = str(classifier.device)
+    outcome = Outcome(wish.path, classifier.name, device, file.layers, written, failed, listing.left_out, seconds)
     if wish.output.as_json:
         click.echo(outcome.to_json())
     elif not wish.output.quiet:
@@ -200,9 +174,8 @@ def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
     """Raises `click.UsageError` where the file would take the place of one that is read."""
     read = [item.content.path for item in listing.items if item.content.path is not None]
     files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
-    if any(path is not None and is_same(wish.path, path) for path in files) or any(
-        path.name == wish.path.name and is_same(wish.path, path) for path in read
-    ):
+    files += [path for path in read if path.name == wish.path.name]
+    if any(path is not None and is_same(wish.path, path) for path in files):
         raise click.UsageError(f"{wish.path} is read itself, and is never overwritten: choose another name.")
 
 
@@ -227,8 +200,18 @@ def _prepare(wish: _Wish) -> tuple[Classifier, Extractor]:
 
 def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
     """Put every picture's features into the file, name those that failed on standard error, and count them."""
+    from gradcam.batch.cores import count_cores
+    from gradcam.batch.features import extract_items
+    from gradcam.batch.pool import choose_batch_size
+
     failed = 0
-    with _shown(wish.output, len(listing.items)) as bar, contextlib.closing(_extract(wish, listing, extractor)) as rows:
+    found = extract_items(
+        extractor,
+        listing.items,
+        batch_size=wish.batch_size or choose_batch_size(extractor.classifier),
+        workers=wish.workers or count_cores(),
+    )
+    with _shown(wish.output, len(listing.items)) as bar, contextlib.closing(found) as rows:
         for name, row in rows:
             if isinstance(row, GradcamError):
                 failed += 1
@@ -237,20 +220,6 @@ def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFi
                 file.add(name, row)
             bar.update()
     return failed
-
-
-def _extract(
-    wish: _Wish, listing: Listing, extractor: Extractor
-) -> Generator[tuple[str, Row | GradcamError], None, None]:
-    from gradcam.batch.features import extract_items
-    from gradcam.batch.pool import choose_batch_size, count_cores
-
-    return extract_items(
-        extractor,
-        listing.items,
-        batch_size=wish.batch_size or choose_batch_size(extractor.classifier),
-        workers=wish.workers or count_cores(),
-    )
 
 
 @contextlib.contextmanager
@@ -263,10 +232,3 @@ def _shown(output: Output, pictures: int) -> Iterator[tqdm[None]]:
         total=pictures, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True, disable=hidden, file=sys.stderr, leave=False
     ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
         yield bar
-
-
-def _describe(classifier: Classifier, wish: _Wish) -> dict[str, str]:
-    """What a .safetensors file says of itself beside the names."""
-    from gradcam._version import __version__
-
-    return {"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__}

@@ -17,6 +17,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import check_model_name, code_of_the_user, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import import_torch
+from gradcam.cli.inspect import LEAST_ONE, cut_type, fitting_depth, show_shape
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
 from gradcam.storage.records import SCHEMA
 
@@ -30,21 +31,18 @@ LONGEST_TYPE = 20  # characters; names of layers are never shortened, for they a
 MOST_SHARED = 5  # lines about modules and parameters that have several names
 LEFT = ("layer", "type", "input", "output", "dtype")  # the rest are numbers, which end in one column
 TO_SPARE = ("input", "share", "memory", "type", "parameters")  # what a narrow terminal goes without, first to last
+WIDTH = 120  # characters, where there is no terminal
+OF_PICTURES = ("labels", "mean", "std", "crop", "reader", "reshape")  # options without a meaning for noise
 UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
-@dataclass(frozen=True)
-class Heading:
-    """The model's name, and what it ran on, in words."""
+def format_trace(trace: Trace, calls: Sequence[Call], name: str, what: str, width: int) -> str:
+    """Several lines, at most `width` characters each if that can be had: the totals, the calls, what they share.
 
-    name: str
-    what: str
-
-
-def format_trace(trace: Trace, calls: Sequence[Call], heading: Heading, width: int) -> str:
-    """Several lines, at most `width` characters each if that can be had: the totals, the calls, what they share."""
+    `name`: the model's. `what`: what it ran on, in words.
+    """
     whole = trace.calls[0]
-    name = click.style(printable(heading.name), bold=True)
+    model = click.style(printable(name), bold=True)
     shape = " x ".join(map(str, whole.inputs[0]))
     times = [] if trace.seconds is None else [f"{1000 * trace.seconds:.1f} ms"]
     cost = "unknown" if trace.multiply_adds is None else human(trace.multiply_adds).rstrip()
@@ -52,14 +50,8 @@ def format_trace(trace: Trace, calls: Sequence[Call], heading: Heading, width: i
     totals += [f"{human(trace.activation_bytes)}B of activations", *times]
     rows = [call for call in calls if call.depth] or list(calls)
     table, spared = _table(trace, rows, width)
-    lines = [
-        "   ".join([f"{name} on {trace.device}", shape, printable(heading.what)]),
-        "   ".join(totals),
-        "",
-        *table,
-        "",
-    ]
-    lines += _shared(rows)
+    title = [f"{model} on {trace.device}", shape, printable(what)]
+    lines = ["   ".join(title), "   ".join(totals), "", *table, "", *_shared(rows)]
     inner = len(trace.calls) - 1
     if len(rows) < inner:
         lines.append(f"{len(rows)} of {inner} calls; more with --depth N, --all or --layer PATTERN.")
@@ -97,9 +89,7 @@ def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
     columns = {
         "layer": [printable(call.name) or "(the model)" for call in calls],
         "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
-        "type": [
-            call.type if len(call.type) <= LONGEST_TYPE else call.type[: LONGEST_TYPE - 1] + "…" for call in calls
-        ],
+        "type": [cut_type(call.type, LONGEST_TYPE) for call in calls],
         "input": [_shapes(call.inputs) for call in calls],
         "output": [_shapes(call.outputs) for call in calls],
         "dtype": [_unusual(call, usual[0][0] if usual else "") for call in calls],
@@ -116,9 +106,7 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
     """The first tensor's, for one picture without its axis, and how many more there are."""
     if not shapes:
         return "-"
-    first = shapes[0][1:] if tuple(shapes[0][:1]) == (1,) else shapes[0]
-    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
-    return (" x ".join(map(str, first)) or "1") + more
+    return show_shape(shapes[0]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "")
 
 
 def _unusual(call: Call, usual: str) -> str:
@@ -157,11 +145,6 @@ def _shared(calls: Sequence[Call]) -> list[str]:
     return [*lines[:MOST_SHARED], *more]
 
 
-MOST_ROWS = 32  # of a table where nobody has said how deep it should go
-WIDTH = 120  # characters, where there is no terminal
-OF_PICTURES = ("labels", "mean", "std", "crop", "reader", "reshape")  # options without a meaning for noise
-
-
 @dataclass(frozen=True)
 class _Subject:
     """What is traced. `what`: the images, in words."""
@@ -176,17 +159,11 @@ class _Subject:
 @click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
 @options.model
 @options.layers("Layers whose calls are listed", default="all")
-@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Only calls inside fewer than N others.")
+@click.option("--depth", type=LEAST_ONE, metavar="N", help="Only calls inside fewer than N others.")
 @click.option("--all", "show_all", is_flag=True, help="All calls, however many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each call, and nothing else.")
 def trace_command(
-    image: Path | None,
-    *,
-    layers: tuple[str, ...],
-    depth: int | None,
-    show_all: bool,
-    as_json: bool,
-    **chosen: Any,
+    image: Path | None, *, layers: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **chosen: Any
 ) -> int:
     """Run the network once, and list each call of each layer in order: what goes in, what comes out, what it costs.
 
@@ -219,7 +196,7 @@ def trace_command(
             click.echo(json.dumps(record, allow_nan=False))
     else:
         width = shutil.get_terminal_size((WIDTH, 0)).columns
-        click.echo(format_trace(found, calls, Heading(subject.name, subject.what), width))
+        click.echo(format_trace(found, calls, subject.name, subject.what, width))
     return 0
 
 
@@ -303,11 +280,5 @@ def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_al
                 f"Layer {join_names(sorted(wanted)[:3])} does not run: in evaluation mode nothing calls it as a module."
             )
     elif depth is None and not show_all:
-        depth = _fitting_depth(calls)
+        depth = fitting_depth([call.depth for call in calls if call.depth])
     return [call for call in calls if depth is None or call.depth <= depth]
-
-
-def _fitting_depth(calls: Sequence[Call]) -> int:
-    """The greatest depth of which all calls fit on a screen."""
-    counts = Counter(call.depth for call in calls if call.depth)
-    return max((it for it in counts if sum(counts[each] for each in counts if each <= it) <= MOST_ROWS), default=1)

@@ -101,36 +101,26 @@ def read_annotations(
         pictures = Pictures(names, keep_suffix=False)
         masks = read_label_masks(path, pictures, find_class)
         notes = _count_left_out(masks.left_out, "masks", "are of pictures that are not evaluated")
-        return Annotations(path, _in_order(pictures, masks.paths), notes, masks.find)
+        return Annotations(path, pictures.sort(masks.paths), notes, masks.find)
     if not os.path.exists(path):
         raise InputError(f"{path}: does not exist; expected annotations.")
     pictures = Pictures(names)
     if suffix in (".csv", ".tsv"):
         boxes = read_box_list(path, pictures, find_class)
-        return Annotations(path, _in_order(pictures, boxes), (), lambda name: boxes.get(name, ()))
+        return Annotations(path, pictures.sort(boxes), (), lambda name: boxes.get(name, ()))
     if suffix == ".json":
         coco = read_coco(path, pictures, find_class)
         notes = _count_left_out(coco.left_out, "pictures in the file", "are not evaluated")
-        notes += _name_unknown(coco.unknown)
-        return Annotations(path, _in_order(pictures, coco.markings), notes, lambda name: coco.markings.get(name, ()))
+        if coco.unknown:
+            named = ", ".join(f"'{name}'" for name in coco.unknown[:MOST_NAMED])
+            more = ", ..." if len(coco.unknown) > MOST_NAMED else ""
+            notes.append(f"{len(coco.unknown)} categories are no class of the model, and left out: {named}{more}.")
+        return Annotations(path, pictures.sort(coco.markings), notes, lambda name: coco.markings.get(name, ()))
     raise InputError(
         f"{path}: annotations are a .csv or .tsv file of boxes, a .json file as COCO has it, or a folder of label masks, "
         f"and {shorten(suffix)} is none of these."
     )
 
 
-def _in_order(pictures: Pictures, found: Iterable[str]) -> list[str]:
-    present = set(found)
-    return [name for name in pictures.names if name in present]
-
-
 def _count_left_out(count: int, what: str, why: str) -> list[str]:
     return [f"{count} {what} {why}, and left out."] if count else []
-
-
-def _name_unknown(categories: Sequence[str]) -> list[str]:
-    if not categories:
-        return []
-    more = ", ..." if len(categories) > MOST_NAMED else ""
-    named = ", ".join(f"'{name}'" for name in categories[:MOST_NAMED])
-    return [f"{len(categories)} categories are no class of the model, and left out: {named}{more}."]

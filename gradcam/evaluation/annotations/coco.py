@@ -18,67 +18,6 @@ from gradcam.evaluation.annotations.tables import check_box
 from gradcam.images.files import read_text_file
 
 
-def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Mask:
-    """The pixels (H,W) whose centres are inside of one of the polygons, each a list x, y, x, y, ... in pixels.
-
-    Inside is what a line from outside reaches over an odd number of edges. pycocotools draws polygons on a grid five
-    times as fine, and differs by pixels of the outline.
-    """
-    mask = np.zeros(size, dtype=bool)
-    for polygon in polygons:
-        mask |= _fill_polygon(np.asarray(polygon, dtype=np.float64).reshape(-1, 2), size)
-    return mask
-
-
-def _fill_polygon(points: NDArray[np.float64], size: tuple[int, int]) -> Mask:
-    """Each edge turns over all pixels to the right of it: those that are turned an odd number of times are inside."""
-    rows, columns = size
-    crossings = np.zeros((rows, columns + 1), dtype=np.int64)
-    for (x, y), (next_x, next_y) in zip(points, np.roll(points, -1, axis=0)):
-        low, high = np.clip(np.ceil(np.array(sorted((y, next_y))) - 0.5), 0, rows).astype(int)
-        if low < high:
-            down = np.arange(low, high)
-            across = x + (down + 0.5 - y) * (next_x - x) / (next_y - y)
-            np.add.at(crossings, (down, np.clip(np.ceil(across - 0.5), 0, columns).astype(int)), 1)
-    return np.asarray(crossings.cumsum(1)[:, :columns] % 2 == 1)
-
-
-def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
-    """The pixels (H,W) of runs: so many outside, so many inside, and so on, column by column from the top left.
-
-    Raises `ValueError` where they are not as many as the picture has pixels.
-    """
-    rows, columns = size
-    lengths = np.asarray(counts, dtype=np.int64)
-    if (lengths < 0).any() or lengths.sum() != rows * columns:
-        raise ValueError(f"its runs are of {lengths.sum()} pixels, and {columns} x {rows} are {rows * columns}")
-    inside = np.arange(len(lengths)) % 2 == 1
-    return np.repeat(inside, lengths).reshape(columns, rows).T
-
-
-def unpack_runs(text: str) -> list[int]:
-    """Runs from COCO's compressed form: five bits a character, the lowest first; from the fourth on each is
-    what it is more than the one two before.
-
-    Raises `ValueError` for what is no such text.
-    """
-    counts: list[int] = []
-    value = shift = 0
-    for character in text:
-        code = ord(character) - 48
-        if not 0 <= code < 64:
-            raise ValueError(f"its runs hold {character!r}, which no compressed ones do")
-        value |= (code & 31) << shift
-        shift += 5
-        if not code & 32:  # the last character of this number; its highest bit is the sign
-            value -= (1 << shift) if code & 16 else 0
-            counts.append(value + counts[-2] if len(counts) > 2 else value)
-            value = shift = 0
-    if shift:
-        raise ValueError("its runs end within a number")
-    return counts
-
-
 @dataclass(frozen=True, eq=False)
 class CocoFile:
     """The objects of each picture, by its name; how many pictures were not given, and which categories have no class."""
@@ -193,22 +132,18 @@ def _to_box(where: str, bbox: Any) -> Box:
 def _draw(where: str, drawing: Any, picture: tuple[int, int] | None) -> Mask:
     try:
         if isinstance(drawing, list) and picture is not None:
-            mask = fill_polygons([_check_polygon(each) for each in drawing], picture)
-        else:
-            rows, columns = drawing["size"]
-            if picture not in (None, (rows, columns)):
-                raise ValueError(
-                    f"its runs are of {columns} x {rows} pixels, and its image of {picture[1]} x {picture[0]}"
-                )
-            runs = drawing["counts"]
-            mask = fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
+            return fill_polygons([_check_polygon(each) for each in drawing], picture)
+        rows, columns = drawing["size"]
+        if picture not in (None, (rows, columns)):
+            raise ValueError(f"its runs are of {columns} x {rows} pixels, and its image of {picture[1]} x {picture[0]}")
+        runs = drawing["counts"]
+        return fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
     except (TypeError, KeyError, OverflowError):
         raise InputError(
             f"{where}: its segmentation is {shorten(drawing)}, expected polygons, or runs with their size."
         ) from None
     except ValueError as error:
         raise InputError(f"{where}: its segmentation cannot be drawn: {error}.") from None
-    return mask
 
 
 def _check_polygon(polygon: Any) -> Any:
@@ -216,3 +151,64 @@ def _check_polygon(polygon: Any) -> Any:
     if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
         raise ValueError(f"a polygon is {shorten(polygon)}, expected x, y of three points or more")
     return points
+
+
+def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Mask:
+    """The pixels (H,W) whose centres are inside of one of the polygons, each a list x, y, x, y, ... in pixels.
+
+    Inside is what a line from outside reaches over an odd number of edges. pycocotools draws polygons on a grid five
+    times as fine, and differs by pixels of the outline.
+    """
+    mask = np.zeros(size, dtype=bool)
+    for polygon in polygons:
+        mask |= _fill_polygon(np.asarray(polygon, dtype=np.float64).reshape(-1, 2), size)
+    return mask
+
+
+def _fill_polygon(points: NDArray[np.float64], size: tuple[int, int]) -> Mask:
+    """Each edge turns over all pixels to the right of it: those that are turned an odd number of times are inside."""
+    rows, columns = size
+    crossings = np.zeros((rows, columns + 1), dtype=np.int64)
+    for (x, y), (next_x, next_y) in zip(points, np.roll(points, -1, axis=0)):
+        low, high = np.clip(np.ceil(np.array(sorted((y, next_y))) - 0.5), 0, rows).astype(int)
+        if low < high:
+            down = np.arange(low, high)
+            across = x + (down + 0.5 - y) * (next_x - x) / (next_y - y)
+            np.add.at(crossings, (down, np.clip(np.ceil(across - 0.5), 0, columns).astype(int)), 1)
+    return np.asarray(crossings.cumsum(1)[:, :columns] % 2 == 1)
+
+
+def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
+    """The pixels (H,W) of runs: so many outside, so many inside, and so on, column by column from the top left.
+
+    Raises `ValueError` where they are not as many as the picture has pixels.
+    """
+    rows, columns = size
+    lengths = np.asarray(counts, dtype=np.int64)
+    if (lengths < 0).any() or lengths.sum() != rows * columns:
+        raise ValueError(f"its runs are of {lengths.sum()} pixels, and {columns} x {rows} are {rows * columns}")
+    inside = np.arange(len(lengths)) % 2 == 1
+    return np.repeat(inside, lengths).reshape(columns, rows).T
+
+
+def unpack_runs(text: str) -> list[int]:
+    """Runs from COCO's compressed form: five bits a character, the lowest first; from the fourth on each is
+    what it is more than the one two before.
+
+    Raises `ValueError` for what is no such text.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for character in text:
+        code = ord(character) - 48
+        if not 0 <= code < 64:
+            raise ValueError(f"its runs hold {character!r}, which no compressed ones do")
+        value |= (code & 31) << shift
+        shift += 5
+        if not code & 32:  # the last character of this number; its highest bit is the sign
+            value -= (1 << shift) if code & 16 else 0
+            counts.append(value + counts[-2] if len(counts) > 2 else value)
+            value = shift = 0
+    if shift:
+        raise ValueError("its runs end within a number")
+    return counts

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import InputError, join_names, shorten
-from gradcam.images.read import Region
+from gradcam.images.read import Region, crop
 
 Mask = NDArray[np.bool_]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, measured at the pixels' edges
+Parts = tuple[str, ...]  # of a path
 SLACK = 1.0  # pixels that a box may end outside of its picture: some tools round, and some count from 1
 
 
@@ -98,26 +99,19 @@ def project_mask(mask: Mask, view: View) -> tuple[Mask, Box] | None:
 
     Each pixel of the input takes what is at its centre. An object that is at none of them takes the pixels it touches.
     """
-    (top, left, height, width), (rows, columns) = view.region, view.size
-    seen = mask[top : top + height, left : left + width]
+    (_, _, height, width), (rows, columns) = view.region, view.size
+    seen = crop(mask, view.region)
     down, across = np.nonzero(seen)
     if not len(down):
         return None
-    at_rows, at_columns = (
-        (2 * np.arange(rows) + 1) * height // (2 * rows),
-        (2 * np.arange(columns) + 1) * width // (2 * columns),
-    )
-    resized = seen[np.ix_(at_rows, at_columns)]
+    sides = ((rows, height), (columns, width))
+    resized = seen[np.ix_(*((2 * np.arange(new) + 1) * old // (2 * new) for new, old in sides))]
     if not resized.any():
         resized[down * rows // height, across * columns // width] = True
     by_row, by_column = rows / height, columns / width
-    box = (
-        float(across.min() * by_column),
-        float(down.min() * by_row),
-        float((across.max() + 1) * by_column),
-        float((down.max() + 1) * by_row),
-    )
-    return resized, box
+    start, end = (float(it * by_column) for it in (across.min(), across.max() + 1))
+    above, below = (float(it * by_row) for it in (down.min(), down.max() + 1))
+    return resized, (start, above, end, below)
 
 
 def _cover(start: float, end: float, length: int) -> Mask:
@@ -125,9 +119,6 @@ def _cover(start: float, end: float, length: int) -> Mask:
     pixels = np.arange(length)
     inside = (pixels + 0.5 >= start) & (pixels + 0.5 < end)
     return inside if inside.any() else (pixels + 1 > start) & (pixels < end)
-
-
-Parts = tuple[str, ...]  # of a path
 
 
 class Pictures:
@@ -166,6 +157,11 @@ class Pictures:
                 "pictures."
             )
         return best[0]
+
+    def sort(self, found: Iterable[str]) -> list[str]:
+        """These names, in the order in which pictures were given."""
+        present = set(found)
+        return [name for name in self.names if name in present]
 
     def _split(self, path: str) -> Parts:
         plain = path.replace("\\", "/") if self._keep_suffix else os.path.splitext(path.replace("\\", "/"))[0]

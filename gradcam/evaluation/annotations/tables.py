@@ -1,4 +1,4 @@
-"""Boxes from a CSV file: a row for each object, the picture that it is in, and perhaps its class."""
+"""Objects from a CSV file of boxes, a row for each, and from a folder of label masks, a picture for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, InputError, TargetError, shorten
-from gradcam.evaluation.annotations.match import Box, Marking, Mask, Pictures
+from gradcam.evaluation.annotations.match import Box, Marking, Pictures
 from gradcam.images.files import read_text_file
 from gradcam.images.read import read_numbers
 from gradcam.sources.folders import is_picture, walk_folder
@@ -23,6 +23,9 @@ from gradcam.sources.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text
 
 CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
 SIDES = ("x", "y", "width", "height")  # of the box; other tables have these two of the picture
+
+CLASS_FILE = "classes.csv"
+IGNORED = 255  # what VOC draws around objects
 
 Row = tuple[str, list[str]]  # where it is, and its cells
 
@@ -145,10 +148,6 @@ def check_box(where: str, box: Box) -> Box:
     return box
 
 
-CLASS_FILE = "classes.csv"
-IGNORED = 255  # what VOC draws around objects
-
-
 @dataclass(frozen=True, eq=False)
 class LabelMasks:
     """The masks of a folder: `paths`, by the pictures' names, and the classes of their numbers, None where nobody says so.
@@ -170,10 +169,8 @@ class LabelMasks:
             numbers = read_numbers(path)
         except ImageError as error:
             raise InputError(str(error)) from None
-        return [
-            Marking(path, self._find_class(path, number), draw=partial(_draw, numbers, number))
-            for number in self._list_objects(numbers)
-        ]
+        objects = self._list_objects(numbers)
+        return [Marking(path, self._find_class(path, it), draw=partial(np.equal, numbers, it)) for it in objects]
 
     def _list_objects(self, numbers: NDArray[np.int64]) -> list[int]:
         found = [int(number) for number in np.unique(numbers) if number != 0]
@@ -220,10 +217,6 @@ def read_label_masks(folder: str, pictures: Pictures, find_class: Callable[[str]
             f"as {shorten(pictures.names[0]) if pictures.names else 'none'}."
         )
     return LabelMasks(found, _read_classes(os.path.join(folder, CLASS_FILE), find_class), left_out)
-
-
-def _draw(numbers: NDArray[np.int64], number: int) -> Mask:
-    return numbers == number
 
 
 def _read_classes(path: str, find_class: Callable[[str], int]) -> dict[int, int] | None:

@@ -2,63 +2,238 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gradcam.batch.save import describe_weights
 from gradcam.cam.budget import Progress
 from gradcam.cam.grid import find_doubt
-from gradcam.cam.methods.table import METHODS
+from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, shorten
-from gradcam.evaluation.checks.tests import NOISE, SAMPLES, Exhibits, collect
 from gradcam.evaluation.checks.verdict import (
+    MARKED,
     QUESTIONS,
-    Outcome,
+    Exhibits,
+    Occlusion,
     Test,
-    Thresholds,
     Verdict,
+    find_marked,
     read_calibration,
     read_thresholds,
 )
-from gradcam.evaluation.explainers import Explain, Explainer, find_explained
-from gradcam.evaluation.subject import Subject
-from gradcam.images.read import Pixels
+from gradcam.evaluation.controls import Explain, find_explained
+from gradcam.evaluation.explainers import Counter, Explainer, run_explain
+from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, randomisation, rank_correlation
+from gradcam.evaluation.subject import Subject, check_heatmaps, draw
+from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.reshape import to_reshape
 from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.labels import name_class
 from gradcam.targets import ClassTarget
 
 ALIKE = 0.9  # rank correlation from which on a rival is looked for in the same place
+STAGES = 8
+OTHERS = 10  # classes drawn by chance, beside the strongest rival
+SAMPLES = 10
+NOISE = 0.02  # the largest change of a value, as a share of the image's whole range
+SHARES = (0.1, 0.3, 0.5, 0.7)
+PLACES = 20
+DRAWN = 3  # times as many places are drawn as are taken
 
 
-def judge(exhibits: Exhibits, thresholds: Mapping[str, Thresholds], labels: Sequence[str] | None) -> tuple[Test, ...]:
+def check(
+    classifier: Classifier,
+    picture: Picture,
+    *,
+    method: str | Explain = "gradcam",
+    layer: str | nn.Module | None = None,
+    target: Any = None,
+    score: str = "logit",
+    reshape: Any = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Ask four questions of the map of one picture, each of which could refute it, and give the `Verdict`.
+
+    - randomisation: does it change when the weights are randomised, from the top down (`randomisation`)? The value is the
+      mean rank correlation over eight stages.
+    - classes: does it differ between classes? The value is the mean rank correlation with the maps of ten other classes
+      drawn by chance. That with the strongest rival is told as well, and refutes nothing: two kinds of bear are rightly
+      looked for in one place.
+    - covering: does covering what it marks lower the score more than covering as much elsewhere (`occlude`)? The
+      value is the share of twenty other places that it beats. An ignorant map has any value with equal chance, and a blob in
+      the middle may pass where the object is there: it fails the first two.
+    - stability: does it stay under noise (`max_sensitivity`)? The value is the largest relative change in ten draws.
+
+    A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`) fails whatever the tests say.
+
+    "passed" means not refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded
+    model, and the verdict says where they are uncalibrated.
+    `picture`: as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, a method itself,
+    `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library;
+    it is called one image at a time.
+    `layer`, `score`, `reshape`: as in `Classifier.explain`; for methods by name. `target`: None for the top class, an index,
+    or a label. `progress`: called with the passes done and the number of all.
+
+    Raises as `Classifier.explain` does, `GradcamError` for an unknown method, `TargetError` for more than one class.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
+    ClassTarget(score=score)  # of an unknown one it says which there are
+    prepared = classifier.prepare(picture)
+    images = classifier.batch([prepared])
+    index = classifier.find_class(target) if isinstance(target, str) else target
+    subject = Subject(classifier.model, images, index, activation=classifier.activation)
+    model = unwrap(classifier.model)
+    explained = find_explained(method)
+    place = classifier.layer if layer is None else find_layer(model, layer).name
+    if layer is None and isinstance(explained, Method):
+        place = classifier.layer_for(explained)
+    explain = Explainer((explained,), place, score, classifier.activation, reshape, seed).only(explained.name)
+    exhibits = collect(subject, explain, seed=seed, progress=progress)
+    used = place if isinstance(explained, Method) and explained.has_layer else None
+    found = int(subject.classes)
+    return Verdict(
+        tests=_judge(exhibits, classifier.labels),
+        calibrated=_is_calibrated(classifier),
+        model=classifier.name,
+        method=explained.name,
+        layer=used,
+        score=score,
+        index=found,
+        label=classifier.label(found),
+        probability=float(subject.probabilities),
+        seed=seed,
+        labels=classifier.labels,
+        picture=crop(prepared.reading.picture, classifier.region(*prepared.reading.picture.shape[:2])),
+        exhibits=exhibits,
+        doubt=used and find_doubt(model, images, used, to_reshape(reshape)),
+    )
+
+
+def _is_calibrated(classifier: Classifier) -> bool:
+    """Whether these are the very weights that thresholds were measured on."""
+    known = read_calibration()
+    return bool(classifier.name == known["model"] and describe_weights(classifier)["sha256"] == known["weights"])
+
+
+def collect(subject: Subject, explain: Explain, *, seed: int = 0, progress: Progress | None = None) -> Exhibits:
+    """Everything of one image: N is 1. Raises as `explain` and the functions of the four tests do."""
+    rivals = _choose_rivals(subject, seed)
+    counter = Counter(progress, 1 + STAGES + len(rivals) + SAMPLES + (1 + PLACES) * len(SHARES))
+    noisy: list[Tensor] = []
+
+    def counted(model: nn.Module, images: Tensor, classes: Tensor) -> Any:
+        made = run_explain(explain, model, images.detach(), classes)  # it may ask for gradients in place
+        counter.step()
+        return made
+
+    def kept(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+        noisy.append(check_heatmaps(counted(model, images, classes), (len(images), *images.shape[2:])))
+        return noisy[-1]
+
+    def look(index: int) -> Tensor:
+        made = counted(subject.model, subject.images, torch.full_like(subject.classes, index))
+        return check_heatmaps(made, subject.size, subject.images.device)
+
+    heatmap = look(int(subject.classes))
+    randomised = randomisation(subject, counted, heatmap, stages=STAGES, seed=seed)
+    counter.reach(1 + STAGES)  # of which a small model has fewer
+    others = torch.cat([look(rival) for rival in rivals])
+    likeness = rank_correlation(heatmap.expand(len(rivals), -1, -1), others)
+    radius = NOISE * float(subject.images.amax() - subject.images.amin())
+    sensitivity = max_sensitivity(subject, kept, heatmap, radius=radius, samples=SAMPLES, seed=seed)
+    occlusion = occlude(subject, heatmap, seed=seed, progress=counter.step)
+    return Exhibits(heatmap[0], randomised, rivals, others, likeness, occlusion, float(sensitivity), torch.cat(noisy))
+
+
+def _choose_rivals(subject: Subject, seed: int) -> tuple[int, ...]:
+    """The strongest rival, and others by chance."""
+    known = int(find_rivals(subject)), int(subject.classes)
+    count, generator = subject.all_probabilities.shape[1], draw(seed, "other classes")
+    shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
+    return (known[0], *[index for index in shuffled if index not in known][:OTHERS])
+
+
+def occlude(
+    subject: Subject,
+    heatmaps: Any,
+    *,
+    shares: Sequence[float] = SHARES,
+    places: int = PLACES,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Occlusion:
+    """Cover the most relevant pixels with the picture's mean, share after share, and as many of the map laid elsewhere.
+
+    Elsewhere are the map's mirror images and quarter turns (half turns where the picture is no square), shifted by chance
+    and around the picture's borders: masks of the same area and shape. Three times as many are drawn as `places`, and those
+    are taken whose most relevant three tenths lie least on the map's own. Pixels of one value are in an order by
+    chance, so that a constant map is the same everywhere, with a rate of one half; a map that knows nothing of the picture
+    has any rate with equal chance.
+
+    Raises `ImageError` for heatmaps of another form.
+    """
+    maps = check_heatmaps(heatmaps, subject.size, subject.images.device)
+    placed = torch.stack([_choose_places(each, places, seed) for each in maps])
+    everywhere = torch.cat([maps[:, None], placed], 1)
+    counter = Counter(progress, everywhere.shape[1] * len(shares))
+    found = subject.score(_occluded(subject.images, everywhere, shares, seed, counter))
+    left = found.reshape(1 + places, len(shares), len(maps)).permute(2, 0, 1)
+    return Occlusion(tuple(shares), left[:, 0], left[:, 1:], placed)
+
+
+def _occluded(images: Tensor, maps: Tensor, shares: Sequence[float], seed: int, counter: Counter) -> Iterator[Tensor]:
+    """The images (N,C,H,W) whose pixels that a map marks have their image's mean: for each of (N,P,H,W), and each share."""
+    means = images.mean((2, 3), keepdim=True)
+    for place in maps.unbind(1):
+        for share in shares:
+            yield torch.where(find_marked(place, share, seed)[:, None], means, images)
+            counter.step()
+
+
+def _choose_places(heatmap: Tensor, places: int, seed: int) -> Tensor:
+    """One map (H,W) at so many other places (P,H,W), those that overlap the least first."""
+    generator = draw(seed, "elsewhere")
+    drawn = torch.stack([_move(heatmap, generator) for _ in range(DRAWN * places)])
+    marked = find_marked(heatmap[None], MARKED, seed)
+    overlaps = (find_marked(drawn, MARKED, seed) & marked).flatten(1).sum(1)
+    return drawn[overlaps.argsort(stable=True)[:places]]
+
+
+def _move(heatmap: Tensor, generator: torch.Generator) -> Tensor:
+    """Turned, mirrored and shifted by chance."""
+    height, width = heatmap.shape
+    turns, mirrored, down, right = (
+        int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
+        for most in (4, 2, height, width)
+    )
+    if height != width:
+        turns = 2 * (turns % 2)
+    turned = torch.rot90(heatmap, turns)
+    return (turned.flip(1) if mirrored else turned).roll((down, right), (0, 1))
+
+
+def _judge(exhibits: Exhibits, labels: Sequence[str] | None) -> tuple[Test, ...]:
     """The four tests, in the order of `QUESTIONS`."""
     reasons = {
         "randomisation": _tell_randomisation(exhibits),
         "classes": _tell_classes(exhibits, labels),
-        "covering": _tell_covering(exhibits),
+        "covering": _tell_occlusion(exhibits),
         "stability": _tell_stability(exhibits),
     }
+    thresholds, values = read_thresholds(), exhibits.values
+    outcomes = {name: thresholds[name].judge(values[name]) for name in QUESTIONS}
+    if exhibits.is_constant:  # it marks nothing, so that there is nothing to cover
+        outcomes["covering"] = "failed"
     return tuple(
-        Test(
-            name,
-            question,
-            _decide(name, exhibits, thresholds[name]),
-            exhibits.values[name],
-            thresholds[name],
-            reasons[name],
-        )
+        Test(name, question, outcomes[name], values[name], thresholds[name], reasons[name])
         for name, question in QUESTIONS.items()
     )
-
-
-def _decide(name: str, exhibits: Exhibits, thresholds: Thresholds) -> Outcome:
-    """A map that is the same everywhere marks nothing, so that there is nothing to cover."""
-    if name == "covering" and exhibits.is_constant:
-        return "failed"
-    return thresholds.judge(exhibits.values[name])
 
 
 def _tell_randomisation(exhibits: Exhibits) -> str:
@@ -88,10 +263,10 @@ def _tell_classes(exhibits: Exhibits, labels: Sequence[str] | None) -> str:
     )
 
 
-def _tell_covering(exhibits: Exhibits) -> str:
+def _tell_occlusion(exhibits: Exhibits) -> str:
     if exhibits.is_constant:
         return "The map is the same everywhere: it marks nothing that could be covered."
-    found = exhibits.covering
+    found = exhibits.occlusion
     places = found.elsewhere.shape[1]
     return (
         f"With {found.shares[0]:.0%} to {found.shares[-1]:.0%} of the picture covered by it, the probability is "
@@ -108,86 +283,4 @@ def _tell_stability(exhibits: Exhibits) -> str:
 
 
 def _name(index: int, labels: Sequence[str] | None) -> str:
-    return f"class {index}" if labels is None else labels[index]
-
-
-def check(
-    classifier: Classifier,
-    picture: Picture,
-    *,
-    method: str | Explain = "gradcam",
-    layer: str | nn.Module | None = None,
-    target: Any = None,
-    score: str = "logit",
-    reshape: Any = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Verdict:
-    """Ask four questions of the map of one picture, each of which could refute it, and give the `Verdict`.
-
-    - randomisation: does it change when the weights are randomised, from the top down (`randomisation`)? The value is the
-      mean rank correlation over eight stages.
-    - classes: does it differ between classes? The value is the mean rank correlation with the maps of ten other classes
-      drawn by chance. That with the strongest rival is told as well, and refutes nothing: two kinds of bear are rightly
-      looked for in one place.
-    - covering: does covering what it marks lower the score more than covering as much elsewhere (`covering.cover`)? The
-      value is the share of twenty other places that it beats. An ignorant map has any value with equal chance, and a blob in
-      the middle may pass where the object is there: it fails the first two.
-    - stability: does it stay under noise (`max_sensitivity`)? The value is the largest relative change in ten draws.
-
-    A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`) fails whatever the tests say.
-
-    "passed" means not refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded
-    model, and the verdict says where they are uncalibrated.
-    `picture`: as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, or a function of
-    a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time.
-    `layer`, `score`, `reshape`: as in `Classifier.explain`; for methods by name. `target`: None for the top class, an index,
-    or a label. `progress`: called with the passes done and the number of all.
-
-    Raises as `Classifier.explain` does, `GradcamError` for an unknown method, `TargetError` for more than one class.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
-    ClassTarget(score=score)  # of an unknown one it says which there are
-    prepared = classifier.prepare(picture)
-    images = classifier.batch([prepared])
-    index = classifier.find_class(target) if isinstance(target, str) else target
-    subject = Subject(classifier.model, images, index, activation=classifier.activation)
-    place = classifier.layer if layer is None else find_layer(unwrap(classifier.model), layer).name
-    if callable(method):
-        name, explain = getattr(method, "__name__", type(method).__name__), method
-    else:
-        name = find_explained(method)
-        place = classifier.layer_for(name) if layer is None and name in METHODS else place
-        explain = Explainer((name,), place, score, classifier.activation, reshape, seed).only(name)
-    exhibits = collect(subject, explain, seed=seed, progress=progress)
-    found = int(subject.classes)
-    explained = place if name in METHODS and not callable(method) and METHODS[name].place == "layer" else None
-    return Verdict(
-        tests=judge(exhibits, read_thresholds(), classifier.labels),
-        calibrated=_is_calibrated(classifier),
-        model=classifier.name,
-        method=name,
-        layer=explained,
-        score=score,
-        index=found,
-        label=classifier.label(found),
-        probability=float(subject.probabilities),
-        seed=seed,
-        labels=classifier.labels,
-        picture=_cut(classifier, prepared.reading.picture),
-        exhibits=exhibits,
-        doubt=explained and find_doubt(unwrap(classifier.model), images, explained, to_reshape(reshape)),
-    )
-
-
-def _is_calibrated(classifier: Classifier) -> bool:
-    """Whether these are the very weights that thresholds were measured on."""
-    known = read_calibration()
-    return bool(classifier.name == known["model"] and describe_weights(classifier)["sha256"] == known["weights"])
-
-
-def _cut(classifier: Classifier, picture: Pixels) -> Pixels:
-    """What the network saw of it."""
-    top, left, height, width = classifier.region(*picture.shape[:2])
-    return picture[top : top + height, left : left + width]
+    return name_class(index, None if labels is None else labels[index])

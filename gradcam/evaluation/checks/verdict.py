@@ -1,13 +1,13 @@
-"""What was asked of a map, what came out, and the verdict on it."""
+"""What was asked of a map, what came out, the verdict on it, and the panel that shows it."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -15,191 +15,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.errors import GradcamError, ImageError, shorten, show_fields
-from gradcam.evaluation.checks.tests import MARKED, find_marked
-from gradcam.evaluation.subject import to_unit
+from gradcam.evaluation.metrics.soundness import Randomisation
+from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
 from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
 from gradcam.images.read import Pixels
-from gradcam.images.sheets import INK, MARGIN, WHITE
-from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE, find_font, measure_text
-
-if TYPE_CHECKING:
-    from gradcam.evaluation.checks.tests import Exhibits
-
-
-COLUMNS = 6  # the map as it is, or the picture that is covered by it, and five others
-LEAST = 900  # pixels of width, for sentences
-LINE = 20  # a line of text
-BAR = 140  # the length of the colour bar
-COLOURS = {"passed": (15, 115, 55), "doubtful": (170, 100, 0), "failed": (190, 25, 25)}
-
-
-@dataclass(frozen=True)
-class _Cell:
-    picture: Pixels
-    caption: str
-
-
-def draw_check(verdict: Verdict, *, height: int = 150) -> Pixels:
-    """What the verdict is, and for each test its outcome, question, reason and pictures: RGB, uint8 (H,W,3).
-
-    Shown is the part of the picture that the network saw. Raises `ImageError` for a height that is no number of pixels.
-    """
-    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
-        raise ImageError(f"height is {shorten(height)}, expected the height of each picture in pixels, 1 or more.")
-    picture = scale(verdict.picture, height)
-    rows = {
-        "randomisation": _randomised(verdict, picture),
-        "classes": _classes(verdict, picture),
-        "covering": _covered(verdict, picture),
-        "stability": _noisy(verdict, picture),
-    }
-    width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
-    blocks = [_draw_heading(verdict, width)]
-    blocks += [_draw_test(test, rows[test.name], width) for test in verdict.tests]
-    return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
-
-
-def _randomised(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits.randomisation
-    chosen = _spread(len(found.layers), COLUMNS - 1)
-    cells = [
-        _Cell(_lay(picture, found.heatmaps[0, i]), f"{found.correlations[0, i]:.2f}   from {found.layers[i]}")
-        for i in chosen
-    ]
-    return [_as_it_is(verdict, picture), *cells]
-
-
-def _classes(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits
-    cells = []
-    for index, heatmap, likeness in zip(found.rivals, found.rival_maps, found.likeness):
-        label = f"class {index}" if verdict.labels is None else verdict.labels[index]
-        cells.append(_Cell(_lay(picture, heatmap), f"{likeness:.2f}   {label}"))
-    return [_as_it_is(verdict, picture), *cells[: COLUMNS - 1]]
-
-
-def _covered(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits.covering
-    share = min(range(len(found.shares)), key=lambda i: abs(found.shares[i] - MARKED))
-    maps = [verdict.exhibits.heatmap, *found.placed[0, : COLUMNS - 1]]
-    left = [found.own[0, share], *found.elsewhere[0, : COLUMNS - 1, share]]
-    names = [f"its top {found.shares[share]:.0%} covered", *["elsewhere"] * (COLUMNS - 1)]
-    return [
-        _Cell(_cover(picture, heatmap, found.shares[share], verdict.seed), f"{probability:.2f}   {name}")
-        for heatmap, probability, name in zip(maps, left, names)
-    ]
-
-
-def _noisy(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits
-    length = float(found.heatmap.norm()) or 1.0
-    changes = (found.noisy_maps - found.heatmap).flatten(1).norm(dim=1) / length
-    worst = changes.argsort(descending=True, stable=True)[: COLUMNS - 1].tolist()
-    cells = [_Cell(_lay(picture, found.noisy_maps[i]), f"{changes[i]:.2f}   with noise") for i in worst]
-    return [_as_it_is(verdict, picture), *cells]
-
-
-def _as_it_is(verdict: Verdict, picture: Pixels) -> _Cell:
-    return _Cell(_lay(picture, verdict.exhibits.heatmap), "the map as it is")
-
-
-def _lay(picture: Pixels, heatmap: Tensor) -> Pixels:
-    return overlay(picture, to_unit(heatmap[None])[0])
-
-
-def _cover(picture: Pixels, heatmap: Tensor, share: float, seed: int) -> Pixels:
-    """The picture with the map's top share in its mean colour, as the network saw it."""
-    marked = find_marked(heatmap[None], share, seed)[:, None].float().cpu()
-    mask = F.interpolate(marked, size=picture.shape[:2], mode="nearest-exact")[0, 0].numpy() > 0
-    covered = picture.copy()
-    covered[mask] = picture.mean((0, 1)).round()
-    return covered
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """The first, the last, and evenly between."""
-    if count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
-
-
-def _draw_heading(verdict: Verdict, width: int) -> Pixels:
-    """What is explained, the verdict, and the colours."""
-    place = "" if verdict.layer is None else f" at {verdict.layer}"
-    title = f"{verdict.class_name}, {verdict.probability:.0%}, by {verdict.method}{place} in {verdict.model}"
-    lines = _wrap(f"Passed means not refuted, never correct. {verdict.caution}", width, TEXT)
-    bar = colour_bar(BAR, LINE - 8)
-    canvas = Image.new("RGB", (width, 2 * LINE + len(lines) * LINE + LINE), WHITE)
-    draw = ImageDraw.Draw(canvas)
-    draw.text((0, LINE), verdict.outcome, COLOURS[verdict.outcome], find_font(TITLE), anchor="ls")
-    left = measure_text(verdict.outcome, TITLE) + 2 * GAP
-    draw.text((left, LINE), _fit(title, width - left, TITLE), INK, find_font(TITLE), anchor="ls")
-    for number, line in enumerate(lines):
-        draw.text((0, (number + 2) * LINE), line, PALE, find_font(TEXT), anchor="ls")
-    base = canvas.height - LINE // 2 + 4
-    draw.text((0, base), "no evidence", PALE, find_font(LABEL), anchor="ls")
-    start = measure_text("no evidence", LABEL) + GAP
-    canvas.paste(Image.fromarray(bar), (start, base - bar.shape[0] + 1))
-    draw.text((start + BAR + GAP, base), "most, in each map by itself", PALE, find_font(LABEL), anchor="ls")
-    return np.array(canvas)
-
-
-def _draw_test(test: Test, cells: Sequence[_Cell], width: int) -> Pixels:
-    lines = _wrap(f"{test.reason} ({test.thresholds})", width, TEXT)
-    height = max(cell.picture.shape[0] for cell in cells)
-    top = LINE + len(lines) * LINE + GAP
-    canvas = Image.new("RGB", (width, GAP + top + height + LINE), WHITE)
-    draw = ImageDraw.Draw(canvas)
-    draw.text((0, LINE), test.outcome, COLOURS[test.outcome], find_font(TITLE), anchor="ls")
-    draw.text((measure_text(test.outcome, TITLE) + 2 * GAP, LINE), test.question, INK, find_font(TITLE), anchor="ls")
-    for number, line in enumerate(lines):
-        draw.text((0, (number + 2) * LINE), line, PALE, find_font(TEXT), anchor="ls")
-    for place, cell in enumerate(cells):
-        across = cell.picture.shape[1]
-        left = place * (max(across, (width + GAP) // COLUMNS - GAP) + GAP)
-        canvas.paste(Image.fromarray(cell.picture), (left, GAP + top))
-        caption = _fit(cell.caption, max(across, (width + GAP) // COLUMNS - GAP), LABEL)
-        draw.text((left, GAP + top + height + 4), caption, INK, find_font(LABEL))
-    return np.array(canvas)
-
-
-def _wrap(text: str, width: int, size: int) -> list[str]:
-    """Lines of words that are no longer than so many pixels, as far as words can be."""
-    return [*_lines(text.split(), width, size)]
-
-
-def _lines(words: Sequence[str], width: int, size: int) -> Iterator[str]:
-    line = ""
-    for word in words:
-        longer = f"{line} {word}".strip()
-        if line and measure_text(longer, size) > width:
-            yield line
-            longer = word
-        line = longer
-    yield line
-
-
-def _fit(text: str, width: int, size: int) -> str:
-    """The text, or as much of it as so many pixels hold."""
-    if measure_text(text, size) <= width:
-        return text
-    ends = (end for end in range(len(text), 0, -1) if measure_text(f"{text[:end].rstrip()}...", size) <= width)
-    return f"{text[: next(ends, 0)].rstrip()}..."
-
-
-# No torch is imported here: what a verdict says is told where nothing is computed any more.
-
+from gradcam.images.sheets import INK, MARGIN, WHITE, find_font, measure_text
+from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
+from gradcam.models.labels import name_class
 
 Outcome = Literal["passed", "doubtful", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "doubtful", "failed")  # from the best to the worst
 PASSED = "passed means that nothing here refuted the map, never that it is correct"
-
+MARKED = 0.3  # the share of the pixels that counts as marked where places are compared
 QUESTIONS = {
     "randomisation": "Does the map change when the weights are randomised?",
     "classes": "Does it differ between classes?",
     "covering": "Does covering what it marks lower the score more than covering as much elsewhere?",
     "stability": "Is it stable under noise?",
 }
+
+COLUMNS = 6  # the map as it is, or the picture that is covered by it, and five others
+LEAST = 900  # pixels of width, for sentences
+LINE = 20  # a line of text
+BAR = 140  # the length of the colour bar
+COLOURS = {"passed": (15, 115, 55), "doubtful": (170, 100, 0), "failed": (190, 25, 25)}
 
 
 @dataclass(frozen=True)
@@ -233,6 +72,62 @@ class Test:
     reason: str
 
     __repr__ = show_fields
+
+
+@dataclass(frozen=True)
+class Occlusion:
+    """What is left of N probabilities when shares of the picture are covered in a map's order, and in that of P others.
+
+    `own`: float32 (N,S), by the map. `elsewhere`: float32 (N,P,S), by the same map laid elsewhere. `placed`: float32
+    (N,P,H,W), these maps. `rates`: float32 (N,) in [0,1], the share of the P over which the map's own mean is lower;
+    equal ones count half.
+    """
+
+    shares: tuple[float, ...]
+    own: Tensor
+    elsewhere: Tensor
+    placed: Tensor = field(repr=False)
+
+    @property
+    def rates(self) -> Tensor:
+        own, elsewhere = self.own.mean(1, keepdim=True), self.elsewhere.mean(2)
+        return ((elsewhere > own).float() + (elsewhere == own).float() / 2).mean(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Exhibits:
+    """Of one image: its map (H,W), how alike the maps of other classes and other weights are, what occlusion does.
+
+    `rivals`: the most probable other class, and others drawn by chance; `rival_maps` (K,H,W), and `likeness` (K,), their
+    rank correlation with the map. `sensitivity`: its largest relative change among `noisy_maps` (S,H,W).
+    """
+
+    heatmap: Tensor
+    randomisation: Randomisation
+    rivals: tuple[int, ...]
+    rival_maps: Tensor
+    likeness: Tensor
+    occlusion: Occlusion
+    sensitivity: float
+    noisy_maps: Tensor
+
+    __repr__ = show_fields
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the map is the same everywhere, and marks nothing."""
+        return bool(self.heatmap.amax() == self.heatmap.amin())
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The number of each test. That of classes is of those drawn by chance, where there are any."""
+        by_chance = self.likeness[1:] if len(self.likeness) > 1 else self.likeness
+        return {
+            "randomisation": float(self.randomisation.correlations.mean()),
+            "classes": float(by_chance.mean()),
+            "covering": float(self.occlusion.rates),
+            "stability": self.sensitivity,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,42 +169,31 @@ class Verdict:
     @property
     def class_name(self) -> str:
         """The class's label and index."""
-        return f"class {self.index}" if self.label is None else f"{self.label} ({self.index})"
+        return name_class(self.index, self.label, with_index=True)
 
     @property
     def caution(self) -> str:
         """Why the map may lie in wrong places, if it may, and how far the thresholds are to be trusted, in sentences."""
-        return " ".join(filter(None, (self.doubt, self._calibration)))
-
-    @property
-    def _calibration(self) -> str:
         known = read_calibration()
-        if self.calibrated:
-            return f"The thresholds were calibrated on this model, with {known['method']} at {known['layer']}."
         measured = f"they were measured on {known['model']}, as it comes with gradcam"
-        return f"The thresholds are uncalibrated for this model: {measured}. Take them as a guide."
+        said = f"The thresholds are uncalibrated for this model: {measured}. Take them as a guide."
+        if self.calibrated:
+            said = f"The thresholds were calibrated on this model, with {known['method']} at {known['layer']}."
+        return f"{self.doubt} {said}" if self.doubt else said
 
     def panel(self, *, height: int = 150) -> Pixels:
         """A picture that shows each test: RGB, uint8 (H,W,3), with cells of `height` pixels.
 
         Raises `ImageError` for a height that is not a number of pixels.
         """
-
         return draw_check(self, height=height)
 
     def to_record(self) -> dict[str, Any]:
         """All of it but the exhibits, as what JSON has."""
         names = ("model", "method", "layer", "score", "index", "label", "probability", "seed", "calibrated", "outcome")
         tests = [
-            {
-                "name": test.name,
-                "outcome": test.outcome,
-                "value": test.value,
-                "passes": test.thresholds.passes,
-                "fails": test.thresholds.fails,
-                "reason": test.reason,
-            }
-            for test in self.tests
+            {"name": it.name, "outcome": it.outcome, "value": it.value, **vars(it.thresholds), "reason": it.reason}
+            for it in self.tests
         ]
         return {**{name: getattr(self, name) for name in names}, "doubt": self.doubt, "tests": tests}
 
@@ -339,3 +223,148 @@ def set_thresholds(knowing: Sequence[float], ignorant: Sequence[float]) -> Thres
             f"Maps that know the model have up to {worst:.4g}, those that do not from {best:.4g}: no gap."
         )
     return Thresholds(round(best - gap * 2 / 3, 2), round(best - gap / 3, 2))
+
+
+def find_marked(heatmaps: Tensor, share: float, seed: int = 0) -> Tensor:
+    """The most relevant share of the pixels, bool (N,H,W)."""
+    return rank_pixels(heatmaps, seed) < count_pixels(share, heatmaps[0].numel())
+
+
+@dataclass(frozen=True)
+class _Cell:
+    picture: Pixels
+    caption: str
+
+
+def draw_check(verdict: Verdict, *, height: int = 150) -> Pixels:
+    """What the verdict is, and for each test its outcome, question, reason and pictures: RGB, uint8 (H,W,3).
+
+    Shown is the part of the picture that the network saw. Raises `ImageError` for a height that is no number of pixels.
+    """
+    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
+        raise ImageError(f"height is {shorten(height)}, expected the height of each picture in pixels, 1 or more.")
+    picture = scale(verdict.picture, height)
+    draw = {"randomisation": _randomised, "classes": _classes, "covering": _occluded, "stability": _noisy}
+    rows = {name: draw[name](verdict, picture) for name in draw}
+    width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
+    blocks = [_draw_heading(verdict, width)]
+    blocks += [_draw_test(test, rows[test.name], width) for test in verdict.tests]
+    return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+
+
+def _randomised(verdict: Verdict, picture: Pixels) -> list[_Cell]:
+    found = verdict.exhibits.randomisation
+    count, most = len(found.layers), COLUMNS - 1
+    # The first, the last, and evenly between.
+    chosen = range(count) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+    captions = {i: f"{found.correlations[0, i]:.2f}   from {found.layers[i]}" for i in chosen}
+    cells = [_Cell(_lay(picture, found.heatmaps[0, i]), caption) for i, caption in captions.items()]
+    return [_as_it_is(verdict, picture), *cells]
+
+
+def _classes(verdict: Verdict, picture: Pixels) -> list[_Cell]:
+    found = verdict.exhibits
+    cells = []
+    for index, heatmap, likeness in zip(found.rivals, found.rival_maps, found.likeness):
+        label = name_class(index, None if verdict.labels is None else verdict.labels[index])
+        cells.append(_Cell(_lay(picture, heatmap), f"{likeness:.2f}   {label}"))
+    return [_as_it_is(verdict, picture), *cells[: COLUMNS - 1]]
+
+
+def _occluded(verdict: Verdict, picture: Pixels) -> list[_Cell]:
+    found = verdict.exhibits.occlusion
+    share = min(range(len(found.shares)), key=lambda i: abs(found.shares[i] - MARKED))
+    maps = [verdict.exhibits.heatmap, *found.placed[0, : COLUMNS - 1]]
+    left = [found.own[0, share], *found.elsewhere[0, : COLUMNS - 1, share]]
+    names = [f"its top {found.shares[share]:.0%} covered", *["elsewhere"] * (COLUMNS - 1)]
+    return [
+        _Cell(_cover(picture, heatmap, found.shares[share], verdict.seed), f"{probability:.2f}   {name}")
+        for heatmap, probability, name in zip(maps, left, names)
+    ]
+
+
+def _noisy(verdict: Verdict, picture: Pixels) -> list[_Cell]:
+    found = verdict.exhibits
+    length = float(found.heatmap.norm()) or 1.0
+    changes = (found.noisy_maps - found.heatmap).flatten(1).norm(dim=1) / length
+    worst = changes.argsort(descending=True, stable=True)[: COLUMNS - 1].tolist()
+    cells = [_Cell(_lay(picture, found.noisy_maps[i]), f"{changes[i]:.2f}   with noise") for i in worst]
+    return [_as_it_is(verdict, picture), *cells]
+
+
+def _as_it_is(verdict: Verdict, picture: Pixels) -> _Cell:
+    return _Cell(_lay(picture, verdict.exhibits.heatmap), "the map as it is")
+
+
+def _lay(picture: Pixels, heatmap: Tensor) -> Pixels:
+    return overlay(picture, to_unit(heatmap[None])[0])
+
+
+def _cover(picture: Pixels, heatmap: Tensor, share: float, seed: int) -> Pixels:
+    """The picture with the map's top share in its mean colour, as the network saw it."""
+    marked = find_marked(heatmap[None], share, seed)[:, None].float().cpu()
+    mask = F.interpolate(marked, size=picture.shape[:2], mode="nearest-exact")[0, 0].numpy() > 0
+    covered = picture.copy()
+    covered[mask] = picture.mean((0, 1)).round()
+    return covered
+
+
+def _draw_heading(verdict: Verdict, width: int) -> Pixels:
+    """What is explained, the verdict, and the colours."""
+    place = "" if verdict.layer is None else f" at {verdict.layer}"
+    title = f"{verdict.class_name}, {verdict.probability:.0%}, by {verdict.method}{place} in {verdict.model}"
+    lines = _wrap(f"Passed means not refuted, never correct. {verdict.caution}", width, TEXT)
+    bar = colour_bar(BAR, LINE - 8)
+    canvas = Image.new("RGB", (width, 2 * LINE + len(lines) * LINE + LINE), WHITE)
+    draw = ImageDraw.Draw(canvas)
+    left = measure_text(verdict.outcome, TITLE) + 2 * GAP
+    _write(draw, verdict.outcome, _fit(title, width - left, TITLE), lines)
+    base = canvas.height - LINE // 2 + 4
+    draw.text((0, base), "no evidence", PALE, find_font(LABEL), anchor="ls")
+    start = measure_text("no evidence", LABEL) + GAP
+    canvas.paste(Image.fromarray(bar), (start, base - bar.shape[0] + 1))
+    draw.text((start + BAR + GAP, base), "most, in each map by itself", PALE, find_font(LABEL), anchor="ls")
+    return np.array(canvas)
+
+
+def _draw_test(test: Test, cells: Sequence[_Cell], width: int) -> Pixels:
+    lines = _wrap(f"{test.reason} ({test.thresholds})", width, TEXT)
+    height = max(cell.picture.shape[0] for cell in cells)
+    top = LINE + len(lines) * LINE + GAP
+    canvas = Image.new("RGB", (width, GAP + top + height + LINE), WHITE)
+    draw = ImageDraw.Draw(canvas)
+    _write(draw, test.outcome, test.question, lines)
+    for place, cell in enumerate(cells):
+        across = max(cell.picture.shape[1], (width + GAP) // COLUMNS - GAP)
+        left = place * (across + GAP)
+        canvas.paste(Image.fromarray(cell.picture), (left, GAP + top))
+        draw.text((left, GAP + top + height + 4), _fit(cell.caption, across, LABEL), INK, find_font(LABEL))
+    return np.array(canvas)
+
+
+def _write(draw: ImageDraw.ImageDraw, outcome: str, title: str, lines: Sequence[str]) -> None:
+    """An outcome in its colour, a title beside it, and lines below."""
+    draw.text((0, LINE), outcome, COLOURS[outcome], find_font(TITLE), anchor="ls")
+    draw.text((measure_text(outcome, TITLE) + 2 * GAP, LINE), title, INK, find_font(TITLE), anchor="ls")
+    for number, line in enumerate(lines):
+        draw.text((0, (number + 2) * LINE), line, PALE, find_font(TEXT), anchor="ls")
+
+
+def _wrap(text: str, width: int, size: int) -> list[str]:
+    """Lines of words that are no longer than so many pixels, as far as words can be."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and measure_text(longer, size) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _fit(text: str, width: int, size: int) -> str:
+    """The text, or as much of it as so many pixels hold."""
+    if measure_text(text, size) <= width:
+        return text
+    ends = (end for end in range(len(text), 0, -1) if measure_text(f"{text[:end].rstrip()}...", size) <= width)
+    return f"{text[: next(ends, 0)].rstrip()}..."

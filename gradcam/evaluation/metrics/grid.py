@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,13 @@ from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.preserve import undisturbed
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
+from gradcam.models.labels import name_class
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
+MOSAICS = 64
+LEAST = 0.5  # probability of a picture's class
+ATTEMPTS = 50  # at four pictures that are not together yet
+NAMED = 12  # pictures in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +55,6 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
 
     Raises `ImageError` for heatmaps of another form, for cells without a pixel, and for NaN and infinite values.
     """
-    maps = to_unit(_to_flat(heatmaps)).unflatten(0, (-1, CELLS))
-    mass, hits = _own_share(maps), _own_share((maps == 1).float())
-    return GridPointing(mass, hits)
-
-
-def _to_flat(heatmaps: Any) -> Tensor:
-    """Heatmaps (M,4,H,W) as float32 (4M,H,W)."""
     values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
     if not isinstance(values, (Tensor, np.ndarray)):
         raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (M,4,H,W).")
@@ -65,29 +64,18 @@ def _to_flat(heatmaps: Any) -> Tensor:
             f"The heatmaps have the shape {shape}, expected (M,4,H,W): of each mosaic one for each of its four classes, in "
             "the order of its cells, at the mosaic's size."
         )
-    return check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
+    flat = check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
+    maps = to_unit(flat).unflatten(0, (-1, CELLS))
+    return GridPointing(_own_share(maps), _own_share((maps == 1).float()))
 
 
 def _own_share(maps: Tensor) -> Tensor:
     """The share of each of the maps (M,4,H,W), which are not negative, in its own cell: (M,4), 0 where all is zero."""
-    row, column = maps.shape[2] // 2, maps.shape[3] // 2
-    own = torch.stack(
-        [
-            maps[:, 0, :row, :column].sum((1, 2)),
-            maps[:, 1, :row, column:].sum((1, 2)),
-            maps[:, 2, row:, :column].sum((1, 2)),
-            maps[:, 3, row:, column:].sum((1, 2)),
-        ],
-        dim=1,
-    )
+    rows, columns = ((slice(length // 2), slice(length // 2, None)) for length in maps.shape[2:])
+    cells = [(down, across) for down in rows for across in columns]
+    own = torch.stack([maps[:, k, down, across].sum((1, 2)) for k, (down, across) in enumerate(cells)], dim=1)
     total = maps.sum((2, 3))
     return own / torch.where(total > 0, total, 1.0)
-
-
-MOSAICS = 64
-LEAST = 0.5  # probability of a picture's class
-ATTEMPTS = 50  # at four pictures that are not together yet
-NAMED = 12  # pictures in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +105,7 @@ class Mosaic:
 
 
 def make_mosaics(
-    classifier: Classifier,
-    pictures: Mapping[str, Any],
-    *,
-    limit: int = MOSAICS,
-    least: float = LEAST,
-    seed: int = 0,
+    classifier: Classifier, pictures: Mapping[str, Any], *, limit: int = MOSAICS, least: float = LEAST, seed: int = 0
 ) -> list[Mosaic]:
     """Mosaics of the pictures that the model is sure of, for the grid pointing game (Böhle et al., CVPR 2021, section 4.2).
 
@@ -147,7 +130,7 @@ def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: fl
         raise GradcamError(f"least is {shorten(least)}, expected a probability from 0 to 1, such as 0.5.")
     if not isinstance(pictures, Mapping):
         raise ImageError(f"The pictures are {shorten(pictures)}, expected a mapping from names to pictures.")
-    tiles = [_look(classifier, name, picture) for name, picture in pictures.items()]
+    tiles = [_find_class(classifier, name, picture) for name, picture in pictures.items()]
     sure = [tile for tile in tiles if tile.probability >= least]
     if len({tile.index for tile in sure}) < CELLS:
         raise InputError(_describe_few(classifier, tiles, sure, least))
@@ -164,11 +147,11 @@ def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, se
     """Mosaics of tiles that are of four classes at least, and of one size; as `make_mosaics` says."""
     check_count("limit", limit, "mosaics at most")
     chosen = [[tiles[i] for i in places] for places in _choose([tile.index for tile in tiles], limit, seed)]
-    is_large = _takes(model, _join([tile.image for tile in chosen[0]]))
+    is_large = _can_run(model, _join([tile.image for tile in chosen[0]]))
     return [_to_mosaic(quartet, is_large=is_large) for quartet in chosen]
 
 
-def _look(classifier: Classifier, name: str, picture: Any) -> Tile:
+def _find_class(classifier: Classifier, name: str, picture: Any) -> Tile:
     """A picture on its own: its numbers do not depend on its neighbours."""
     is_prepared = isinstance(picture, Tensor) and picture.is_floating_point()
     image = picture if is_prepared else classifier.prepare(picture).image
@@ -181,7 +164,7 @@ def _describe_few(classifier: Classifier, tiles: Sequence[Tile], sure: Sequence[
     """How many classes there are, which pictures come near, and what to do."""
     classes = {tile.index for tile in sure}
     listed = sorted(tiles, key=lambda tile: -tile.probability)[:NAMED]
-    names = [classifier.label(tile.index) or f"class {tile.index}" for tile in listed]
+    names = [name_class(tile.index, classifier.label(tile.index) or None) for tile in listed]
     seen = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(listed, names)]
     more = f", and {len(tiles) - NAMED} less probable ones" if len(tiles) > NAMED else ""
     return (
@@ -222,11 +205,10 @@ def _take_four(classes: Sequence[int], order: Sequence[int]) -> list[int]:
 
 def _join(images: Sequence[Tensor]) -> Tensor:
     """Four images (C,h,w), by rows, as one; those of a row have one height, those of a column one width."""
-    rows = [torch.cat(list(images[:2]), dim=2), torch.cat(list(images[2:]), dim=2)]
-    return torch.cat(rows, dim=1)
+    return torch.cat([torch.cat(list(row), dim=2) for row in (images[:2], images[2:])], dim=1)
 
 
-def _takes(model: nn.Module, image: Tensor) -> bool:
+def _can_run(model: nn.Module, image: Tensor) -> bool:
     """Whether the model runs with an image of this size; whatever it raises otherwise is its way to refuse it."""
     try:
         with undisturbed(model), torch.no_grad():
@@ -242,20 +224,11 @@ def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
     images = [tile.image for tile in tiles]
     if not is_large:
         height, width = images[0].shape[1:]
-        sizes = [(rows, columns) for rows in _halve(height) for columns in _halve(width)]
-        images = [_shrink(image, size) for image, size in zip(images, sizes)]
+        # Of an odd length, the second part has the odd pixel, as in `grid_pointing_game`.
+        rows, columns = ((length // 2, length - length // 2) for length in (height, width))
+        sizes = [(down, across) for down in rows for across in columns]
+        halve = partial(F.interpolate, mode="bilinear", antialias=True, align_corners=False)
+        images = [halve(image[None].float(), size=size)[0] for image, size in zip(images, sizes)]
     one, two, three, four = tiles
-    return Mosaic(
-        names=(one.name, two.name, three.name, four.name),
-        image=_join(images),
-        classes=(one.index, two.index, three.index, four.index),
-    )
-
-
-def _halve(length: int) -> tuple[int, int]:
-    """Of an odd length, the second part has the odd pixel, as in `grid_pointing_game`."""
-    return length // 2, length - length // 2
-
-
-def _shrink(image: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.interpolate(image[None].float(), size=size, mode="bilinear", antialias=True, align_corners=False)[0]
+    names = (one.name, two.name, three.name, four.name)
+    return Mosaic(names, _join(images), (one.index, two.index, three.index, four.index))

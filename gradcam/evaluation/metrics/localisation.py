@@ -1,4 +1,4 @@
-"""The box around what a map marks, and how well it agrees with the boxes around the objects."""
+"""Whether a map is on the objects: its maximum, its mass, and the box around what it marks, beside theirs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.errors import GradcamError, ImageError, shorten, show_fields
-from gradcam.evaluation.subject import check_heatmaps, to_unit
+from gradcam.evaluation.subject import check_heatmaps, describe, to_unit
 
 SHARE = 0.15  # of the maximum
 ENOUGH = 0.5  # of overlap, for an object that counts as found
+TOLERANCE = 15.0  # pixels
 
 Values = NDArray[np.float64]
 
@@ -58,7 +59,8 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
     if not isinstance(boxes, (Sequence, Tensor, np.ndarray)) or not len(boxes):
         raise ImageError(f"The boxes are {shorten(boxes)}, expected for each image one or more as (B,4).")
     objects = [_check_boxes(each, number) for number, each in enumerate(boxes)]
-    found = to_unit(check_heatmaps(heatmaps, _find_size(heatmaps, len(objects))))
+    shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
+    found = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))  # of any height and width, for these boxes
     drawn = np.stack([_bound_largest(each) for each in (found > share).cpu().numpy()])
     overlaps = [float(measure_overlap(box, each).max()) for box, each in zip(drawn, objects)]
     iou = torch.tensor(overlaps, dtype=torch.float32, device=found.device)
@@ -84,12 +86,6 @@ def _bound_largest(above: NDArray[np.bool_]) -> Values:
     return np.array([left, top, left + width, top + height], dtype=np.float64)
 
 
-def _find_size(heatmaps: Any, images: int) -> tuple[int, ...]:
-    """(N,H,W) that the heatmaps must have: any height and width, but one map for each image's boxes."""
-    shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
-    return (images, *shape[-2:])
-
-
 def _check_boxes(boxes: Any, number: int) -> Values:
     try:
         found = np.asarray(boxes.detach().cpu() if isinstance(boxes, Tensor) else boxes, dtype=np.float64)
@@ -105,9 +101,6 @@ def _check_boxes(boxes: Any, number: int) -> Values:
             "top."
         )
     return found
-
-
-TOLERANCE = 15.0  # pixels
 
 
 def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) -> Tensor:
@@ -149,7 +142,7 @@ def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
     """Both as tensors (N,H,W) on the heatmaps' device."""
     inside = torch.from_numpy(np.ascontiguousarray(masks)) if isinstance(masks, np.ndarray) else masks
     if not isinstance(inside, Tensor) or inside.dtype != torch.bool or inside.ndim != 3:
-        what = f"{masks.dtype} {tuple(masks.shape)}" if isinstance(masks, (Tensor, np.ndarray)) else shorten(masks)
+        what = describe(masks, Tensor, np.ndarray)
         raise ImageError(f"The masks are {what}, expected bool (N,H,W): where the object is, one for each image.")
     found = check_heatmaps(heatmaps, inside.shape)
     empty = (~inside.any(2).any(1)).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""Curves of a class's probability as pixels appear or vanish in a map's order, and what the first of them suffice for."""
+"""How a class's probability changes as a map's pixels appear, vanish, or are all that is left; and ADCC, made of that."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from gradcam.cam.methods.perturbation import check_integer, check_number
 from gradcam.errors import BlindLayerError, GradcamError, shorten, show_fields
-from gradcam.evaluation.explainers import Explain, run_explain
+from gradcam.evaluation.controls import Explain
+from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.metrics.imputation import NOISE, impute
 from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, draw, rank_pixels, to_unit
-from gradcam.hooks.preserve import undisturbed
 
-STEPS = 50
-SHARE = 0.2
+STEPS = 50  # of a curve
+SHARE = 0.2  # of the pixels that is to suffice
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # that ROAD takes away
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +146,9 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     after = torch.where(units.amin((1, 2)) == 1, before, after)
     lost, won = (before - after).clamp(min=0), (after - before).clamp(min=0)
     can_lose, can_win = before > 0, before < 1
-    return ConfidenceChange(
-        drop=torch.where(can_lose, lost / torch.where(can_lose, before, 1.0), 0.0),
-        increase=(after > before).float(),
-        gain=torch.where(can_win, won / torch.where(can_win, 1 - before, 1.0), 0.0),
-    )
+    drop = torch.where(can_lose, lost / torch.where(can_lose, before, 1.0), 0.0)
+    gain = torch.where(can_win, won / torch.where(can_win, 1 - before, 1.0), 0.0)
+    return ConfidenceChange(drop, (after > before).float(), gain)
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
@@ -167,19 +166,14 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
     varied = ~_is_flat(units)
     if varied.any():
         units = units[varied]
-        again = _explain_again(subject, units, varied, explain)
+        images, classes = _multiply(subject.images[varied], units), subject.classes[varied]
+        try:
+            with torch.enable_grad():
+                again = run_explain(explain, subject.model, images, classes)
+        except BlindLayerError:
+            again = torch.zeros_like(units)
         correlations[varied] = _correlate(units, to_unit(check_heatmaps(again, units.shape, units.device)))
     return (1 + correlations) / 2
-
-
-def _explain_again(subject: Subject, units: Tensor, chosen: Tensor, explain: Explain) -> Tensor:
-    with undisturbed(subject.model), torch.enable_grad():
-        try:
-            return run_explain(
-                explain, subject.model, _multiply(subject.images[chosen], units), subject.classes[chosen]
-            )
-        except BlindLayerError:
-            return torch.zeros_like(units)
 
 
 def _multiply(images: Tensor, units: Tensor) -> Tensor:
@@ -195,9 +189,6 @@ def _correlate(maps: Tensor, others: Tensor) -> Tensor:
     a, b = (each.flatten(1) - each.mean((1, 2))[:, None] for each in (maps, others))
     found = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN for a flat one
     return torch.where(_is_flat(maps) | _is_flat(others), 0.0, found.clamp(-1, 1))
-
-
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -235,7 +226,12 @@ def road(
     Raises `ImageError` for heatmaps of another form, `GradcamError` for shares that are not in [0,1] and for the noise.
     """
     maps = check_heatmaps(heatmaps, subject.size, subject.images.device)
-    checked = _check(shares)
+    checked = tuple(shares) if isinstance(shares, Sequence) else ()
+    if not checked or not all(_is_number(share) and 0 <= share <= 1 for share in checked):
+        raise GradcamError(
+            f"shares is {shorten(shares)}, expected numbers from 0 to 1: the parts of the pixels to take."
+        )
+    checked = tuple(map(float, checked))
     scores = subject.score(_remove(subject.images, rank_pixels(maps, seed), checked, noise, seed))
     most, least = scores[0::2].T.contiguous(), scores[1::2].T.contiguous()
     return Road((least - most).mean(1) / 2, most, least, checked)
@@ -249,15 +245,6 @@ def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: floa
         count = count_pixels(share, pixels)
         known = torch.cat([places >= count, places < pixels - count])
         yield from impute(twice, known, noise=noise, generator=draw(seed, "road", share)).split(len(images))
-
-
-def _check(shares: Sequence[float]) -> tuple[float, ...]:
-    found = tuple(shares) if isinstance(shares, Sequence) else ()
-    if not found or not all(_is_number(share) and 0 <= share <= 1 for share in found):
-        raise GradcamError(
-            f"shares is {shorten(shares)}, expected numbers from 0 to 1: the parts of the pixels to take."
-        )
-    return tuple(map(float, found))
 
 
 def _is_number(value: object) -> bool:

@@ -1,9 +1,10 @@
-"""Whether a map changes when the network forgets what it has learnt: weights drawn anew, from the top down."""
+"""Whether a map tells of the model at all: other classes, noise in the picture, and weights that are drawn anew."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,8 @@ from gradcam.errors import (
     shorten,
     show_fields,
 )
-from gradcam.evaluation.explainers import Explain, run_explain
+from gradcam.evaluation.controls import Explain
+from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_tensor
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import undisturbed
@@ -38,28 +40,24 @@ def rank_correlation(a: Any, b: Any) -> Tensor:
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
     second = check_heatmaps(b, first.shape, first.device)
-    one, other = (_centre(_rank(maps.flatten(1))) for maps in (first, second))
+    one, other = (_rank(maps.flatten(1)) for maps in (first, second))
     lengths = one.norm(dim=1), other.norm(dim=1)
-    are_constant = [length == 0 for length in lengths]
-    products = (one * other).sum(1) / torch.where(are_constant[0] | are_constant[1], 1.0, lengths[0] * lengths[1])
-    return torch.where(are_constant[0] & are_constant[1], 1.0, products).clamp(-1, 1).float()
+    is_flat, is_other_flat = (length == 0 for length in lengths)
+    products = (one * other).sum(1) / torch.where(is_flat | is_other_flat, 1.0, lengths[0] * lengths[1])
+    return torch.where(is_flat & is_other_flat, 1.0, products).clamp(-1, 1).float()
 
 
 def _rank(values: Tensor) -> Tensor:
-    """Each value's place in its row (N,P), from the least; equal ones have the mean of theirs."""
+    """Each value's place in its row (N,P), from the least, around zero; equal ones have the mean of theirs."""
     values = values.contiguous()
     ordered = values.sort(dim=1).values
     before, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
     precision = torch.float32 if values.device.type == "mps" else torch.float64  # which that device does not have
-    return (before + through - 1).to(precision) / 2
+    # The mean of places 0 to P - 1 is known, whatever the ties.
+    return (before + through - 1).to(precision) / 2 - (values.shape[1] - 1) / 2
 
 
-def _centre(ranks: Tensor) -> Tensor:
-    """Around zero: the mean of ranks 0 to P - 1 is known, whatever the ties."""
-    return ranks - (ranks.shape[1] - 1) / 2
-
-
-def class_difference(subject: Subject, explain: Explain, *, heatmaps: Any = None) -> Tensor:
+def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -> Tensor:
     """1 minus the rank correlation of each image's map with that of the class's strongest rival: float32 (N,) in [0,2].
 
     Whether maps tell classes apart is what Selvaraju et al. ask of them ("Grad-CAM", ICCV 2017, section 5.1); the measure is
@@ -158,14 +156,17 @@ def randomisation(
         raise GradcamError(f"stages is {shorten(stages)}, expected how many layers to look at, 1 or more.")
     made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
     before = check_heatmaps(made, subject.size, subject.images.device)
-    model = _copy(subject.model)
-    found = []
-    layers = []
-    for name in _draw_anew(model, subject.images[:1], stages, seed):
-        layers.append(name)
-        found.append(_explain_blankly(subject, explain, model))
-    correlations = torch.stack([rank_correlation(before, maps) for maps in found], 1)
-    return Randomisation(tuple(layers), correlations, torch.stack(found, 1))
+    try:
+        model = copy.deepcopy(subject.model)
+    except Exception as error:
+        raise ModelError(
+            f"{type(subject.model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
+            f"{describe_unexpected(error)}"
+        ) from error
+    stops = _draw_anew(model, subject.images[:1], stages, seed)
+    found = {name: _explain_blankly(subject, explain, model) for name in stops}  # each of the model at that stage
+    correlations = torch.stack([rank_correlation(before, maps) for maps in found.values()], 1)
+    return Randomisation(tuple(found), correlations, torch.stack([*found.values()], 1))
 
 
 def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:
@@ -186,9 +187,7 @@ def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iter
 
 def _divide(layers: int, stages: int) -> set[int]:
     """After how many of the layers to stop: 1 and all of them, and evenly between."""
-    if stages == 1:
-        return {layers}
-    return {1 + round(stage * (layers - 1) / (stages - 1)) for stage in range(stages)}
+    return {1 + round(stage * (layers - 1) / (stages - 1)) for stage in range(stages)} if stages > 1 else {layers}
 
 
 def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
@@ -208,12 +207,12 @@ def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple
         for name, module in model.named_modules():
             hooks.before_forward(module, lambda *_, name=name: starts.__setitem__(name, len(starts)))
         model(images)
-    owners: dict[str, list[tuple[str, Tensor]]] = {}
+    owners: defaultdict[str, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):  # of tied ones all owners
         owner = name.rpartition(".")[0]
         while owner and owner not in starts:
             owner = owner.rpartition(".")[0]
-        owners.setdefault(owner, []).append((name, parameter))
+        owners[owner].append((name, parameter))
     return sorted(owners.items(), key=lambda item: -starts[item[0]])
 
 
@@ -224,13 +223,3 @@ def _explain_blankly(subject: Subject, explain: Explain, model: nn.Module) -> Te
     except BlindLayerError:
         return torch.zeros(subject.size, dtype=torch.float32, device=subject.images.device)
     return check_heatmaps(to_tensor(found).nan_to_num(0, 0, 0), subject.size, subject.images.device)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
-            f"{describe_unexpected(error)}"
-        ) from error

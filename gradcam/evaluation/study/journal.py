@@ -87,9 +87,8 @@ def _lock(path: Path) -> Callable[[], None]:
     try:
         return take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
     except Timeout:
-        raise OutputError(
-            f"{path}: another process is at work on it; let it finish, or choose another --output"
-        ) from None
+        busy = f"{path}: another process is at work on it; let it finish, or choose another --output"
+        raise OutputError(busy) from None
 
 
 def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[dict[tuple[str, str], Entry], list[str]]:
@@ -100,7 +99,11 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[dict[tuple[s
     if first is None:
         write_whole(path, json.dumps(dict(run)).encode() + b"\n")
         return {}, []
-    earlier = _read_run(path, first)
+    earlier = load_fields(first)
+    if earlier is None or earlier.get("schema") != SCHEMA or find_fault(earlier, FIELDS) is not None:
+        raise OutputError(
+            f"{path}: does not begin as a study's journal of this version does; start anew with --overwrite"
+        )
     differences = list_differences(earlier, run)
     if differences:
         raise OutputError(
@@ -122,12 +125,3 @@ def _read_lines(path: Path) -> Iterator[bytes]:
     """Whole ones."""
     with open_file(path) as file:
         yield from (line for line in file if line.endswith(b"\n"))
-
-
-def _read_run(path: Path, line: bytes) -> dict[str, Any]:
-    found = load_fields(line)
-    if found is None or found.get("schema") != SCHEMA or find_fault(found, FIELDS) is not None:
-        raise OutputError(
-            f"{path}: does not begin as a study's journal of this version does; start anew with --overwrite"
-        )
-    return found

@@ -1,30 +1,46 @@
 """Which methods a study compares, and by which metrics."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
-from gradcam.cam.methods.table import METHODS, find_method, offer
-from gradcam.errors import GradcamError, join_names, shorten, show_fields
-from gradcam.evaluation.metrics import DEFAULT, GROUPS, METRICS, find_metrics
-
 # No torch is imported here: the shell checks what was typed before there is anything to compute.
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradcam import plugins
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS, find_methods
+from gradcam.errors import GradcamError, join_names, shorten, show_fields
+from gradcam.evaluation.controls import CONTROLS, Control, Explained, OwnFunction, find_explained
+from gradcam.evaluation.metrics import DEFAULT, GROUPS, METRICS, Metric, find_metrics
 
 DEFAULT_METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
 SINGLE_PASS = tuple(name for name, method in METHODS.items() if method.needs)  # the others run the model again
 METHOD_GROUPS = {"all": tuple(METHODS), "single-pass": SINGLE_PASS}
-CONTROL_NAMES = ("random", "centre", "edges", "constant")  # those of `CONTROLS`, which needs torch
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What is asked beside methods and metrics, as `evaluate` takes it."""
+
+    layer: str | None = None
+    target: str | int | None = None
+    score: str = "logit"
+    reshape: Any = None
+    annotations: Path | None = None
+    limit: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is compared, by which metrics.
 
-    `methods`, `controls`, `metrics`: keys of `METHODS`, `CONTROLS` and `METRICS`, in these tables' order.
+    `methods`, `controls`, `metrics`: names, in the order of `METHODS`, `CONTROLS` and `METRICS`; what users add comes last.
     `asked_methods`, `asked_metrics`: those of them that somebody named, or whose group of metrics: if one of these cannot
-    be had, that is an error; others are left out.
+    be had, that is an error; others are left out. `own_methods`, `own_metrics`: by name, what is not in those tables.
     """
 
     methods: tuple[str, ...]
@@ -32,6 +48,8 @@ class Plan:
     metrics: tuple[str, ...]
     asked_methods: frozenset[str] = frozenset()
     asked_metrics: frozenset[str] = frozenset()
+    own_methods: Mapping[str, Explained] = field(default_factory=dict, repr=False)
+    own_metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
 
     __repr__ = show_fields
 
@@ -40,135 +58,147 @@ class Plan:
         """Methods and controls."""
         return self.methods + self.controls
 
-    def of_group(self, *groups: str) -> tuple[str, ...]:
-        """The metrics of these groups."""
-        return tuple(name for name in self.metrics if METRICS[name].group in groups)
+    def explained(self, name: str) -> Any:
+        """The method or control of that name."""
+        return self.own_methods.get(name) or METHODS.get(name) or CONTROLS[name]
+
+    def metric(self, name: str) -> Metric:
+        """The metric of that name."""
+        return self.own_metrics.get(name) or METRICS[name]
 
     @property
-    def of_pictures(self) -> tuple[str, ...]:
-        """The metrics of single pictures; the others are of mosaics."""
-        return tuple(name for name in self.metrics if METRICS[name].group != "grid")
+    def of_pictures(self) -> tuple[Metric, ...]:
+        """The metrics of single pictures."""
+        return tuple(it for it in map(self.metric, self.metrics) if not it.is_of_mosaics)
+
+    @property
+    def of_mosaics(self) -> tuple[Metric, ...]:
+        """The metrics of mosaics."""
+        return tuple(it for it in map(self.metric, self.metrics) if it.is_of_mosaics)
+
+    def describe_own(self) -> dict[str, Any]:
+        """For a journal, what users added, each with the file it is from and its options; nothing where nobody did."""
+        found: dict[str, Any] = {}
+        for kind, own in (("method", self.own_methods), ("metric", self.own_metrics)):
+            for name, it in own.items():
+                options = {key: shorten(value) for key, value in getattr(it, "options", {}).items()}
+                found[f"{kind} {name}"] = {**(plugins.fingerprint(it) or {}), **options}
+        return {"own": found} if found else {}
 
 
 def make_plan(
-    methods: Sequence[str],
-    metrics: Sequence[str] | None = None,
+    methods: Sequence[Any],
+    metrics: Sequence[str | Metric] | None = None,
     *,
     controls: Sequence[str] | None = None,
     has_annotations: bool = False,
 ) -> Plan:
     """A plan of methods and metrics by name.
 
-    `methods`: names, "single-pass" or "all"; those of controls too. `metrics`: names, those of groups, or "all"; None for
-    those that need nothing but pictures, and with annotations those too. `controls`: names of them, None for all.
-    Raises `GradcamError` for unknown names, for none at all, and for metrics that were named and need annotations.
+    `methods`: names, "single-pass" or "all"; those of controls too, methods themselves, and functions, as `check` takes
+    them. `metrics`: names, those of groups, or "all", and metrics themselves; None for those that need nothing but pictures,
+    and with annotations those too. `controls`: names of them, None for all.
+    Raises `GradcamError` for unknown names, for none at all, for two of one name, and for metrics that were named and need
+    annotations.
     """
-    chosen, asked_methods = _choose_methods(_check(methods, "methods"))
-    added = CONTROL_NAMES if controls is None else _check_controls(controls)
+    found, asked_methods = _find_methods(_check(methods, "methods"))
+    added = CONTROLS if controls is None else _check_controls(controls)
     if metrics is None:
-        names = [
-            name for name, it in METRICS.items() if name in DEFAULT or (it.group == "annotations" and has_annotations)
-        ]
-        asked = frozenset[str]()
+        groups = (*(("annotations",) if has_annotations else ()), *DEFAULT)
+        wanted, asked = find_metrics(groups), []
     else:
-        names = find_metrics(_check(metrics, "metrics"))
-        asked = frozenset(find_metrics([it for it in metrics if it.strip().lower() != "all"]))
+        wanted = find_metrics(_check(metrics, "metrics"))
+        asked = find_metrics([it for it in metrics if not isinstance(it, str) or it.strip().lower() != "all"])
     if not has_annotations:
-        names = _without_annotations(names, asked)
+        wanted = _without_annotations(wanted, asked)
+    ours = [it.name for it in found.values() if not isinstance(it, Control)]
     return Plan(
-        methods=tuple(name for name in METHODS if name in chosen),
-        controls=tuple(name for name in CONTROL_NAMES if name in added or name in chosen),
-        metrics=tuple(names),
+        methods=tuple(sorted(ours, key=[*METHODS, *ours].index)),
+        controls=tuple(name for name in CONTROLS if name in added or name in found),
+        metrics=tuple(it.name for it in wanted),
         asked_methods=asked_methods,
-        asked_metrics=asked,
+        asked_metrics=frozenset(it.name for it in asked),
+        own_methods={name: it for name, it in found.items() if it not in (METHODS.get(name), CONTROLS.get(name))},
+        own_metrics={it.name: it for it in wanted if it.name not in METRICS},
     )
 
 
-def _check(names: Sequence[str], what: str) -> Sequence[str]:
-    if isinstance(names, str) or not isinstance(names, Iterable) or not names:
-        raise GradcamError(f"{what} is {shorten(names)}, expected a list of at least one name.")
-    return names
+def _check(given: Sequence[Any], what: str) -> Sequence[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable) or not given:
+        raise GradcamError(f"{what} is {shorten(given)}, expected a list of at least one name.")
+    return given
 
 
 def _check_controls(names: Sequence[str]) -> Sequence[str]:
-    unknown = [name for name in names if name not in CONTROL_NAMES]
-    if isinstance(names, str) or unknown:
-        raise GradcamError(f"controls is {shorten(names)}, expected a list of some of {join_names(CONTROL_NAMES)}.")
+    if isinstance(names, str) or any(name not in CONTROLS for name in names):
+        raise GradcamError(f"controls is {shorten(names)}, expected a list of some of {join_names(CONTROLS)}.")
     return names
 
 
-def _choose_methods(names: Sequence[str]) -> tuple[set[str], frozenset[str]]:
-    """Those that are meant, and those of them that were named themselves."""
-    chosen: set[str] = set()
-    asked: set[str] = set()
-    for name in names:
-        wanted = name.strip().lower()
-        if wanted in METHOD_GROUPS:
-            chosen.update(METHOD_GROUPS[wanted])
+def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozenset[str]]:
+    """Those that are meant, by name, and the names of those that were named themselves."""
+    groups: list[Method] = []
+    asked: list[Explained] = []
+    for each in wanted:
+        group = METHOD_GROUPS.get(each.strip().lower()) if isinstance(each, str) else None
+        if group is None:
+            asked.append(find_explained(each, *METHOD_GROUPS))
         else:
-            asked.add(wanted if wanted in CONTROL_NAMES else _find(name.strip()))
-    return chosen | asked, frozenset(asked)
+            groups += [METHODS[name] for name in group]
+    methods = [*groups, *(it for it in asked if isinstance(it, Method))]
+    found: dict[str, Explained] = {it.name: it for it in (find_methods(methods) if methods else ())}
+    for it in asked:
+        if isinstance(it, OwnFunction) and it.name in (*METHODS, *CONTROLS):
+            raise GradcamError(f"There is a method {it.name!r} already: give your function another name.")
+        if not isinstance(it, Method) and found.setdefault(it.name, it) != it:
+            raise GradcamError(f"There are two methods {it.name!r}: give one of them another name.")
+    return found, frozenset({it.name for it in asked} | found.keys() - {it.name for it in groups})
 
 
-def _find(name: str) -> str:
-    try:
-        return find_method(name).name
-    except GradcamError:
-        known = [*METHODS, *METHOD_GROUPS, *CONTROL_NAMES]
-        raise GradcamError(f"There is no method or control {name!r}. {offer(name, known)}") from None
-
-
-def _without_annotations(names: Sequence[str], asked: frozenset[str]) -> list[str]:
-    needing = [name for name in names if METRICS[name].group == "annotations"]
-    named = [name for name in needing if name in asked]
+def _without_annotations(metrics: Sequence[Metric], asked: Sequence[Metric]) -> list[Metric]:
+    named = [it.name for it in metrics if it.needs_annotations and it in asked]
     if named:
         raise GradcamError(
             f"{join_names(named)} ask whether the map is on the object: give annotations, which say where that is "
             "(--annotations PATH)."
         )
-    kept = [name for name in names if name not in needing]
+    kept = [it for it in metrics if not it.needs_annotations]
     if not kept:
         raise GradcamError(f"There is no metric left, expected one of {join_names([*GROUPS, 'all'])}, or names.")
     return kept
 
 
-# Forward passes for one map beside those of the method itself. Average drop, increase, gain and ADCC share one.
-PASSES = {"insertion": 49, "deletion": 49, "road": 18, "sufficiency": 1}
-SHARED = ("average-drop", "increase", "average-gain", "adcc")
-# How often the method itself is run again for one map.
-AGAIN = {"coherency": 1, "class-difference": 1, "randomisation": 8, "max-sensitivity": 10}
-
-
 def count_passes(plan: Plan) -> int:
     """About how many forward passes the metrics of one map of a picture take, beside those that run the method again."""
-    return sum(PASSES.get(name, 0) for name in plan.metrics) + any(name in SHARED for name in plan.metrics)
+    return sum({it.function: it.passes for it in _list_computed(plan)}.values())
 
 
 def count_explanations(plan: Plan) -> int:
     """How often each method explains a picture, or a variant of it."""
-    again = {name: AGAIN[name] for name in plan.metrics if name in AGAIN}
-    if "adcc" in plan.metrics:
-        again["coherency"] = AGAIN["coherency"]
-    return 1 + sum(again.values())
+    return 1 + sum({it.function: it.reruns for it in _list_computed(plan)}.values())
+
+
+def _list_computed(plan: Plan) -> list[Metric]:
+    """The metrics, and those whose numbers they are made of."""
+    metrics = [plan.metric(name) for name in plan.metrics]
+    return metrics + [METRICS[need] for it in metrics for need in it.needs if need in METRICS]
 
 
 def describe_cost(plan: Plan, pictures: int, mosaics: int) -> list[str]:
-    """Lines for a person who decides whether to wait: how much is computed, and which methods are the dear ones."""
+    """Lines for a person who decides whether to wait: how much is computed, and which methods cost the most."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
     of_pictures = f"{_count(maps, 'map')} x {_count(passes, 'forward pass')} x {_count(pictures, 'picture')}"
     of_mosaics = f", 1 for each of {_count(mosaics, 'mosaic')}" if mosaics else ""
     again = f"{_count(runs, 'run')} of each method a picture{of_mosaics}"
     lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,}, and {again}."]
-    dear = [name for name in plan.methods if not METHODS[name].needs]
-    if dear:
-        lines.append(f"Methods that run the model again, forward passes a run: {_list(dear)}.")
+    costs = [
+        f"{it.name} {it.cost}" for it in map(plan.explained, plan.methods) if isinstance(it, Method) and not it.needs
+    ]
+    if costs:
+        lines.append(f"Methods that run the model again, forward passes a run: {', '.join(costs)}.")
     return lines
 
 
 def _count(number: int, what: str) -> str:
     plural = "es" if what.endswith("s") else "s"
     return f"{number} {what}" + ("" if number == 1 else plural)
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {METHODS[name].cost}" for name in names)

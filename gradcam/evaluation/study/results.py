@@ -1,4 +1,4 @@
-"""What a study found: the numbers of each picture, and what was the same for all methods."""
+"""What a study found: the numbers of each picture, what was the same for all methods, and how these rank by each metric."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from gradcam._version import __version__
 from gradcam.batch.save import describe_weights
 from gradcam.errors import GradcamError, shorten, show_fields
 from gradcam.evaluation.intervals import Interval, count_needed, mean_interval, paired_difference
-from gradcam.evaluation.metrics import METRICS
-from gradcam.evaluation.study.plan import Plan
+from gradcam.evaluation.study.plan import Plan, StudyOptions
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.preprocess import Preprocessing
 from gradcam.storage.run_file import SCHEMA, describe_versions
+
+ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
+
+Kind = Literal["picture", "mosaic"]
+Values = Mapping[str, Mapping[str, float]]  # by method and metric
+Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, probabilities at equal distances
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,11 @@ class Conditions:
     def to_run(self, pictures: int) -> dict[str, Any]:
         """What a journal begins with, of the form of a batch's run.json: where all of it is alike, the numbers are."""
         counted = ("layer", "score", "target", "seed", "annotations", "precision")
+        versions = dict(self.versions)
         fields = {
             "schema": SCHEMA,
-            "gradcam": self.versions["gradcam"],
-            "versions": {name: version for name, version in self.versions.items() if name != "gradcam"},
+            "gradcam": versions.pop("gradcam"),
+            "versions": versions,
             "device": self.device,
             "model": {"name": self.model, "weights": {"sha256": self.weights}},
             "settings": {name: getattr(self, name) for name in counted} | dict(self.settings),
@@ -67,28 +73,21 @@ class Conditions:
 
 
 def describe_conditions(
-    classifier: Classifier,
-    plan: Plan,
-    *,
-    layer: str,
-    score: str,
-    target: str,
-    reshape: Any,
-    seed: int,
-    annotations: Path | None,
+    classifier: Classifier, plan: Plan, options: StudyOptions, *, layer: str, target: str
 ) -> Conditions:
     """The conditions of a study. Raises `OSError` where the annotations cannot be read."""
+    reshape, preprocess, annotations = options.reshape, classifier.preprocess, options.annotations
     return Conditions(
         model=classifier.name,
         weights=describe_weights(classifier)["sha256"],
         device=str(classifier.device),
         precision=str(find_input_dtype(classifier.model)).removeprefix("torch."),
         layer=layer,
-        score=score,
+        score=options.score,
         target=target,
-        resizing=describe_resizing(classifier.preprocess),
-        seed=seed,
-        annotations=None if annotations is None else hash_all(annotations),
+        resizing=describe_resizing(preprocess),
+        seed=options.seed,
+        annotations=None if annotations is None else _hash_all(annotations),
         versions={"gradcam": __version__, **describe_versions()},
         settings={
             "activation": classifier.activation,
@@ -96,6 +95,7 @@ def describe_conditions(
             "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
             "methods": list(plan.names),
             "metrics": list(plan.metrics),
+            **plan.describe_own(),
         },
     )
 
@@ -119,7 +119,7 @@ def _describe_preprocess(preprocess: Any) -> Any:
     return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
-def hash_all(path: Path) -> str:
+def _hash_all(path: Path) -> str:
     """The SHA-256 of a file, or of all files in a folder with their names. Raises `OSError`."""
     if not path.is_dir():
         return hash_file(path)
@@ -144,11 +144,6 @@ class Measurement:
     value: float
     index: int | None
     label: str | None
-
-
-Kind = Literal["picture", "mosaic"]
-Values = Mapping[str, Mapping[str, float]]  # by method and metric
-Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, probabilities at equal distances
 
 
 @dataclass(frozen=True)
@@ -250,12 +245,9 @@ class Results:
         return [curve for curve in found if curve]
 
 
-ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
-
-
 @dataclass(frozen=True)
-class Standing:
-    """One method by one metric.
+class Ranking:
+    """Where one method stands by one metric.
 
     `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by picture; None
     for the best itself. `is_best`: of the methods, the first where several have the same mean. `is_level`: a method whose
@@ -274,10 +266,10 @@ class Standing:
     beats_all: bool = False
 
 
-def describe_shortage(standings: Mapping[tuple[str, str], Standing]) -> str | None:
+def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None:
     """Why some metrics, or all, have neither intervals nor a best method: of too few pictures; None where all have."""
     needed = count_needed()
-    if all(it.interval.n >= needed for it in standings.values()):
+    if all(it.interval.n >= needed for it in rankings.values()):
         return None
     return (
         f"Too few: of fewer than {needed} pictures or mosaics (n) no interval is given, and no method is called the best. "
@@ -285,40 +277,29 @@ def describe_shortage(standings: Mapping[tuple[str, str], Standing]) -> str | No
     )
 
 
-def compare_methods(results: Results) -> Mapping[tuple[str, str], Standing]:
-    """The standing of each method and control by each metric: by (method, metric), of metrics that have numbers."""
+def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
+    """How each method and control ranks by each metric: by (method, metric), of metrics that have numbers."""
     found = {}
     for metric in results.plan.metrics:
         values = {name: results.values(name, metric) for name in results.plan.names}
         if any(value is not None for row in values.values() for value in row):
-            for standing in _compare(results, metric, values):
-                found[standing.method, metric] = standing
+            found.update({(it.method, metric): it for it in _compare(results, metric, values)})
     return found
 
 
-def _compare(results: Results, metric: str, values: Mapping[str, list[float | None]]) -> list[Standing]:
+def _compare(results: Results, metric: str, values: Mapping[str, list[float | None]]) -> list[Ranking]:
     seed = results.conditions.seed
     means = {name: mean_interval(row, seed=seed) for name, row in values.items()}
-    sign = 1 if METRICS[metric].better == "higher" else -1
+    sign = 1 if results.plan.metric(metric).better == "higher" else -1
     best = _find_best({name: sign * means[name].mean for name in results.plan.methods if means[name].is_known})
-    standings = []
+    rankings = []
     for name, row in values.items():
         is_control = name in results.plan.controls
-        is_other = best is not None and name != best
-        difference = paired_difference(row, values[best], seed=seed) if best is not None and is_other else None
-        standings.append(
-            Standing(
-                method=name,
-                metric=metric,
-                interval=means[name],
-                difference=difference,
-                is_best=name == best,
-                is_level=difference is not None and not is_control and _is_level(difference),
-                is_control=is_control,
-                beats_all=difference is not None and is_control and sign * difference.mean >= -ROUNDING,
-            )
-        )
-    return standings
+        difference = None if best in (None, name) else paired_difference(row, values[best], seed=seed)
+        is_level = difference is not None and not is_control and _is_level(difference)
+        beats_all = difference is not None and is_control and sign * difference.mean >= -ROUNDING
+        rankings.append(Ranking(name, metric, means[name], difference, name == best, is_level, is_control, beats_all))
+    return rankings
 
 
 def _find_best(means: Mapping[str, float]) -> str | None:

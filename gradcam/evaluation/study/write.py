@@ -1,4 +1,4 @@
-"""Results as a table for a paper, with the package booktabs."""
+"""Results as files: tables (CSV, JSON, LaTeX with the package booktabs), and pictures of examples and of curves."""
 
 from __future__ import annotations
 
@@ -6,50 +6,120 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gradcam.errors import OutputError, join_names
-from gradcam.evaluation.metrics import METRICS, Metric
-from gradcam.evaluation.study.results import Results, Standing, compare_methods, describe_shortage
+import numpy as np
+
+from gradcam.batch.read import read_item
+from gradcam.errors import GradcamError, OutputError, join_names
+from gradcam.evaluation.intervals import mean_interval
+from gradcam.evaluation.study.plan import Plan
+from gradcam.evaluation.study.results import Entry, Ranking, Results, compare_methods, describe_shortage
+from gradcam.evaluation.study.run import EXAMPLES, Study
+from gradcam.evaluation.subject import to_unit
+from gradcam.images.draw import overlay
 from gradcam.images.files import write_whole
+from gradcam.images.read import Pixels, crop
+from gradcam.images.sheets import PanelRow, draw_panel
+from gradcam.models.labels import name_class
+from gradcam.sources.contents import Item
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDEST = 5  # metrics beside one another; more of them are in parts below one another
 SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }  # fmt: skip
+SCHEMA = 1  # of the JSON document
 ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
+EXAMPLE_HEIGHT = 168  # pixels of each picture
+PLOTS = 'pip install "gradcam-torch[plots]"'
+CURVES = {"insertion": "pixels shown, highest of the map first", "deletion": "pixels hidden, highest of the map first"}
+COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
+STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
+GREY_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
+INK, QUIET = "#1f2937", "#9ca3af"
+DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legend
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some of the columns: their titles, how many images each has, and the rows of methods and of controls."""
+def write_results(results: Results, path: Path) -> None:
+    """Write a table, of the kind that its suffix says: `.csv`, `.json` or `.tex`. Raises `OutputError`."""
+    forms = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
+    form = forms.get(path.suffix.lower())
+    if form is None:
+        raise OutputError(f"{path}: results are written as {join_names(forms)}, or as all of these into a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, form(results).encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
-    titles: Sequence[str]
-    counts: Sequence[int]
-    methods: Mapping[str, Sequence[str]]
-    controls: Mapping[str, Sequence[str]]
+
+def to_csv(results: Results) -> str:
+    """A row for each image, method and metric; what is the same for all rows is in columns of its own."""
+    it = results.conditions
+    named = ("layer", "score", "target", "resizing", "device", "precision", "seed")
+    constant = {"model": it.model, "weights_sha256": it.weights, **{name: getattr(it, name) for name in named}}
+    constant |= {"data_sha256": results.data, "annotations_sha256": it.annotations or "", **it.versions}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "method", "metric", "value", "index", "label", *constant])
+    for one in results.measurements:
+        index = "" if one.index is None else one.index
+        row = (one.image, one.method, one.metric, repr(one.value), index, one.label or "")
+        writer.writerow([*row, *constant.values()])
+    return text.getvalue()
+
+
+def to_json(results: Results) -> str:
+    """A document: conditions, what each method reached by each metric, every number, and what failed."""
+    rankings = compare_methods(results)
+    shortage = describe_shortage(rankings)
+    found = {
+        "schema": SCHEMA,
+        "conditions": results.conditions.to_fields(),
+        "data_sha256": results.data,
+        "pictures": len(results.judged()),
+        "mosaics": len(results.judged("mosaic")),
+        "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
+        "notes": [*results.notes, *filter(None, [shortage])],
+        "summaries": [_to_fields(results, ranking) for ranking in rankings.values()],
+        "measurements": [vars(measurement) for measurement in results.measurements],
+    }
+    return json.dumps(found, indent=1, allow_nan=False) + "\n"
+
+
+def _to_fields(results: Results, ranking: Ranking) -> dict[str, Any]:
+    return {
+        "method": ranking.method,
+        "metric": ranking.metric,
+        "better": results.plan.metric(ranking.metric).better,
+        **ranking.interval.to_fields(),
+        "difference_from_best": None if ranking.difference is None else ranking.difference.to_fields(),
+        "best": ranking.is_best,
+        "level_with_best": ranking.is_level,
+        "control": ranking.is_control,
+    }
 
 
 def to_latex(results: Results) -> str:
     """A `table*` of means with their 95 % intervals, the best of each column bold; needs `\\usepackage{booktabs}`."""
-    standings = compare_methods(results)
-    metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in standings)]
+    rankings = compare_methods(results)
+    metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in rankings)]
     groups = [metrics[start : start + WIDEST] for start in range(0, len(metrics), WIDEST)]
-    return (
-        _environment()
-        .get_template("table.tex.j2")
-        .render(
+    return str(
+        _open_template().render(
             conditions=results.conditions,
             data=results.data,
             pictures=len(results.judged()),
             mosaics=len(results.judged("mosaic")),
-            has_best=any(standing.is_best for standing in standings.values()),
-            shortage=describe_shortage(standings),
-            parts=[_to_part(results, standings, group) for group in groups],
+            has_best=any(ranking.is_best for ranking in rankings.values()),
+            shortage=describe_shortage(rankings),
+            parts=[_to_part(results, rankings, group) for group in groups],
         )
     )
 
@@ -60,9 +130,11 @@ def escape(text: object) -> str:
     return "".join(SPECIAL.get(character, character) for character in plain)
 
 
-def _environment() -> Any:
+def _open_template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    marks: dict[str, Any] = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
+    marks |= {"variable_end_string": ">>", "comment_start_string": "<#", "comment_end_string": "#>"}
     environment = Environment(
         loader=PackageLoader("gradcam.evaluation.study"),
         autoescape=False,  # it is of HTML; `tex` escapes for LaTeX
@@ -70,118 +142,133 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        comment_start_string="<#",
-        comment_end_string="#>",
+        **marks,
     )
     environment.filters["tex"] = escape
-    return environment
+    return environment.get_template("table.tex.j2")
 
 
-def _to_part(results: Results, standings: Mapping[tuple[str, str], Standing], metrics: Sequence[str]) -> Part:
-    rows = {name: [_to_cell(standings[name, metric]) for metric in metrics] for name in results.plan.names}
-    return Part(
-        titles=[_to_title(METRICS[name]) for name in metrics],
-        counts=[max(standings[name, metric].interval.n for name in rows) for metric in metrics],
-        methods={name: rows[name] for name in results.plan.methods},
-        controls={name: rows[name] for name in results.plan.controls},
-    )
+def _to_part(results: Results, rankings: Mapping[tuple[str, str], Ranking], metrics: Sequence[str]) -> dict[str, Any]:
+    """Some of the columns: their titles, how many images each has, and the rows of methods and of controls."""
+    rows = {name: [_to_cell(rankings[name, metric]) for metric in metrics] for name in results.plan.names}
+    return {
+        "titles": [f"{escape(name)} {ARROWS[results.plan.metric(name).better]}" for name in metrics],
+        "counts": [max(rankings[name, metric].interval.n for name in rows) for metric in metrics],
+        "methods": {name: rows[name] for name in results.plan.methods},
+        "controls": {name: rows[name] for name in results.plan.controls},
+    }
 
 
-def _to_title(metric: Metric) -> str:
-    return f"{escape(metric.name)} {ARROWS[metric.better]}"
-
-
-def _to_cell(standing: Standing) -> str:
-    found = standing.interval
+def _to_cell(ranking: Ranking) -> str:
+    found = ranking.interval
     if not found.n:
         return "--"
-    mean = _to_text(found.mean)
-    mean = rf"\textbf{{{mean}}}" if standing.is_best else rf"\underline{{{mean}}}" if standing.is_level else mean
-    if not found.is_known:
-        return mean
-    return rf"{mean} {{\scriptsize [{_to_text(found.low)}, {_to_text(found.high)}]}}"
+    # Three decimals; the hyphen of a negative number is a minus.
+    mean, low, high = (f"{it:.3f}".replace("-", "$-$") for it in (found.mean, found.low, found.high))
+    mean = rf"\textbf{{{mean}}}" if ranking.is_best else rf"\underline{{{mean}}}" if ranking.is_level else mean
+    return rf"{mean} {{\scriptsize [{low}, {high}]}}" if found.is_known else mean
 
 
-def _to_text(number: float) -> str:
-    """Three decimals; the hyphen of a negative number is a minus."""
-    return f"{number:.3f}".replace("-", "$-$")
+def draw_examples(study: Study, results: Results) -> Pixels:
+    """Up to five pictures below one another, and beside each its maps by all methods: RGB, uint8 (H,W,3).
+
+    Maps are on the part of the picture that the network saw; those that were not computed in this run are computed again.
+    Raises `GradcamError` where no picture was judged, and where one cannot be read any more.
+    """
+    items = {item.name: item for item in study.items}
+    rows = [_to_row(study, items[entry.image], entry) for entry in results.judged()[:EXAMPLES]]
+    if not rows:
+        raise GradcamError("There are no examples: no picture was judged.")
+    return draw_panel(["picture", *study.plan.names], rows, height=EXAMPLE_HEIGHT)
 
 
-SCHEMA = 1
+def _to_row(study: Study, item: Item, entry: Entry) -> PanelRow:
+    read = read_item(study.classifier, item)
+    if isinstance(read.picture, GradcamError):
+        raise read.picture
+    picture = read.picture.reading.picture
+    heatmaps = study.kept.get(entry.image)
+    if heatmaps is None:
+        subject = study.evaluator.look(read.picture, entry.index)
+        found = study.evaluator.explain(subject, entry.sha256 or "")
+        heatmaps = {name: maps.cpu() for name, maps in found.items()}
+    seen = crop(picture, study.classifier.region(*picture.shape[:2]))
+    drawn = [overlay(seen, to_unit(heatmaps[name])[0]) for name in study.plan.names]
+    label = name_class(entry.index, entry.label)
+    return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [picture, *drawn])
 
 
-def to_csv(results: Results) -> str:
-    """A row for each image, method and metric; what is the same for all rows is in columns of its own."""
-    conditions = results.conditions
-    constant = {
-        "model": conditions.model,
-        "weights_sha256": conditions.weights,
-        "layer": conditions.layer,
-        "score": conditions.score,
-        "target": conditions.target,
-        "resizing": conditions.resizing,
-        "device": conditions.device,
-        "precision": conditions.precision,
-        "seed": conditions.seed,
-        "data_sha256": results.data,
-        "annotations_sha256": conditions.annotations or "",
-        **conditions.versions,
-    }
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "method", "metric", "value", "index", "label", *constant])
-    for it in results.measurements:
-        index = "" if it.index is None else it.index
-        row = (it.image, it.method, it.metric, repr(it.value), index, it.label or "")
-        writer.writerow([*row, *constant.values()])
-    return text.getvalue()
+def list_curves(results: Results) -> list[str]:
+    """The metrics of which there are curves."""
+    names = results.plan.names
+    return [metric for metric in CURVES if any(results.curves(name, metric) for name in names)]
 
 
-def to_json(results: Results) -> str:
-    """A document: conditions, what each method reached by each metric, every number, and what failed."""
-    standings = compare_methods(results)
-    shortage = describe_shortage(standings)
-    found = {
-        "schema": SCHEMA,
-        "conditions": results.conditions.to_fields(),
-        "data_sha256": results.data,
-        "pictures": len(results.judged()),
-        "mosaics": len(results.judged("mosaic")),
-        "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
-        "notes": [*results.notes, *filter(None, [shortage])],
-        "summaries": [_to_fields(standing) for standing in standings.values()],
-        "measurements": [vars(measurement) for measurement in results.measurements],
-    }
-    return json.dumps(found, indent=1, allow_nan=False) + "\n"
+def draw_curves(results: Results) -> Pixels:
+    """Mean probability along insertion and deletion, a line for each method: RGB, uint8 (H,W,3).
 
-
-def _to_fields(standing: Standing) -> dict[str, Any]:
-    return {
-        "method": standing.method,
-        "metric": standing.metric,
-        "better": METRICS[standing.metric].better,
-        **standing.interval.to_fields(),
-        "difference_from_best": None if standing.difference is None else standing.difference.to_fields(),
-        "best": standing.is_best,
-        "level_with_best": standing.is_level,
-        "control": standing.is_control,
-    }
-
-
-FORMATS: Mapping[str, Callable[[Results], str]] = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
-
-
-def write_results(results: Results, path: Path) -> None:
-    """Write a table, of the kind that its suffix says: `.csv`, `.json` or `.tex`. Raises `OutputError`."""
-    form = FORMATS.get(path.suffix.lower())
-    if form is None:
-        raise OutputError(f"{path}: results are written as {join_names(FORMATS)}, or as all of these into a folder")
+    The band is the 95 % interval of the best method's mean, by the same bootstrap as in the tables, and the legend has
+    those of the areas, the best first; of too few pictures there is neither. More bands would cover one another: pictures
+    differ more than methods do, which the tables compare picture by picture. Controls are grey.
+    Raises `GradcamError` where matplotlib is missing, and where neither metric was measured.
+    """
+    metrics = list_curves(results)
+    if not metrics:
+        raise GradcamError("There are no curves: neither insertion nor deletion was measured.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, form(results).encode("utf-8", "surrogateescape"))
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise GradcamError(f"Drawing curves needs matplotlib: {PLOTS}. The numbers need nothing.") from error
+    count = len(metrics)  # and a figure by itself: pyplot would keep it, and choose a display
+    figure = Figure(figsize=(WIDTH * count, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
+    for place, metric in enumerate(metrics, 1):
+        _draw(figure.add_subplot(1, count, place), results, metric)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])
+
+
+def _draw(axes: Axes, results: Results, metric: str) -> None:
+    plan, seed = results.plan, results.conditions.seed
+    sign = 1 if plan.metric(metric).better == "higher" else -1
+    areas = {name: mean_interval(results.values(name, metric), seed=seed) for name in plan.names}
+    methods = sorted(plan.methods, key=lambda name: -sign * areas[name].mean)
+    has_band = bool(methods) and areas[methods[0]].is_known
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.grid(axis="y", color="#e5e7eb", lw=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(color=QUIET, labelcolor=INK, length=3)
+    for name in (*methods, *plan.controls):
+        style, area = _style(plan, name), areas[name]
+        half = f" ±{(area.high - area.low) / 2:.3f}" if area.is_known else ""
+        label = f"{area.mean:.3f}{half}  {name}"
+        curves = np.array(results.curves(name, metric))
+        shares = np.linspace(0, 100, curves.shape[1])
+        axes.plot(shares, curves.mean(0), label=label, zorder=3 if name in methods else 2, **style)
+        if name in methods[:1] and has_band:
+            means = [mean_interval(column, seed=seed) for column in curves.T]
+            low, high = [it.low for it in means], [it.high for it in means]
+            axes.fill_between(shares, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
+    count = len(results.curves(plan.names[0], metric))
+    axes.set_title(
+        f"{metric} {plan.metric(metric).arrow}   mean of {count} picture{'s' * (count != 1)}",
+        loc="left", fontsize=12, color=INK, parse_math=False,
+    )  # fmt: skip
+    axes.set_xlabel(f"% of {CURVES[metric]}", color=INK)
+    axes.set_ylabel("probability of the class", color=INK)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, min(1.0, axes.get_ylim()[1]))
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, alignment="left",
+        title="area ±95 %, band: the best's" if has_band else "area", borderaxespad=0.2, handlelength=2.2,
+    )  # fmt: skip
+
+
+def _style(plan: Plan, name: str) -> dict[str, Any]:
+    """The same in both plots; controls are grey."""
+    if name in plan.controls:
+        return {"color": QUIET, "ls": GREY_STYLES[plan.controls.index(name) % len(GREY_STYLES)], "lw": 1.2}
+    place = plan.methods.index(name)
+    return {"color": COLOURS[place % len(COLOURS)], "ls": STYLES[place // len(COLOURS) % len(STYLES)], "lw": 1.5}

@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint differ from those that a model expects, in words."""
+"""A checkpoint's tensors under the names that a model expects, what is wrong with them, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,190 @@ from gradcam.errors import ModelError, join_names
 from gradcam.models.checkpoints.read import Checkpoint
 
 Tensors = dict[str, Tensor]
+
+MOST_NAMES = 3
+COUNTER = "num_batches_tracked"  # of batch norms, for training alone
+# Buffers that modules work out by themselves, and that their versions keep, drop or size differently; thop's counts.
+COMPUTED = (
+    COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
+)  # fmt: skip
+TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2)\.")  # heads of Inception and GoogLeNet
+# Usual first parts of names, the preferred ones first: averages, as `find_state_dicts` has it.
+USUAL = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
+# What wrappers of modules put into names, at any depth.
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+# Names that torchvision gave once, each with what it gives now: DenseNet until 0.2, vision transformers until 0.12.
+OLD_NAMES = (
+    (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\."), r"\1\2."),
+    (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
+    (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
+)
+
+
+def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
+    """The number of classes in the checkpoint's last layer, for a model of this architecture with any number; else None.
+
+    The model may be on the meta device. None where its last layer is not one with a row for each class, or where the
+    checkpoint has no tensor of its name with as many features.
+    """
+    expected, head = _expect(model), find_head(model)
+    if head is None:
+        return None
+    name = f"{head}.weight"
+    found = _fit(checkpoint, model, expected).tensors.get(name)
+    return len(found) if found is not None and found.shape[1:] == expected[name].shape[1:] else None
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
+    """Loads the checkpoint into the model, in the model's own precision; gives sentences on what was made to fit.
+
+    A prefix is taken off, or put on, where that makes most names the model's. Everything that the model needs has to be
+    there, and nothing else: but for buffers that are worked out anyway, and heads that only training needs. A model on
+    the meta device gets storage of its own. Nothing is loaded unless all of it fits.
+    Raises `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
+    """
+    expected = _expect(model)
+    fitted = _fit(checkpoint, model, expected)
+    difference = compare(fitted.tensors, expected, fitted.outside)
+    if difference.matters:
+        what, details = difference.describe(model)
+        raise ModelError(f"{checkpoint.path}: {what}", details)
+    fitting = [name for name in expected if name in fitted.tensors and name not in difference.of_no_account]
+    for name in fitting:
+        tensor, wanted = fitted.tensors[name], expected[name]
+        if tensor.is_complex() or tensor.is_floating_point() != wanted.is_floating_point():  # such as quantised weights
+            raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {wanted.dtype}.")
+    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
+    _check_finite(checkpoint, state)
+    # compare() allows nothing but counters to be missing where the model has no values of its own.
+    counters = [name for name, wanted in expected.items() if wanted.is_meta and name not in state]
+    state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
+    # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
+    state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch keeps versions there
+    try:
+        model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
+    except RuntimeError as error:
+        raise ModelError(f"{checkpoint.path}: {' '.join(str(error).split())}") from error
+    return [*checkpoint.notes, *fitted.notes, *difference.notes()]
+
+
+def _expect(model: nn.Module) -> Tensors:
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ModelError(f"The model's '{lazy[0]}' has no shape yet: let its factory run it on a picture once.")
+    expected = model.state_dict()
+    for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
+        del expected[name]
+    return expected
+
+
+def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
+    if checkpoint.tensors.keys() == expected.keys():
+        return Fitted(checkpoint.tensors)
+    try:
+        fitted = fit_names(checkpoint.tensors, expected)
+    except ModelError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from None
+    tensors, notes = rename_head(fitted.tensors, expected, find_head(model))
+    return replace(fitted, tensors=tensors, notes=[*fitted.notes, *notes])
+
+
+def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
+    """A network with one weight that is not a number answers nothing else: said here, where the file is known."""
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
+    if sums and torch.stack(sums).isfinite().all():  # quick, and right where no sum overflows
+        return
+    wrong = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
+    if wrong:
+        raise ModelError(
+            f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
+            "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Tensors under the model's names. `outside`: those that lay outside the prefix, parts of something else perhaps."""
+
+    tensors: Tensors
+    notes: Sequence[str] = ()
+    outside: Collection[str] = ()
+
+
+def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
+    """The same tensors under the names that the model expects, as far as old spellings and one prefix tell; with notes.
+
+    Raises `ModelError`, without the file's name, where several unusual prefixes fit alike.
+    """
+    tensors, notes = _without_wrappers(tensors, expected)
+    tensors, more = _with_new_names(tensors, expected)
+    fitted = _fit_prefix(tensors, expected)
+    return replace(fitted, notes=[*notes, *more, *fitted.notes])
+
+
+def _without_wrappers(tensors: Tensors, expected: Collection[str]) -> tuple[Tensors, Sequence[str]]:
+    notes = []
+    for part in WRAPPERS:
+        touched = sum(part in name for name in tensors)
+        plain = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
+        if touched and len(plain) == len(tensors) and not any(part in name for name in expected):
+            tensors = plain
+            notes.append(f"'{part}' taken out of {touched} names.")
+    return tensors, notes
+
+
+def _with_new_names(tensors: Tensors, expected: Collection[str]) -> tuple[Tensors, Sequence[str]]:
+    renamed = list(tensors)
+    for old, spelling in OLD_NAMES:
+        if not any(old.search(name) for name in expected):
+            renamed = [old.sub(spelling, name) for name in renamed]
+    changed = sum(new != old for new, old in zip(renamed, tensors))
+    if not changed or len(set(renamed)) < len(tensors):
+        return tensors, ()
+    return dict(zip(renamed, tensors.values())), [f"{changed} names of an older torchvision taken as those of today."]
+
+
+def _fit_prefix(tensors: Tensors, expected: Collection[str]) -> Fitted:
+    """With the one prefix off, or on, that makes most names the model's."""
+    plain = sum(name in tensors for name in expected)
+    too_long = _best(_prefixes(tensors, set(expected)), plain, len(expected))
+    too_short = _best(_prefixes(expected, set(tensors)), plain, len(expected))
+    if too_long and (not too_short or too_long[1] >= too_short[1]):
+        prefix = too_long[0]
+        inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        outside = {name: t for name, t in tensors.items() if not name.startswith(prefix) and name not in inside}
+        return Fitted({**inside, **outside}, [f"'{prefix}' taken off {len(inside)} names."], list(outside))
+    if too_short:
+        prefix, count = too_short
+        put_before = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
+        return Fitted(put_before, [f"'{prefix}' put before {count} names."])
+    return Fitted(tensors)
+
+
+def _prefixes(names: Collection[str], wanted: Collection[str]) -> Counter[str]:
+    """How many names become wanted ones without a prefix, by the prefix."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        dot = name.find(".")
+        while dot >= 0:
+            counts[name[: dot + 1]] += name[dot + 1 :] in wanted
+            dot = name.find(".", dot + 1)
+    return counts
+
+
+def _best(counts: Counter[str], plain: int, total: int) -> tuple[str, int] | None:
+    """The prefix of most names, if they are more than without one: a usual prefix, or one of most of the model's names."""
+    good = {p: count for p, count in counts.items() if count > plain and (_is_usual(p) or 2 * count > total)}
+    best = [prefix for prefix in good if good[prefix] == max(good.values())]
+    usual = sorted(filter(_is_usual, best), key=lambda prefix: [USUAL.index(part) for part in prefix[:-1].split(".")])
+    if not usual and len(best) > 1:
+        raise ModelError(f"holds weights for several models that fit alike, {join_names(best)}: keep one of them.")
+    return ((usual or best)[0], max(good.values())) if best else None
+
+
+def _is_usual(prefix: str) -> bool:
+    return all(part in USUAL for part in prefix[:-1].split("."))
 
 
 def find_head(model: nn.Module) -> str | None:
@@ -69,15 +252,6 @@ def _find_owner(tensors: Tensors, expected: Mapping[str, Tensor], head: str) -> 
     return owner if is_whole else None
 
 
-MOST_NAMES = 3
-COUNTER = "num_batches_tracked"  # of batch norms, for training alone
-# Buffers that modules work out by themselves, and that their versions keep, drop or size differently; thop's counts.
-COMPUTED = (
-    COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
-)  # fmt: skip
-TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2)\.")  # heads of Inception and GoogLeNet
-
-
 @dataclass(frozen=True)
 class Difference:
     """What is wrong, by name, `shapes` with what the file has and what the model expects; and what is of no account."""
@@ -104,12 +278,12 @@ class Difference:
     def describe(self, model: nn.Module) -> tuple[str, str]:
         """A line that says so, and one of three counted lists and the likely cause."""
         shapes = [f"'{name}' has {has}, expected {wants}" for name, (has, wants) in self.shapes.items()]
-        return (
-            f"does not fit {type(model).__name__}; {self.matching} of the model's {self.total} tensors do.",
-            f"missing: {len(self.missing)}{_after_colon(_list(self.missing))}, "
-            f"unexpected: {len(self.unexpected)}{_after_colon(_list(self.unexpected))}, "
-            f"wrong shape: {len(self.shapes)}{_after_colon('; '.join(shapes[:MOST_NAMES]))}. {self._cause(model)}",
-        )
+        counted = {"missing": (len(self.missing), _list(self.missing))}
+        counted["unexpected"] = (len(self.unexpected), _list(self.unexpected))
+        counted["wrong shape"] = (len(shapes), "; ".join(shapes[:MOST_NAMES]))
+        lists = ", ".join(f"{what}: {n}{f' ({first})' if first else ''}" for what, (n, first) in counted.items())
+        fitting = f"{self.matching} of the model's {self.total} tensors do."
+        return f"does not fit {type(model).__name__}; {fitting}", f"{lists}. {self._cause(model)}"
 
     def _cause(self, model: nn.Module) -> str:
         head = find_head(model)
@@ -139,7 +313,9 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
         for name, wanted in expected.items()
         if name in tensors and tensors[name].shape != wanted.shape
     }
-    idle = [name for name in [*missing, *shapes] if _is_kept(name, expected[name])]
+    # The model's own value will do: one on the meta device has none, yet counters start at zero.
+    kept = {name for name, wanted in expected.items() if not wanted.is_meta or name.rpartition(".")[2] == COUNTER}
+    idle = [name for name in [*missing, *shapes] if name in kept and name.rpartition(".")[2] in COMPUTED]
     idle += [name for name in unexpected if _is_passed_over(name, expected)]
     if set(missing) <= set(idle) and set(shapes) <= set(idle):
         idle += [name for name in unexpected if name in outside and name not in idle]
@@ -153,211 +329,11 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
     )
 
 
-def _is_kept(name: str, wanted: Tensor) -> bool:
-    """Whether the model's own value will do: one on the meta device has none, yet counters start at zero."""
-    last = name.rpartition(".")[2]
-    return last == COUNTER or (last in COMPUTED and not wanted.is_meta)
+def _list(names: Sequence[str]) -> str:
+    return join_names(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
 
 
 def _is_passed_over(name: str, expected: Mapping[str, Tensor]) -> bool:
     match = TRAINING_ONLY.match(name)
     has_none = match is not None and not any(other.startswith(match[0]) for other in expected)
     return has_none or name.rpartition(".")[2] in COMPUTED
-
-
-def _list(names: Sequence[str]) -> str:
-    return join_names(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-
-
-def _after_colon(text: str) -> str:
-    return f" ({text})" if text else ""
-
-
-# Usual first parts of names, the preferred ones first: averages, as `find_state_dicts` has it.
-USUAL = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
-# What wrappers of modules put into names, at any depth.
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-# Names that torchvision gave once, each with what it gives now: DenseNet until 0.2, vision transformers until 0.12.
-OLD_NAMES = (
-    (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\."), r"\1\2."),
-    (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
-    (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
-)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Tensors under the model's names. `outside`: those that lay outside the prefix, parts of something else perhaps."""
-
-    tensors: Tensors
-    notes: Sequence[str] = ()
-    outside: Collection[str] = ()
-
-
-def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
-    """The same tensors under the names that the model expects, as far as old spellings and one prefix tell; with notes.
-
-    Raises `ModelError`, without the file's name, where several unusual prefixes fit alike.
-    """
-    tensors, notes = _without_wrappers(tensors, expected)
-    tensors, more = _with_new_names(tensors, expected)
-    fitted = _fit_prefix(tensors, expected)
-    return replace(fitted, notes=[*notes, *more, *fitted.notes])
-
-
-def _without_wrappers(tensors: Tensors, expected: Collection[str]) -> tuple[Tensors, Sequence[str]]:
-    notes = []
-    for part in WRAPPERS:
-        touched = sum(part in name for name in tensors)
-        plain = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
-        if touched and len(plain) == len(tensors) and not any(part in name for name in expected):
-            tensors = plain
-            notes.append(f"'{part}' taken out of {touched} names.")
-    return tensors, notes
-
-
-def _with_new_names(tensors: Tensors, expected: Collection[str]) -> tuple[Tensors, Sequence[str]]:
-    renamed = list(tensors)
-    for old, spelling in OLD_NAMES:
-        if not any(old.search(name) for name in expected):
-            renamed = [old.sub(spelling, name) for name in renamed]
-    changed = sum(new != old for new, old in zip(renamed, tensors))
-    if not changed or len(set(renamed)) < len(tensors):
-        return tensors, ()
-    return dict(zip(renamed, tensors.values())), [f"{changed} names of an older torchvision taken as those of today."]
-
-
-def _fit_prefix(tensors: Tensors, expected: Collection[str]) -> Fitted:
-    """With the one prefix off, or on, that makes most names the model's."""
-    plain = sum(name in tensors for name in expected)
-    too_long = _best(_prefixes(tensors, set(expected)), plain, len(expected))
-    too_short = _best(_prefixes(expected, set(tensors)), plain, len(expected))
-    if too_long and (not too_short or too_long[1] >= too_short[1]):
-        return _take_off(tensors, too_long[0])
-    if too_short:
-        prefix, count = too_short
-        put_before = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
-        return Fitted(put_before, [f"'{prefix}' put before {count} names."])
-    return Fitted(tensors)
-
-
-def _prefixes(names: Collection[str], wanted: Collection[str]) -> Counter[str]:
-    """How many names become wanted ones without a prefix, by the prefix."""
-    counts: Counter[str] = Counter()
-    for name in names:
-        dot = name.find(".")
-        while dot >= 0:
-            counts[name[: dot + 1]] += name[dot + 1 :] in wanted
-            dot = name.find(".", dot + 1)
-    return counts
-
-
-def _best(counts: Counter[str], plain: int, total: int) -> tuple[str, int] | None:
-    """The prefix of most names, if they are more than without one: a usual prefix, or one of most of the model's names."""
-    good = {p: count for p, count in counts.items() if count > plain and (_is_usual(p) or 2 * count > total)}
-    best = [prefix for prefix in good if good[prefix] == max(good.values())]
-    usual = sorted(filter(_is_usual, best), key=lambda prefix: [USUAL.index(part) for part in prefix[:-1].split(".")])
-    if not usual and len(best) > 1:
-        raise ModelError(f"holds weights for several models that fit alike, {join_names(best)}: keep one of them.")
-    return ((usual or best)[0], max(good.values())) if best else None
-
-
-def _is_usual(prefix: str) -> bool:
-    return all(part in USUAL for part in prefix[:-1].split("."))
-
-
-def _take_off(tensors: Tensors, prefix: str) -> Fitted:
-    inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    outside = {name: t for name, t in tensors.items() if not name.startswith(prefix) and name not in inside}
-    return Fitted({**inside, **outside}, [f"'{prefix}' taken off {len(inside)} names."], list(outside))
-
-
-def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """The number of classes in the checkpoint's last layer, for a model of this architecture with any number; else None.
-
-    The model may be on the meta device. None where its last layer is not one with a row for each class, or where the
-    checkpoint has no tensor of its name with as many features.
-    """
-    expected, head = _expect(model), find_head(model)
-    if head is None:
-        return None
-    name = f"{head}.weight"
-    found = _fit(checkpoint, model, expected).tensors.get(name)
-    return len(found) if found is not None and found.shape[1:] == expected[name].shape[1:] else None
-
-
-def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
-    """Loads the checkpoint into the model, in the model's own precision; gives sentences on what was made to fit.
-
-    A prefix is taken off, or put on, where that makes most names the model's. Everything that the model needs has to be
-    there, and nothing else: but for buffers that are worked out anyway, and heads that only training needs. A model on
-    the meta device gets storage of its own. Nothing is loaded unless all of it fits.
-    Raises `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
-    """
-    expected = _expect(model)
-    fitted = _fit(checkpoint, model, expected)
-    difference = compare(fitted.tensors, expected, fitted.outside)
-    if difference.matters:
-        what, details = difference.describe(model)
-        raise ModelError(f"{checkpoint.path}: {what}", details)
-    fitting = [name for name in expected if name in fitted.tensors and name not in difference.of_no_account]
-    _check_kinds(checkpoint, {name: fitted.tensors[name] for name in fitting}, expected)
-    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
-    _check_finite(checkpoint, state)
-    # compare() allows nothing but counters to be missing where the model has no values of its own.
-    counters = [name for name, wanted in expected.items() if wanted.is_meta and name not in state]
-    state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
-    _assign(model, state, expected, checkpoint.path)
-    return [*checkpoint.notes, *fitted.notes, *difference.notes()]
-
-
-def _expect(model: nn.Module) -> Tensors:
-    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ModelError(f"The model's '{lazy[0]}' has no shape yet: let its factory run it on a picture once.")
-    expected = model.state_dict()
-    for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
-        del expected[name]
-    return expected
-
-
-def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
-    if checkpoint.tensors.keys() == expected.keys():
-        return Fitted(checkpoint.tensors)
-    try:
-        fitted = fit_names(checkpoint.tensors, expected)
-    except ModelError as error:
-        raise ModelError(f"{checkpoint.path}: {error}") from None
-    tensors, notes = rename_head(fitted.tensors, expected, find_head(model))
-    return replace(fitted, tensors=tensors, notes=[*fitted.notes, *notes])
-
-
-def _assign(model: nn.Module, state: OrderedDict[str, Tensor], expected: Tensors, path: Path) -> None:
-    # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
-    state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch keeps versions there
-    on_meta = any(tensor.is_meta for tensor in expected.values())
-    try:
-        model.load_state_dict(state, strict=False, assign=on_meta)
-    except RuntimeError as error:
-        raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
-
-
-def _check_kinds(checkpoint: Checkpoint, tensors: Tensors, expected: Tensors) -> None:
-    """Integers in place of weights are quantised ones, which mean nothing without their scales."""
-    for name, tensor in tensors.items():
-        if tensor.is_complex() or tensor.is_floating_point() != expected[name].is_floating_point():
-            raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {expected[name].dtype}.")
-
-
-def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
-    """A network with one weight that is not a number answers nothing else: said here, where the file is known."""
-    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
-    if sums and torch.stack(sums).isfinite().all():  # quick, and right where no sum overflows
-        return
-    wrong = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
-    if wrong:
-        raise ModelError(
-            f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
-            "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
-        )

@@ -1,4 +1,4 @@
-"""What a pickle would make, found out without making it: why a checkpoint cannot be read, and what can be done."""
+"""The weights in a file: read without running what is in it, or why they cannot be read and what can be done."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from gradcam.errors import ModelError, join_names, shorten
@@ -28,6 +29,140 @@ from gradcam.images.files import open_file
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
 PLAIN = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
 DEEPEST_KEY = 3
+# The first pickle of torch.save's format before zip files; the fourth is the content.
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+PARTS_OF_TENSORS = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
+REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
+# Modules with which no training describes itself: a file that names one is not to be opened by anybody.
+# `commands` and `__builtin__` are what older protocols call `subprocess` and `builtins`.
+DANGEROUS = re.compile(
+    r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
+    r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
+)
+MOST_NAMES = 4
+# What a pickle may ask for. That of a ResNet-152 and its optimizer has 76,000 steps, each of a microsecond or two.
+MOST_STEPS = 1_000_000
+MOST_VALUES = 20_000_000  # with those that stand in several places counted in each
+DEEPEST = 200
+CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")  # steps that change what is there
+BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # which torch.load makes of any length
+UNPACKED = 4  # times the size of the file: torch.save does not compress
+MOST_BYTES = 2**26  # of a bytearray, and of what a small file may unpack to
+FACTORY = "A factory (--model file.py:function) may load it in its own way."
+PEEK = 512
+OF_PYTORCH = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")  # suffixes of files that may be something else
+EXPORTED = "which PyTorch does not load: save the state dict of the PyTorch model that it was made from"
+# What files of these suffixes are, whatever is in them.
+OTHERS = {
+    ".onnx": "an ONNX model",
+    ".h5": "an HDF5 file, as Keras writes",
+    ".keras": "a Keras model",
+    ".pb": "a TensorFlow graph",
+    ".tflite": "a TensorFlow Lite model",
+    **dict.fromkeys((".engine", ".trt"), "a TensorRT engine"),
+    **dict.fromkeys((".mlmodel", ".mlpackage"), "a Core ML model"),
+    ".pte": "an ExecuTorch program",
+}
+LFS = "is a git-LFS pointer, not the file itself: fetch that with 'git lfs pull', or download it"
+TAR = "is a tar archive, as torch.save wrote before 2017 or as people pack files: unpack it, or save it anew"
+PAGE = "is a web page, not what was to be downloaded from it"
+# (offset, bytes, what the file is)
+SIGNATURES = (
+    (0, b"version https://git-lfs", LFS),
+    (0, b"\x89HDF\r\n\x1a\n", f"is an HDF5 file, as Keras writes, {EXPORTED}"),
+    (0, b"\x93NUMPY", "is a NumPy array, expected a checkpoint"),
+    (0, b"GGUF", "is a GGUF file, which PyTorch does not load"),
+    (4, b"TFL3", f"is a TensorFlow Lite model, {EXPORTED}"),
+    (0, b"\x1f\x8b", "is compressed with gzip: unpack it first"),
+    (0, b"7z\xbc\xaf", "is a 7z archive: unpack it first"),
+    (257, b"ustar", TAR),
+    *((0, start, PAGE) for start in (b"<!DOCTYPE", b"<!doctype", b"<html")),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A file's weights by name, as they lie in it, on the processor. `notes`: what a person should know of the choice."""
+
+    path: Path
+    tensors: dict[str, Tensor] = field(repr=False)
+    notes: Sequence[str] = ()
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The weights in a file of safetensors or of torch.save, whatever its suffix; epochs, optimizers and such are left.
+
+    Pickles are read with `weights_only=True`, always: nothing in a file is executed. Where several sets of weights lie
+    in one file, averages (EMA) come first, and a note says which was taken.
+    Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
+    """
+    path = Path(path)
+    try:
+        head = b""
+        if not (path.is_dir() and path.suffix.lower() in OTHERS):
+            with open_file(path) as file:
+                head = file.read(PEEK)
+        what = describe_stranger(head, path)
+        if what:
+            raise ModelError(f"{path}: {what}.")
+        content = load_file(path) if is_safetensors(head) else _read_torch(path)
+    except ModelError:
+        raise
+    except pickle.UnpicklingError:
+        raise explain_refusal(path) from None
+    except MemoryError:
+        raise ModelError(f"{path}: does not fit into memory") from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
+        # Readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error, struct.error and more on broken files.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if "magic number" in reason:  # a pickle that begins otherwise than those of torch.save
+            raise explain_refusal(path) from None
+        raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
+    return _choose(path, content)
+
+
+def _read_torch(path: Path) -> Any:
+    check_pickles(path)
+    with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
+        warnings.simplefilter("ignore")  # of storages as they were saved years ago
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _choose(path: Path, content: object) -> Checkpoint:
+    found = find_state_dicts(content, lambda value: isinstance(value, Tensor))
+    if not found:
+        what = shorten(content)
+        if isinstance(content, dict) and content:
+            what = f"a dictionary of {', '.join(map(shorten, list(content)[:5]))}"
+        raise ModelError(f"{path}: holds no weights by name, but {what}. {FACTORY}")
+    chosen, *others = found
+    if others and not chosen.is_known:
+        names = join_names(each.name for each in found)
+        raise ModelError(f"{path}: holds several sets of weights, {names}, and none that is the usual one. {FACTORY}")
+    tensors = {name: value.detach() for name, value in chosen.values.items() if isinstance(value, Tensor)}
+    odd = [name for name, tensor in tensors.items() if tensor.is_meta or tensor.is_quantized or tensor.is_sparse]
+    if odd:
+        raise ModelError(
+            f"{path}: '{odd[0]}' is quantised, sparse or without values, expected plain tensors. {FACTORY}"
+        )
+    _check_claims(path, tensors)
+    if not others:
+        return Checkpoint(path, tensors)
+    left = join_names(each.name for each in others)
+    return Checkpoint(path, tensors, [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."])
+
+
+def _check_claims(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises `ModelError` where tensors share, or repeat, so few values that copies of them would fill the memory."""
+    storages = [each.untyped_storage() for each in tensors.values()]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    claimed = sum(each.nbytes for each in tensors.values())
+    if claimed > UNPACKED * held + MOST_BYTES:
+        name = max(tensors, key=lambda name: tensors[name].nbytes)
+        shape = " x ".join(map(str, tensors[name].shape))
+        raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
 
 
 @dataclass(frozen=True)
@@ -36,6 +171,11 @@ class StateDict:
 
     keys: tuple[str, ...]
     values: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """All keys, with dots."""
+        return ".".join(self.keys)
 
     @property
     def is_known(self) -> bool:
@@ -74,27 +214,156 @@ def _rank(found: StateDict) -> tuple[int, ...]:
     return tuple(order.index(key) if key in order else len(order) for key in found.keys)
 
 
-TORCH_MAGIC = (
-    0x1950A86A20F9469CFC6C  # the first pickle of torch.save's format before zip files; the fourth is the content
-)
-PARTS_OF_TENSORS = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
-REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
-# Modules with which no training describes itself: a file that names one is not to be opened by anybody.
-# `commands` and `__builtin__` are what older protocols call `subprocess` and `builtins`.
-DANGEROUS = re.compile(
-    r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
-    r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
-)
-MOST_NAMES = 4
-# What a pickle may ask for. That of a ResNet-152 and its optimizer has 76,000 steps, each of a microsecond or two.
-MOST_STEPS = 1_000_000
-MOST_VALUES = 20_000_000  # with those that stand in several places counted in each
-DEEPEST = 200
-CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")  # steps that change what is there
-BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # which torch.load makes of any length
-UNPACKED = 4  # times the size of the file: torch.save does not compress
-MOST_BYTES = 2**26  # of a bytearray, and of what a small file may unpack to
-FACTORY = "A factory (--model file.py:function) may load it in its own way."
+def is_safetensors(head: bytes) -> bool:
+    """Whether the file begins as those of safetensors do: with eight bytes of length, not a large one, and JSON."""
+    return head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32
+
+
+def describe_stranger(head: bytes, path: Path) -> str | None:
+    """What a file is, and what to do, if it is certainly no checkpoint; None for what may be one."""
+    for offset, signature, what in SIGNATURES:
+        if head[offset : offset + len(signature)] == signature:
+            return what
+    other = OTHERS.get(path.suffix.lower())
+    if other or (head[:1] == b"\x08" and b"pytorch" in head[:40]):
+        return f"is {other or OTHERS['.onnx']}, {EXPORTED}"
+    if head[:2] == b"PK":
+        return _describe_zip(path)
+    # A pickle of protocol 2 or later is torch.save's format before zip files.
+    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    return None if is_safetensors(head) or is_pickle else _describe_bytes(head)
+
+
+def describe_other_model(path: Path) -> str | None:
+    """Why a file, named in place of a model, cannot be explained, and what can; None where it may be a checkpoint."""
+    suffix = path.suffix.lower()
+    if suffix in OTHERS:
+        return (
+            f"is {OTHERS[suffix]}, which cannot be explained: gradients need a PyTorch model. Name that, "
+            "and its state dict with --weights"
+        )
+    if suffix == ".pt2":
+        return (
+            "is an exported program. Give FILE.py:build, where "
+            f"`def build(): return torch.export.unflatten(torch.export.load({str(path)!r}))`"
+        )
+    if suffix == ".pt" and "yolo" in path.stem.lower():
+        return (
+            "is a model of ultralytics, as a rule. Give FILE.py:build, where "
+            f"`def build(): return ultralytics.YOLO({str(path)!r}).model`"
+        )
+    if suffix in OF_PYTORCH and path.is_file():
+        with path.open("rb") as file:
+            return describe_stranger(file.read(PEEK), path)
+    return None
+
+
+def _describe_zip(path: Path) -> str | None:
+    if not zipfile.is_zipfile(path):
+        return "is damaged or cut off: it begins as torch.save's files do, and its end is missing"
+    with zipfile.ZipFile(path) as archive:
+        names = [name.partition("/")[2] for name in archive.namelist()]
+    if "constants.pkl" in names:
+        return (
+            "is a TorchScript archive (torch.jit.save), whose layers cannot be looked into. Save the weights in it with "
+            "torch.save(torch.jit.load(path).state_dict(), 'weights.pth'), which needs trust in where it comes from"
+        )
+    if any(name.startswith("models/") for name in names):
+        return (
+            "is an exported program (torch.export.save). Save the weights in it with "
+            "torch.save(torch.export.load(path).state_dict, 'weights.pth')"
+        )
+    return None if "data.pkl" in names else "is a zip file that torch.save did not write: unpack it first"
+
+
+def _describe_bytes(head: bytes) -> str:
+    if not head.strip(b"\0"):
+        return "is empty" if not head else "holds nothing but zeros where a checkpoint begins: it is damaged"
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # of what may end within a character
+    except UnicodeDecodeError:
+        text = "\0"
+    kind = "text" if all(it.isprintable() or it.isspace() for it in text) else "of no known format"
+    return f"is {kind}, expected a checkpoint of safetensors or torch.save"
+
+
+def explain_refusal(path: Path) -> ModelError:
+    """Why `torch.load(weights_only=True)` did not take this file: an error to raise. Nothing in it is executed."""
+    try:
+        content, names = _outline(path)
+    except Exception as error:  # a broken pickle raises anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return ModelError(f"{path}: is damaged, or no checkpoint ({reason})")
+    foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)]
+    if not foreign:
+        return ModelError(f"{path}: is a pickle that torch.save did not write, or damaged")
+    dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]
+    if dangerous:
+        return ModelError(
+            f"{path}: would run code on being read ({_list(dangerous)}), which no checkpoint needs. It was not run. "
+            "Do not open the file with anything that does."
+        )
+    found = find_state_dicts(content, _is_tensor)
+    if found:
+        return _conversion(path, found[0], foreign)
+    if any(name.startswith("ultralytics.") for name in foreign):
+        return ModelError(
+            f"{path}: holds a whole model of ultralytics, which cannot be read without running code. If you trust it, give "
+            f"--model FILE.py:build, where `def build(): return ultralytics.YOLO({str(path)!r}).model`, and no --weights."
+        )
+    values = list(content.values()) if isinstance(content, dict) else [content]
+    states = [value.state for value in values if isinstance(value, NotMade)]
+    is_model = any(isinstance(state, dict) and {"_parameters", "_modules"} <= set(state) for state in states)
+    what = "a whole pickled model" if is_model else "objects in place of plain weights"
+    return ModelError(
+        f"{path}: holds {what} ({_list(foreign)}), which cannot be read without running code. Where it was made, "
+        f"save the weights alone: torch.save(model.state_dict(), 'weights.pth'). {FACTORY}"
+    )
+
+
+def _outline(path: Path) -> tuple[object, Sequence[str]]:
+    """What the file would hold, and the full names of all classes and functions in it."""
+    if is_zip(path):
+        outline = Outline(io.BytesIO(_read_contents(path)[0]))
+        return outline.load(), list(outline.names)
+    with path.open("rb") as file:
+        outline = Outline(file)
+        content = outline.load()
+        if content == TORCH_MAGIC:
+            content = [outline.load() for _ in range(3)][-1]
+    return content, list(outline.names)
+
+
+def _read_contents(path: Path) -> Sequence[bytes]:
+    """The pickles in a zip: one, if torch.save wrote it. Raises `ExcessError` for one that unpacks to too much."""
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > UNPACKED * path.stat().st_size + MOST_BYTES:
+            raise ExcessError("it unpacks to far more than its own size")
+        # The case of names does not count for torch.load.
+        return [archive.read(each) for each in archive.infolist() if each.filename.lower().endswith("/data.pkl")]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, NotMade) and REBUILT_TENSOR.fullmatch(value.name) is not None
+
+
+def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> ModelError:
+    loaded = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)"
+    loaded += "".join(f"[{key!r}]" for key in found.keys)
+    weights = f"dict((k, v) for k, v in {loaded}.items() if isinstance(v, torch.Tensor))"
+    code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
+    # Easier to read in double quotes, where a shell leaves it alone in them.
+    command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
+    return ModelError(
+        f"{path}: its weights are plain, but beside them lie objects that cannot be read without running code "
+        f"({_list(foreign)}). {FACTORY} Only if you trust where the file comes from, convert it, which runs that code:",
+        command,
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 class NotMade:
@@ -249,305 +518,3 @@ class _Walk:
             whole.largest = max(whole.largest, part.largest)
         if self._values > MOST_VALUES or whole.depth > DEEPEST:
             raise ExcessError(f"it holds more than {MOST_VALUES} values, or is nested deeper than {DEEPEST}")
-
-
-def explain_refusal(path: Path) -> ModelError:
-    """Why `torch.load(weights_only=True)` did not take this file: an error to raise. Nothing in it is executed."""
-    try:
-        content, names = _outline(path)
-    except Exception as error:  # a broken pickle raises anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return ModelError(f"{path}: is damaged, or no checkpoint ({reason})")
-    foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)]
-    if not foreign:
-        return ModelError(f"{path}: is a pickle that torch.save did not write, or damaged")
-    dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]
-    if dangerous:
-        return ModelError(
-            f"{path}: would run code on being read ({_list(dangerous)}), which no checkpoint needs. It was not run. "
-            "Do not open the file with anything that does."
-        )
-    found = find_state_dicts(content, _is_tensor)
-    if found:
-        return _conversion(path, found[0], foreign)
-    if any(name.startswith("ultralytics.") for name in foreign):
-        return ModelError(
-            f"{path}: holds a whole model of ultralytics, which cannot be read without running code. If you trust it, give "
-            f"--model FILE.py:build, where `def build(): return ultralytics.YOLO({str(path)!r}).model`, and no --weights."
-        )
-    what = "a whole pickled model" if _holds_model(content) else "objects in place of plain weights"
-    return ModelError(
-        f"{path}: holds {what} ({_list(foreign)}), which cannot be read without running code. Where it was made, "
-        f"save the weights alone: torch.save(model.state_dict(), 'weights.pth'). {FACTORY}"
-    )
-
-
-def _outline(path: Path) -> tuple[object, Sequence[str]]:
-    """What the file would hold, and the full names of all classes and functions in it."""
-    if is_zip(path):
-        outline = Outline(io.BytesIO(_read_contents(path)[0]))
-        return outline.load(), list(outline.names)
-    with path.open("rb") as file:
-        outline = Outline(file)
-        content = outline.load()
-        if content == TORCH_MAGIC:
-            content = [outline.load() for _ in range(3)][-1]
-    return content, list(outline.names)
-
-
-def _read_contents(path: Path) -> Sequence[bytes]:
-    """The pickles in a zip: one, if torch.save wrote it. Raises `ExcessError` for one that unpacks to too much."""
-    with zipfile.ZipFile(path) as archive:
-        if sum(member.file_size for member in archive.infolist()) > UNPACKED * path.stat().st_size + MOST_BYTES:
-            raise ExcessError("it unpacks to far more than its own size")
-        # The case of names does not count for torch.load.
-        return [archive.read(each) for each in archive.infolist() if each.filename.lower().endswith("/data.pkl")]
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, NotMade) and REBUILT_TENSOR.fullmatch(value.name) is not None
-
-
-def _holds_model(content: object) -> bool:
-    values = list(content.values()) if isinstance(content, dict) else [content]
-    states = [value.state for value in values if isinstance(value, NotMade)]
-    return any(isinstance(state, dict) and {"_parameters", "_modules"} <= set(state) for state in states)
-
-
-def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> ModelError:
-    loaded = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)"
-    loaded += "".join(f"[{key!r}]" for key in found.keys)
-    weights = f"dict((k, v) for k, v in {loaded}.items() if isinstance(v, torch.Tensor))"
-    code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
-    # Easier to read in double quotes, where a shell leaves it alone in them.
-    command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
-    return ModelError(
-        f"{path}: its weights are plain, but beside them lie objects that cannot be read without running code "
-        f"({_list(foreign)}). {FACTORY} Only if you trust where the file comes from, convert it, which runs that code:",
-        command,
-    )
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
-
-
-PEEK = 512
-OF_PYTORCH = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")  # suffixes of files that may be something else
-EXPORTED = "which PyTorch does not load: save the state dict of the PyTorch model that it was made from"
-# What files of these suffixes are, whatever is in them.
-OTHERS = {
-    ".onnx": "an ONNX model",
-    ".h5": "an HDF5 file, as Keras writes",
-    ".keras": "a Keras model",
-    ".pb": "a TensorFlow graph",
-    ".tflite": "a TensorFlow Lite model",
-    ".engine": "a TensorRT engine",
-    ".trt": "a TensorRT engine",
-    ".mlmodel": "a Core ML model",
-    ".mlpackage": "a Core ML model",
-    ".pte": "an ExecuTorch program",
-}
-# (offset, bytes, what the file is)
-SIGNATURES = (
-    (
-        0,
-        b"version https://git-lfs",
-        "is a git-LFS pointer, not the file itself: fetch that with 'git lfs pull', or download it",
-    ),
-    (0, b"\x89HDF\r\n\x1a\n", f"is an HDF5 file, as Keras writes, {EXPORTED}"),
-    (0, b"\x93NUMPY", "is a NumPy array, expected a checkpoint"),
-    (0, b"GGUF", "is a GGUF file, which PyTorch does not load"),
-    (4, b"TFL3", f"is a TensorFlow Lite model, {EXPORTED}"),
-    (0, b"\x1f\x8b", "is compressed with gzip: unpack it first"),
-    (0, b"7z\xbc\xaf", "is a 7z archive: unpack it first"),
-    (
-        257,
-        b"ustar",
-        "is a tar archive, as torch.save wrote before 2017 or as people pack files: unpack it, or save it anew",
-    ),
-    (0, b"<!DOCTYPE", "is a web page, not what was to be downloaded from it"),
-    (0, b"<!doctype", "is a web page, not what was to be downloaded from it"),
-    (0, b"<html", "is a web page, not what was to be downloaded from it"),
-)
-
-
-def is_safetensors(head: bytes) -> bool:
-    """Whether the file begins as those of safetensors do: with eight bytes of length, not a large one, and JSON."""
-    return head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32
-
-
-def is_pickle(head: bytes) -> bool:
-    """Whether the file begins as a pickle does, of protocol 2 or later: torch.save's format before zip files."""
-    return head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
-
-
-def describe_stranger(head: bytes, path: Path) -> str | None:
-    """What a file is, and what to do, if it is certainly no checkpoint; None for what may be one."""
-    for offset, signature, what in SIGNATURES:
-        if head[offset : offset + len(signature)] == signature:
-            return what
-    other = OTHERS.get(path.suffix.lower())
-    if other or (head[:1] == b"\x08" and b"pytorch" in head[:40]):
-        return f"is {other or OTHERS['.onnx']}, {EXPORTED}"
-    if head[:2] == b"PK":
-        return _describe_zip(path)
-    return None if is_safetensors(head) or is_pickle(head) else _describe_bytes(head)
-
-
-def describe_other_model(path: Path) -> str | None:
-    """Why a file, named in place of a model, cannot be explained, and what can; None where it may be a checkpoint."""
-    suffix = path.suffix.lower()
-    if suffix in OTHERS:
-        return (
-            f"is {OTHERS[suffix]}, which cannot be explained: gradients need a PyTorch model. Name that, "
-            "and its state dict with --weights"
-        )
-    if suffix == ".pt2":
-        return (
-            "is an exported program. Give FILE.py:build, where "
-            f"`def build(): return torch.export.unflatten(torch.export.load({str(path)!r}))`"
-        )
-    if suffix == ".pt" and "yolo" in path.stem.lower():
-        return (
-            "is a model of ultralytics, as a rule. Give FILE.py:build, where "
-            f"`def build(): return ultralytics.YOLO({str(path)!r}).model`"
-        )
-    if suffix in OF_PYTORCH and path.is_file():
-        with path.open("rb") as file:
-            return describe_stranger(file.read(PEEK), path)
-    return None
-
-
-def _describe_zip(path: Path) -> str | None:
-    if not zipfile.is_zipfile(path):
-        return "is damaged or cut off: it begins as torch.save's files do, and its end is missing"
-    with zipfile.ZipFile(path) as archive:
-        names = [name.partition("/")[2] for name in archive.namelist()]
-    if "constants.pkl" in names:
-        return (
-            "is a TorchScript archive (torch.jit.save), whose layers cannot be looked into. Save the weights in it with "
-            "torch.save(torch.jit.load(path).state_dict(), 'weights.pth'), which needs trust in where it comes from"
-        )
-    if any(name.startswith("models/") for name in names):
-        return (
-            "is an exported program (torch.export.save). Save the weights in it with "
-            "torch.save(torch.export.load(path).state_dict, 'weights.pth')"
-        )
-    return None if "data.pkl" in names else "is a zip file that torch.save did not write: unpack it first"
-
-
-def _describe_bytes(head: bytes) -> str:
-    if not head.strip(b"\0"):
-        return "is empty" if not head else "holds nothing but zeros where a checkpoint begins: it is damaged"
-    return (
-        f"is {'text' if _is_text(head) else 'of no known format'}, expected a checkpoint of safetensors or torch.save"
-    )
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # of what may end within a character
-    except UnicodeDecodeError:
-        return False
-    return all(character.isprintable() or character.isspace() for character in text)
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A file's weights by name, as they lie in it, on the processor. `notes`: what a person should know of the choice."""
-
-    path: Path
-    tensors: dict[str, Tensor] = field(repr=False)
-    notes: Sequence[str] = ()
-
-
-def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The weights in a file of safetensors or of torch.save, whatever its suffix; epochs, optimizers and such are left.
-
-    Pickles are read with `weights_only=True`, always: nothing in a file is executed. Where several sets of weights lie
-    in one file, averages (EMA) come first, and a note says which was taken.
-    Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
-    """
-    path = Path(path)
-    try:
-        head = b""
-        if not (path.is_dir() and path.suffix.lower() in OTHERS):
-            with open_file(path) as file:
-                head = file.read(PEEK)
-        what = describe_stranger(head, path)
-        if what:
-            raise ModelError(f"{path}: {what}.")
-        content = _read_safetensors(path) if is_safetensors(head) else _read_torch(path)
-    except ModelError:
-        raise
-    except pickle.UnpicklingError:
-        raise explain_refusal(path) from None
-    except MemoryError:
-        raise ModelError(f"{path}: does not fit into memory") from None
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
-        # Readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error, struct.error and more on broken files.
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if "magic number" in reason:  # a pickle that begins otherwise than those of torch.save
-            raise explain_refusal(path) from None
-        raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
-    return _choose(path, content)
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
-def _read_torch(path: Path) -> Any:
-    check_pickles(path)
-    with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
-        warnings.simplefilter("ignore")  # of storages as they were saved years ago
-        return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _choose(path: Path, content: object) -> Checkpoint:
-    found = find_state_dicts(content, lambda value: isinstance(value, Tensor))
-    if not found:
-        what = shorten(content)
-        if isinstance(content, dict) and content:
-            what = f"a dictionary of {', '.join(map(shorten, list(content)[:5]))}"
-        raise ModelError(f"{path}: holds no weights by name, but {what}. {FACTORY}")
-    chosen, *others = found
-    if others and not chosen.is_known:
-        names = join_names(_name(each) for each in found)
-        raise ModelError(f"{path}: holds several sets of weights, {names}, and none that is the usual one. {FACTORY}")
-    tensors = {name: value.detach() for name, value in chosen.values.items() if isinstance(value, Tensor)}
-    odd = [name for name, tensor in tensors.items() if tensor.is_meta or tensor.is_quantized or tensor.is_sparse]
-    if odd:
-        raise ModelError(
-            f"{path}: '{odd[0]}' is quantised, sparse or without values, expected plain tensors. {FACTORY}"
-        )
-    _check_claims(path, tensors)
-    return Checkpoint(path, tensors, _notes(chosen, others))
-
-
-def _check_claims(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises `ModelError` where tensors share, or repeat, so few values that copies of them would fill the memory."""
-    held = sum(
-        {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors.values()}.values()
-    )
-    claimed = sum(each.nbytes for each in tensors.values())
-    if claimed > UNPACKED * held + MOST_BYTES:
-        name = max(tensors, key=lambda name: tensors[name].nbytes)
-        shape = " x ".join(map(str, tensors[name].shape))
-        raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
-
-
-def _notes(chosen: StateDict, others: Sequence[StateDict]) -> Sequence[str]:
-    if not others:
-        return ()
-    return (f"Of several sets of weights, '{_name(chosen)}' was taken and {join_names(map(_name, others))} left.",)
-
-
-def _name(found: StateDict) -> str:
-    return ".".join(found.keys)

@@ -6,14 +6,12 @@ import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradcam.errors import ModelError, shorten
 
 if TYPE_CHECKING:
     from gradcam.models.providers.base import Blueprint, Parts
-
 
 DEFAULT = "efficientnet_lite0"
 
@@ -22,8 +20,8 @@ DEFAULT = "efficientnet_lite0"
 class Provider:
     """Models that are named in one way: `form`, for people, and `pattern`, whose group is the name that `module` gets.
 
-    `module` has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's own, and
-    `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration.
+    `module`, beside this one, has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's
+    own, and `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration. Both raise `ModelError`.
     """
 
     form: str
@@ -31,22 +29,10 @@ class Provider:
     pattern: str
     module: str
 
-    def load(self, name: str, weights: Path | None) -> Parts:
-        """The model of that name. Raises `ModelError` where it cannot be had."""
-        parts: Parts = self._import().load(name, weights)
-        return parts
 
-    def plan(self, name: str) -> Blueprint:
-        """How that model is built, without its weights. Raises `ModelError` where nobody knows."""
-        blueprint: Blueprint = self._import().plan(name)
-        return blueprint
-
-    def _import(self) -> ModuleType:
-        return importlib.import_module(f"{__name__}.{self.module}")
-
-
-# The first whose pattern fits the whole name. A file or a dotted module is a factory's; a plain word before a colon may be a
-# model of torchvision with its weights, or a module with its function, which torchvision's provider tells apart.
+# The first whose pattern fits the whole name. A file or a dotted module is a factory's; a plain word, with a colon or not,
+# may be a model of torchvision with its weights, a module with its function, or an installed package's entry point, which
+# torchvision's provider tells apart.
 PROVIDERS = (
     Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
     Provider("timm:NAME", "a model of timm, or a folder that timm saved", r"timm:(.*)", "timm"),
@@ -61,19 +47,19 @@ def load_parts(name: str, weights: Path | None) -> Parts:
     """The model of that name, from whichever provider knows it. Raises `ModelError` where there is none."""
     from gradcam.models.providers.base import pytorchs_own_defaults
 
-    provider, rest = _find_provider(name)
+    module, rest = _find_provider(name)
     with pytorchs_own_defaults():
-        return provider.load(rest, weights)
+        return module.load(rest, weights)
 
 
 def find_blueprint(name: str) -> Blueprint:
     """How the model of that name is built, without its weights. Raises `ModelError` where there is none."""
-    provider, rest = _find_provider(name)
-    return provider.plan(rest)
+    module, rest = _find_provider(name)
+    return module.plan(rest)
 
 
-def _find_provider(name: str) -> tuple[Provider, str]:
-    """Who knows the model, and the name by which."""
+def _find_provider(name: str) -> tuple[Any, str]:
+    """The module of whoever knows the model, and the name by which."""
     if not isinstance(name, str):
         raise ModelError(
             f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."
@@ -81,5 +67,5 @@ def _find_provider(name: str) -> tuple[Provider, str]:
     for provider in PROVIDERS:
         found = re.fullmatch(provider.pattern, name, re.DOTALL)
         if found:
-            return provider, found.group(1)
+            return importlib.import_module(f"{__name__}.{provider.module}"), found.group(1)
     raise ModelError(f"There is no model {shorten(name)}.")  # the last pattern fits anything

@@ -1,4 +1,4 @@
-"""Whether something can be fetched, asked before a library tries it over and over."""
+"""What providers share: how a model and what is known of it are handed over, and how files are fetched and recognised."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ from gradcam.models.checkpoints.read import Checkpoint
 from gradcam.models.preprocess import Preprocess, Preprocessing
 
 USUAL_SIZE = (224, 224)
+PATIENCE = 5.0  # seconds
+HUB = "https://huggingface.co"
+WITHOUT = "The model 'efficientnet_lite0' needs none of this."
+HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
+
+Build = Callable[[int], nn.Module]  # from a number of classes
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,27 @@ class Blueprint:
     channels: int = 3
     layer: str | None = None
     layer_for_positive: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A model with what its provider knows of it; what is None is found by looking at the model.
+
+    `plain`: the same preprocessing as steps that can be changed one by one, where `preprocess` is not made of such.
+    `is_assumed`: whether the preprocessing is a guess. `activation`: how logits become probabilities, where that is
+    certain. `notes`: what a person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`.
+    """
+
+    model: nn.Module
+    preprocess: Preprocess
+    plain: Preprocessing | None = None
+    is_assumed: bool = False
+    labels: Sequence[str] | None = None
+    classes: int | None = None
+    layer: str | None = None
+    layer_for_positive: str | None = None
+    activation: str | None = None
+    notes: Sequence[str] = ()
 
 
 @contextlib.contextmanager
@@ -61,6 +88,18 @@ def pytorchs_own_defaults() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
+def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
+    """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes.
+
+    `classes`: how many it has by default. Raises `ModelError` where the checkpoint is of another model.
+    """
+    model = build(classes)
+    count = count_classes(checkpoint, model)
+    if count is not None and count != classes:
+        model = build(count)
+    return model, count, load_weights(model, checkpoint)
+
+
 def import_extra(package: str, extra: str) -> ModuleType:
     """A package that comes with `gradcam-torch[extra]`. Raises `ModelError` with the line that installs it."""
     try:
@@ -71,13 +110,13 @@ def import_extra(package: str, extra: str) -> ModuleType:
         raise ModelError(f"{package} {what}: pip install 'gradcam-torch[{extra}]'") from error
 
 
-PATIENCE = 5.0  # seconds
-HUB = "https://huggingface.co"
-WITHOUT = "The model 'efficientnet_lite0' needs none of this."
+def hub_address() -> str:
+    """Where Hugging Face's files are fetched from, as its own library finds that."""
+    return os.environ.get("HF_ENDPOINT", HUB)
 
 
 def reason_unreachable(url: str) -> str | None:
-    """Why there is no answer from where `url` points, None if there is one, whatever it says."""
+    """Why there is no answer from where `url` points, None if there is one: asked before a library tries over and over."""
     request = urllib.request.Request(url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE):
@@ -88,53 +127,20 @@ def reason_unreachable(url: str) -> str | None:
         return str(getattr(error, "reason", error)) or type(error).__name__
 
 
-def hub_address() -> str:
-    """Where Hugging Face's files are fetched from, as its own library finds that."""
-    return os.environ.get("HF_ENDPOINT", HUB)
-
-
 def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
     """Download to `path`, all of it or nothing. Raises `ModelError` with what to do where that fails."""
-    import torch
-
     reason = reason_unreachable(url)
     if reason is None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path), hash_prefix, progress=sys.stderr.isatty())
+            return
         except (OSError, RuntimeError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-        else:
-            return
     raise ModelError(
         f"The weights cannot be fetched ({reason}). Download {url} on another computer and put it at {path}, or anywhere, "
         f"and give it with --weights FILE (weights= in Python). {WITHOUT}"
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """A model with what its provider knows of it; what is None is found by looking at the model.
-
-    `plain`: the same preprocessing as steps that can be changed one by one, where `preprocess` is not made of such.
-    `is_assumed`: whether the preprocessing is a guess. `activation`: how logits become probabilities, where that is
-    certain. `notes`: what a person should know. `layer_for_positive`: in place of `layer` for methods that assume
-    activations that are not negative, where that is another one.
-    """
-
-    model: nn.Module
-    preprocess: Preprocess
-    plain: Preprocessing | None = None
-    is_assumed: bool = False
-    labels: Sequence[str] | None = None
-    classes: int | None = None
-    layer: str | None = None
-    layer_for_positive: str | None = None
-    activation: str | None = None
-    notes: Sequence[str] = ()
-
-
-HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
 
 
 @dataclass(frozen=True)
@@ -164,30 +170,10 @@ def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
 
 def describe_preprocessing(path: Path, found: Recognised | None, name: str, preprocess: Preprocessing) -> str:
     """A sentence on which preprocessing a file of weights gets; `name` is that of the weights whose it is."""
-    resize, size = (_describe_size(each) for each in (preprocess.resize, preprocess.size))
+    both = (each if isinstance(each, tuple) else (each, each) for each in (preprocess.resize, preprocess.size))
+    resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in both)
     steps = f"resized to {resize}, cut to {size}"
     if found is None:
         return f"Pictures are prepared as for {name} ({steps}): '{path.name}' is none of its library's own files."
     how = "its content" if found.is_certain else "its name"
     return f"'{path.name}' is {name}, by {how}: pictures are prepared as for these ({steps})."
-
-
-def _describe_size(size: int | tuple[int, int]) -> str:
-    if isinstance(size, int):
-        return str(size)
-    return str(size[0]) if size[0] == size[1] else f"{size[0]} x {size[1]}"
-
-
-Build = Callable[[int], nn.Module]  # from a number of classes
-
-
-def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
-    """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes.
-
-    `classes`: how many it has by default. Raises `ModelError` where the checkpoint is of another model.
-    """
-    model = build(classes)
-    count = count_classes(checkpoint, model)
-    if count is not None and count != classes:
-        model = build(count)
-    return model, count, load_weights(model, checkpoint)

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0, written out: the network whose weights come with the package.
+"""EfficientNet-Lite0, the model that comes with the package: the provider of its weights and labels, and the network itself.
 
 Lite0 is EfficientNet-B0 without squeeze-and-excitation and with ReLU6 for swish (Tan & Le, "EfficientNet", ICML 2019;
 the Lite variants are from Google's `tpu` repository). Its weights were trained in TensorFlow, hence the padding and the
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,52 @@ from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts, build_for
 
+HERE = resources.files("gradcam.models") / "embedded"
+WEIGHTS = "efficientnet_lite0.safetensors"
+LABELS = "imagenet_labels.txt"
+PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+# Of the candidates, where all methods together localise best: scripts/choose_defaults.md. `layer4` is a linear bottleneck:
+# behind the next activation, methods that assume positive activations localise two to five times as well: README.
+LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
+CLASSES = 1000
+NOTE = "Its 1000 classes are taken for ImageNet's: give labels if they are others."
 TENSORFLOW_EPSILON = 1e-3
+
+
+def build(classes: int) -> nn.Module:
+    """The network without weights, for that many classes."""
+    with torch.device("meta"):  # nothing is drawn at random for weights that are about to be replaced
+        return EfficientNetLite0(classes)
+
+
+def read_labels() -> list[str]:
+    """The names of ImageNet's 1000 classes."""
+    return (HERE / LABELS).read_text(encoding="utf-8").splitlines()
+
+
+def name_classes(parts: Parts, labels: Sequence[str] | None = None) -> Parts:
+    """The same with ImageNet's labels, and a note, where a checkpoint has 1000 classes."""
+    if parts.classes != CLASSES:
+        return parts
+    return replace(parts, labels=labels or read_labels(), activation="softmax", notes=[*parts.notes, NOTE])
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is.
+
+    Raises `ModelError` for a checkpoint that does not fit.
+    """
+    if weights is not None:
+        model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
+        return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, **LAYERS))
+    with resources.as_file(HERE / WEIGHTS) as path:
+        model, _, _ = build_for(read_checkpoint(path), build, CLASSES)
+    return Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax", **LAYERS)
+
+
+def plan(name: str) -> Blueprint:
+    """The model, with random weights where nobody keeps it from drawing them."""
+    return Blueprint(partial(EfficientNetLite0, CLASSES), PREPROCESSING.size, **LAYERS)
 
 
 class SamePaddedConv2d(nn.Conv2d):
@@ -82,86 +127,21 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            _convolution_unit(3, 32, kernel=3, stride=2),
-            InvertedResidual(32, 16, kernel=3, stride=1, expansion=1),
+            _convolution_unit(3, 32, kernel=3, stride=2), InvertedResidual(32, 16, kernel=3, stride=1, expansion=1)
         )
         self.layer1 = nn.Sequential(*_blocks(16, 24, kernel=3, stride=2, repeats=2))
         self.layer2 = nn.Sequential(*_blocks(24, 40, kernel=5, stride=2, repeats=2))
         self.layer3 = nn.Sequential(
-            *_blocks(40, 80, kernel=3, stride=2, repeats=3),
-            *_blocks(80, 112, kernel=5, stride=1, repeats=3),
+            *_blocks(40, 80, kernel=3, stride=2, repeats=3), *_blocks(80, 112, kernel=5, stride=1, repeats=3)
         )
         self.layer4 = nn.Sequential(
-            *_blocks(112, 192, kernel=5, stride=2, repeats=4),
-            *_blocks(192, 320, kernel=3, stride=1, repeats=1),
+            *_blocks(112, 192, kernel=5, stride=2, repeats=4), *_blocks(192, 320, kernel=3, stride=1, repeats=1)
         )
         self.head = nn.Sequential(
-            _convolution_unit(320, 1280),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(1280, classes),
+            _convolution_unit(320, 1280), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)
         )
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.head(x)
-
-
-HERE = resources.files("gradcam.models") / "embedded"
-WEIGHTS = "efficientnet_lite0.safetensors"
-LABELS = "imagenet_labels.txt"
-PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-LAYER = "layer4"  # of the candidates, where all methods together localise best: scripts/choose_defaults.md
-# `layer4` is a linear bottleneck. Behind the next activation, these localise two to five times as well: README.
-LAYER_FOR_POSITIVE = "head.0"
-
-
-def build(classes: int) -> nn.Module:
-    """The network without weights, for that many classes."""
-    with torch.device("meta"):  # nothing is drawn at random for weights that are about to be replaced
-        return EfficientNetLite0(classes)
-
-
-def read_labels() -> list[str]:
-    """The names of ImageNet's 1000 classes."""
-    return (HERE / LABELS).read_text(encoding="utf-8").splitlines()
-
-
-CLASSES = 1000
-NOTE = "Its 1000 classes are taken for ImageNet's: give labels if they are others."
-
-
-def name_classes(parts: Parts, labels: Sequence[str] | None = None) -> Parts:
-    """The same with ImageNet's labels, and a note, where a checkpoint has 1000 classes."""
-    if parts.classes != CLASSES:
-        return parts
-    return replace(parts, labels=labels or read_labels(), activation="softmax", notes=[*parts.notes, NOTE])
-
-
-Found = TypeVar("Found", Parts, Blueprint)
-
-
-def load(name: str, weights: Path | None) -> Parts:
-    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is.
-
-    Raises `ModelError` for a checkpoint that does not fit.
-    """
-    if weights is not None:
-        model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
-        found = Parts(model, PREPROCESSING, classes=classes, notes=notes)
-        return name_classes(_with_layers(found))
-    with resources.as_file(HERE / WEIGHTS) as path:
-        model, _, _ = build_for(read_checkpoint(path), build, CLASSES)
-    found = Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax")
-    return _with_layers(found)
-
-
-def plan(name: str) -> Blueprint:
-    """The model, with random weights where nobody keeps it from drawing them."""
-    build = partial(EfficientNetLite0, CLASSES)
-    return _with_layers(Blueprint(build, PREPROCESSING.size))
-
-
-def _with_layers(found: Found) -> Found:
-    return replace(found, layer=LAYER, layer_for_positive=LAYER_FOR_POSITIVE)

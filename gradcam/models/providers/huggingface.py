@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, join_names
-from gradcam.images.read import Pixels, Region, check_pixels
-from gradcam.models.adjust import ASSUMED
+from gradcam.images.read import Pixels, Region
+from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.read import read_checkpoint
-from gradcam.models.preprocess import Preprocessing
+from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers.base import (
     USUAL_SIZE,
     WITHOUT,
@@ -33,155 +33,7 @@ from gradcam.models.providers.base import (
 
 WARPED_FROM = 384  # ConvNeXt's processor takes no centre from this size on
 ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
-
-
-@dataclass(frozen=True, eq=False)
-class ProcessorPreprocess:
-    """An image processor of transformers, with the part of a picture that its result shows.
-
-    `plain`: the same as steps that can be changed, where there are such. `is_known`: whether its steps are understood;
-    otherwise the whole picture is taken to be seen.
-    """
-
-    processor: Any = field(repr=False)
-    plain: Preprocessing | None
-    is_known: bool = True
-
-    def __call__(self, image: NDArray[Any]) -> Tensor:
-        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives.
-
-        Of deeper values it would keep 8 bits: those go through the same steps of our own, where they are known.
-        Raises `ImageError` where they are not.
-        """
-        if image.dtype != np.uint8 or image.ndim != 3:
-            return self._prepare_deep(image)
-        # Of an array, a processor would have to guess which axis the channels are on.
-        values = self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"]
-        tensor: Tensor = values[0]
-        return tensor
-
-    def _prepare_deep(self, image: NDArray[Any]) -> Tensor:
-        if not self.is_known:
-            raise ImageError(
-                f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
-                "it as that, or give a reader that makes it."
-            )
-        tensor = find_steps(self.processor, *image.shape[:2])(image)
-        return tensor.flip(0) if getattr(self.processor, "do_flip_channel_order", False) else tensor
-
-    def region(self, height: int, width: int) -> Region:
-        """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
-        if not self.is_known:
-            return 0, 0, height, width
-        return find_steps(self.processor, height, width).region(height, width)
-
-
-def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
-    """A processor as preprocessing, and a note where it does something that is not understood."""
-    name = type(processor).__name__
-    first: Preprocessing | None = None
-    second: Preprocessing | None = None
-    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
-        first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
-    found = ProcessorPreprocess(processor, None, is_known=False)
-    picture = _make_picture()
-    try:
-        values = found(picture)
-    except Exception as error:  # a configuration that contradicts itself
-        raise ModelError(f"The image processor, {name}, prepares no picture: {' '.join(str(error).split())}") from error
-    if first is None or not _does_alike(first, picture, values):
-        return found, [f"What part of a picture {name} takes is not known here: maps are drawn on all of it."]
-    is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
-    return ProcessorPreprocess(processor, first if is_plain else None), []
-
-
-def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
-    """What a processor's configuration says that it does with a picture of this size."""
-    if hasattr(processor, "data_config"):  # the one that wraps timm's transforms
-        from gradcam.models.providers.timm import to_preprocessing
-
-        return to_preprocessing(processor.data_config)
-    resize = _find_resize(processor, height, width)
-    resized = resize if isinstance(resize, tuple) else _scale(height, width, resize / min(height, width))
-    mean, std = _find_statistics(processor)
-    return Preprocessing(
-        size=_find_crop(processor) or resized,
-        # Where nothing is cut away, the shorter side alone would not say what the other becomes.
-        resize=resize if _find_crop(processor) else resized,
-        mean=mean,
-        std=std,
-        interpolation=Image.Resampling(2 if processor.resample is None else processor.resample).name.lower(),
-    )
-
-
-def _find_resize(processor: Any, height: int, width: int) -> int | tuple[int, int]:
-    if not processor.do_resize:
-        return height, width
-    size = processor.size
-    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
-    if _has_share(processor):
-        is_warped = shortest >= WARPED_FROM
-        return (shortest, shortest) if is_warped else int(shortest / processor.crop_pct)
-    if size.get("height") and size.get("width"):
-        return size["height"], size["width"]
-    if shortest and longest:
-        scale = min(shortest / min(height, width), longest / max(height, width))
-        return _scale(height, width, scale)
-    if shortest:
-        return int(shortest)
-    return _scale(height, width, min(size["max_height"] / height, size["max_width"] / width))
-
-
-def _scale(height: int, width: int, scale: float) -> tuple[int, int]:
-    return int(height * scale + 1e-9), int(width * scale + 1e-9)
-
-
-def _find_crop(processor: Any) -> tuple[int, int] | None:
-    """The size of the centre that is taken, None where all is."""
-    if getattr(processor, "do_center_crop", False):
-        return processor.crop_size["height"], processor.crop_size["width"]
-    if processor.do_resize and _has_share(processor) and processor.size["shortest_edge"] < WARPED_FROM:
-        return processor.size["shortest_edge"], processor.size["shortest_edge"]
-    return None
-
-
-def _has_share(processor: Any) -> bool:
-    """Whether the size is that of the centre, as ConvNeXt's processor has it."""
-    return getattr(processor, "crop_pct", None) is not None and processor.size.get("shortest_edge") is not None
-
-
-def _find_statistics(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of values in [0,1], of which processors may make others first."""
-    scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
-    offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
-    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in (mean, std))
-    return tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
-
-
-def _make_picture() -> Pixels:
-    """Coarse random blocks: another part of them looks another way."""
-    blocks = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
-    return np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
-
-
-def _does_alike(steps: Preprocessing, picture: Pixels, values: Tensor) -> bool:
-    """Whether these steps show the same part of a picture as what a processor gave; some pad, which steps cannot."""
-    with contextlib.suppress(ValueError):
-        return _is_alike(values, steps(picture))
-    return False
-
-
-def _is_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors show the same part of a grey picture, whatever their scale."""
-    if one.shape[1:] != other.shape[1:]:
-        return False
-    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (one, other)])
-    return torch.corrcoef(pair)[0, 1].item() > ALIKE
-
-
 PROCESSOR = "preprocessor_config.json"
-# How transformers itself tells probabilities from logits.
 SAID = {  # by transformers, of what is no mistake of its own, and what we say
     "weights_only": "its weights are a pickle that would run code on being read; it was not run. Take safetensors",
     "trust_remote_code": "it comes with code of its own, which is never run here. Load it in a function of yours, "
@@ -189,7 +41,7 @@ SAID = {  # by transformers, of what is no mistake of its own, and what we say
     "Unrecognized configuration class": "it is no image classifier that transformers knows. In Python "
     "gradcam.explain(model, images, target=...) takes any model",
 }
-ACTIVATIONS = {
+ACTIVATIONS = {  # how transformers itself tells probabilities from logits
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
     "regression": "none",
@@ -204,16 +56,13 @@ def load(name: str, weights: Path | None) -> Parts:
     Code that comes with a model is never run. Raises `ModelError` for a missing transformers, for what is no image
     classifier, for weights that leave the head random, and where nothing is here nor to be fetched.
     """
-    transformers = import_extra("transformers", "hf")
-    name, is_local = _find_source(transformers, name)
-    with _quiet(transformers):
-        config = _take(transformers.AutoConfig, name, local_files_only=is_local)
+    with _found(name) as (transformers, source, is_local, config):
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-        parts = _find_preprocess(transformers, name, is_local, config)
+        parts = _find_preprocess(transformers, source, is_local, config)
         notes: Sequence[str] = ()
         classes: int | None
         if weights is None:
-            model, classes = _load_own(transformers, name, is_local), len(labels)
+            model, classes = _load_own(transformers, source, is_local), len(labels)
         else:
             build = partial(_build, transformers, config)
             model, classes, notes = build_for(read_checkpoint(weights), build, len(labels))
@@ -229,22 +78,18 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def plan(name: str) -> Blueprint:
     """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
-    transformers = import_extra("transformers", "hf")
-    name, is_local = _find_source(transformers, name)
-    with _quiet(transformers):
-        config = _take(transformers.AutoConfig, name, local_files_only=is_local)
-        size = _find_size(transformers, name) or _to_size(getattr(config, "image_size", None)) or USUAL_SIZE
+    with _found(name) as (transformers, source, _, config):
+        size = _find_size(transformers, source) or _to_size(getattr(config, "image_size", None)) or USUAL_SIZE
     build = partial(_build, transformers, config, config.num_labels)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
 
 
 def _find_size(transformers: Any, name: str) -> tuple[int, int] | None:
     """What its preprocessing makes of a picture; None where there is none with the model."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(name)
-    except (OSError, ValueError):
-        return None
-    return _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
+        return _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
+    return None
 
 
 def _to_size(sides: Any) -> tuple[int, int] | None:
@@ -329,15 +174,150 @@ def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) 
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No bars and no warnings: what matters of them is an error or a note of ours."""
+def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
+    """transformers, the name for it, whether all is here already, and the configuration.
+
+    Meanwhile without bars and warnings: what matters of them is an error or a note of ours.
+    """
+    transformers = import_extra("transformers", "hf")
+    name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        yield transformers, name, is_local, _take(transformers.AutoConfig, name, local_files_only=is_local)
     finally:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessorPreprocess:
+    """An image processor of transformers, with the part of a picture that its result shows.
+
+    `plain`: the same as steps that can be changed, where there are such. `is_known`: whether its steps are understood;
+    otherwise the whole picture is taken to be seen.
+    """
+
+    processor: Any = field(repr=False)
+    plain: Preprocessing | None
+    is_known: bool = True
+
+    def __call__(self, image: NDArray[Any]) -> Tensor:
+        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives.
+
+        Of deeper values it would keep 8 bits: those go through the same steps of our own, where they are known.
+        Raises `ImageError` where they are not.
+        """
+        if image.dtype != np.uint8 or image.ndim != 3:
+            return self._prepare_deep(image)
+        # Of an array, a processor would have to guess which axis the channels are on.
+        values = self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"]
+        return values[0]
+
+    def _prepare_deep(self, image: NDArray[Any]) -> Tensor:
+        if not self.is_known:
+            raise ImageError(
+                f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
+                "it as that, or give a reader that makes it."
+            )
+        tensor = find_steps(self.processor, *image.shape[:2])(image)
+        return tensor.flip(0) if getattr(self.processor, "do_flip_channel_order", False) else tensor
+
+    def region(self, height: int, width: int) -> Region:
+        """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
+        if not self.is_known:
+            return 0, 0, height, width
+        return find_steps(self.processor, height, width).region(height, width)
+
+
+def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
+    """A processor as preprocessing, and a note where it does something that is not understood."""
+    name = type(processor).__name__
+    first = second = None
+    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
+        first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
+    found = ProcessorPreprocess(processor, None, is_known=False)
+    blocks = np.random.default_rng(0).integers(
+        0, 256, (12, 16), dtype=np.uint8
+    )  # another part of them looks another way
+    picture = np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
+    try:
+        values = found(picture)
+    except Exception as error:  # a configuration that contradicts itself
+        raise ModelError(f"The image processor, {name}, prepares no picture: {' '.join(str(error).split())}") from error
+    if first is None or not _shows_alike(first, picture, values):
+        return found, [f"What part of a picture {name} takes is not known here: maps are drawn on all of it."]
+    is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
+    return ProcessorPreprocess(processor, first if is_plain else None), []
+
+
+def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
+    """What a processor's configuration says that it does with a picture of this size."""
+    if hasattr(processor, "data_config"):  # the one that wraps timm's transforms
+        from gradcam.models.providers.timm import to_preprocessing
+
+        return to_preprocessing(processor.data_config)
+    crop, resize = _find_crop(processor), _find_resize(processor, height, width)
+    resized = resize if isinstance(resize, tuple) else _scale(height, width, resize / min(height, width))
+    if crop is None:  # nothing is cut away: the shorter side alone would not say what the other becomes
+        crop, resize = resized, resized
+    interpolation = Image.Resampling(2 if processor.resample is None else processor.resample).name.lower()
+    return Preprocessing(crop, resize, *_find_statistics(processor), interpolation)
+
+
+def _find_resize(processor: Any, height: int, width: int) -> int | tuple[int, int]:
+    if not processor.do_resize:
+        return height, width
+    size = processor.size
+    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
+    if _has_share(processor):
+        return (shortest, shortest) if shortest >= WARPED_FROM else int(shortest / processor.crop_pct)
+    if size.get("height") and size.get("width"):
+        return size["height"], size["width"]
+    if shortest and longest:
+        return _scale(height, width, min(shortest / min(height, width), longest / max(height, width)))
+    if shortest:
+        return int(shortest)
+    return _scale(height, width, min(size["max_height"] / height, size["max_width"] / width))
+
+
+def _scale(height: int, width: int, scale: float) -> tuple[int, int]:
+    return int(height * scale + 1e-9), int(width * scale + 1e-9)
+
+
+def _find_crop(processor: Any) -> tuple[int, int] | None:
+    """The size of the centre that is taken, None where all is."""
+    if getattr(processor, "do_center_crop", False):
+        return processor.crop_size["height"], processor.crop_size["width"]
+    if processor.do_resize and _has_share(processor) and processor.size["shortest_edge"] < WARPED_FROM:
+        return processor.size["shortest_edge"], processor.size["shortest_edge"]
+    return None
+
+
+def _has_share(processor: Any) -> bool:
+    """Whether the size is that of the centre, as ConvNeXt's processor has it."""
+    return getattr(processor, "crop_pct", None) is not None and processor.size.get("shortest_edge") is not None
+
+
+def _find_statistics(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of values in [0,1], of which processors may make others first."""
+    scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
+    offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
+    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in (mean, std))
+    return tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
+
+
+def _shows_alike(steps: Preprocessing, picture: Pixels, values: Tensor) -> bool:
+    """Whether these steps show the same part of a grey picture as what a processor gave, whatever their scale."""
+    try:
+        other = steps(picture)
+    except ValueError:  # some pad, which steps cannot
+        return False
+    if values.shape[1:] != other.shape[1:]:
+        return False
+    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values, other)])
+    return torch.corrcoef(pair)[0, 1].item() > ALIKE

@@ -1,4 +1,4 @@
-"""Models of the user's own: what a function gives."""
+"""Models of the user's own: what a function gives, of a file, a module, or an installed package's entry point."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from typing import Any
 
 from torch import nn
 
+from gradcam import plugins
 from gradcam.errors import ModelError, shorten
 from gradcam.layers.find import refuse_other_kinds
-from gradcam.models.adjust import ASSUMED
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.preprocess import ASSUMED
 from gradcam.models.providers.base import Blueprint, Parts
-from gradcam.plugins import call, find_function
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """The model that `file.py:function` or `package.module:function` gives, called without arguments.
+    """The model that `file.py:function`, `package.module:function` or an entry point gives, called without arguments.
 
     A module that is there already, in place of a function, is taken as it is. `weights`: loaded into it.
     Raises `ModelError` where there is no such function, where it raises, and where it gives no module.
     """
-    model = _make(find_function(name), name)
-    return to_parts(model, weights)
+    return to_parts(_make(_find(name), name), weights)
 
 
 def plan(name: str) -> Blueprint:
     """The model that the function gives. Raises `ModelError` where there is no such function."""
-    return Blueprint(partial(_make, find_function(name), name))
+    return Blueprint(partial(_make, _find(name), name))
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
     """A model of which nothing is known; a checkpoint is loaded into it if there is one."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return Parts(model, ASSUMED, is_assumed=True, notes=notes)
+
+
+def _find(name: str) -> Any:
+    return plugins.load("models", name) if name in plugins.installed("models") else plugins.find_function(name)
 
 
 def _make(found: Any, name: str) -> nn.Module:
@@ -46,7 +49,7 @@ def _make(found: Any, name: str) -> nn.Module:
     if not callable(found):
         raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
     _check_arguments(found, name)
-    model = call(found, name)
+    model = plugins.call(found, name)
     refuse_other_kinds(model)
     if not isinstance(model, nn.Module):
         hint = " A checkpoint goes to --weights." if isinstance(model, dict) else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,9 @@ from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 PICKLES = (".pth", ".pt", ".bin", ".tar")
-FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for on the hub, in its own order
+# What timm looks for on the hub, in its own order. Each is read here first, which refuses what would run code: some of
+# timm's versions would let it.
+FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -41,53 +43,57 @@ def load(name: str, weights: Path | None) -> Parts:
     """
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
-    if (
-        weights is not None
-        and not weights.exists()
-        and f"{name.partition('.')[0]}.{weights}" in _list_tagged(timm, name)
-    ):
-        name, weights = f"{name.partition('.')[0]}.{weights}", None
-    classes: int | None
+    chosen = f"{name.partition('.')[0]}.{weights}"
+    if weights is not None and not weights.exists() and chosen in _list_tagged(timm, name):
+        name, weights = chosen, None
     if weights is not None:
-        checkpoint = read_checkpoint(weights)
-        files = _list_files(timm, name)
-        found = recognise(weights, files)
-        name = name if found is None else files[found.name]
-        model, classes, notes = build_for(checkpoint, partial(_build, timm, name), CLASSES)
-        preprocess = _find_preprocessing(timm, model)
-        note = describe_preprocessing(weights, found, f"timm's {_name_settings(model, name)}", preprocess)
-        return _name_classes(Parts(model, preprocess, labels=_names(model), classes=classes, notes=[*notes, note]))
+        return _load_file(timm, name, weights)
     model = _build(timm, name, **_find_weights(timm, name))
     classes = int(getattr(model, "num_classes", 0))
     if not classes:
         raise ModelError(f"timm's {name} has no classifier: take another, or give --weights with one.")
-    parts = Parts(model, _find_preprocessing(timm, model), labels=_names(model), classes=classes)
-    return _name_classes(parts) if name.startswith("local-dir:") else _name_own_classes(timm, parts)
+    parts = _to_parts(timm, model, classes)
+    if name.startswith("local-dir:"):
+        return _name_classes(parts)
+    subset = timm.data.infer_imagenet_subset(model) if parts.labels is None else None
+    if subset is None:
+        return parts
+    labels = read_labels() if classes == CLASSES else timm.data.ImageNetInfo(subset).label_descriptions()
+    return replace(parts, labels=labels, activation="softmax")
+
+
+def _load_file(timm: Any, name: str, weights: Path) -> Parts:
+    """The model with a checkpoint; one of timm's own files has its own preprocessing."""
+    checkpoint, files = read_checkpoint(weights), _list_files(timm, name)
+    found = recognise(weights, files)
+    name = name if found is None else files[found.name]
+    model, classes, notes = build_for(checkpoint, partial(_build, timm, name), CLASSES)
+    parts = _to_parts(timm, model, classes)
+    tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
+    own = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
+    note = describe_preprocessing(weights, found, own, cast("Preprocessing", parts.preprocess))
+    return _name_classes(replace(parts, notes=[*notes, note]))
 
 
 def plan(name: str) -> Blueprint:
     """The model without its weights. Raises `ModelError` for an unknown name, and for a missing timm."""
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
-    settings = None if name.startswith(("local-dir:", *SOURCES)) else timm.get_pretrained_cfg(name)
     build = partial(_build, timm, name, pretrained=False)
+    settings = None if name.startswith(SOURCES) else timm.get_pretrained_cfg(name)
     if settings is None:
-        settings = timm.data.resolve_model_data_config(build())
-        channels, *size = settings["input_size"]
+        channels, height, width = timm.data.resolve_model_data_config(build())["input_size"]
     else:
-        channels, *size = settings.input_size
-    return Blueprint(build, (size[0], size[1]), channels)
+        channels, height, width = settings.input_size
+    return Blueprint(build, (height, width), channels)
 
 
 def _find_source(timm: Any, name: str) -> str:
     """The name as timm takes it. Raises `ModelError` for one that it does not know."""
-    if (
-        name.startswith("local-dir:")
-        or (os.sep in name and not name.startswith(SOURCES))
-        or (name and Path(name).is_dir())
-    ):
+    is_hub = name.startswith(SOURCES[:2])
+    if name.startswith("local-dir:") or (os.sep in name and not is_hub) or (name and Path(name).is_dir()):
         return _find_folder(name.removeprefix("local-dir:"))
-    if name.startswith(SOURCES):
+    if is_hub:
         return _find_cached_folder(name)
     if timm.is_model(name.partition(".")[0]):
         known = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
@@ -102,10 +108,7 @@ def _find_source(timm: Any, name: str) -> str:
 
 def _list_tagged(timm: Any, name: str) -> list[str]:
     """The model with each of the weights that timm has for it; none for a folder, or one of the hub."""
-    if name.startswith(("local-dir:", *SOURCES)):
-        return []
-    tagged: list[str] = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
-    return tagged
+    return [] if name.startswith(SOURCES) else timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
 
 
 def _list_files(timm: Any, name: str) -> dict[str, str]:
@@ -113,15 +116,9 @@ def _list_files(timm: Any, name: str) -> dict[str, str]:
 
     A name with weights of its own has those alone.
     """
-    names = [name] if "." in name else _list_tagged(timm, name)
-    urls = {tagged: timm.get_pretrained_cfg(tagged).url for tagged in names if tagged in _list_tagged(timm, name)}
-    return {url.rpartition("/")[2]: tagged for tagged, url in urls.items() if url}
-
-
-def _name_settings(model: nn.Module, name: str) -> str:
-    """The model's name with that of the weights whose preprocessing it has."""
-    tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
-    return f"{name}.{tag}" if tag and "." not in name and ":" not in name else name
+    tagged = _list_tagged(timm, name)
+    urls = {each: timm.get_pretrained_cfg(each).url for each in tagged if "." not in name or each == name}
+    return {url.rpartition("/")[2]: each for each, url in urls.items() if url}
 
 
 def _find_folder(name: str) -> str:
@@ -129,42 +126,42 @@ def _find_folder(name: str) -> str:
     if not (folder / "config.json").is_file():
         what = "has no config.json" if folder.is_dir() else "is no folder"
         raise ModelError(f"{folder}: {what}, expected a folder as timm.models.save_for_hf() makes it.")
-    _require_plain(*(path for path in map(folder.joinpath, FILES) if path.is_file()))
+    weights = [path for path in map(folder.joinpath, FILES) if path.is_file()]
+    if weights:
+        read_checkpoint(weights[0])
     return f"local-dir:{folder}"
 
 
 def _find_cached_folder(name: str) -> str:
     """A model of the hub from its cached files, if they are there. Raises `ModelError` where they cannot be fetched."""
     repository = name.partition(":")[2]
-    config = _find_cached(repository, ["config.json"])
-    weights = _find_cached(repository, FILES)
+    config, weights = _find_cached(repository, ["config.json"]), _find_cached(repository, FILES)
     if config is not None and weights is not None:
-        _require_plain(weights)
+        read_checkpoint(weights)
         return f"local-dir:{config.parent}"
-    _require_hub(repository)
+    _require(f"{hub_address()}/{repository}", hub_address())
     return name
 
 
 def _find_weights(timm: Any, name: str) -> dict[str, Any]:
     """What timm is to load: the file from a cache, or whatever it fetches. Raises `ModelError` where that cannot be."""
-    if name.startswith(("local-dir:", *SOURCES)):
+    if name.startswith(SOURCES):
         return {"pretrained": True}
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         raise ModelError(f"timm has no weights for {name}: give --weights FILE (weights= in Python), or another name.")
     if config.hf_hub_id:
-        names = [config.hf_hub_filename] if config.hf_hub_filename else FILES
-        path = _find_cached(config.hf_hub_id, names)
+        path = _find_cached(config.hf_hub_id, [config.hf_hub_filename] if config.hf_hub_filename else FILES)
         if path is not None:
-            _require_plain(path)
+            read_checkpoint(path)
             return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(path)}}
-        _require_hub(config.hf_hub_id)
+        _require(f"{hub_address()}/{config.hf_hub_id}", hub_address())
         return {"pretrained": True}
     path = Path(torch.hub.get_dir()) / "checkpoints" / config.url.rpartition("/")[2]
     if not path.exists():
-        _require(config.url, config.url)
+        _require(config.url)
     elif path.suffix in PICKLES:
-        _require_plain(path)
+        read_checkpoint(path)
     return {"pretrained": True}
 
 
@@ -176,19 +173,9 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
     return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
-def _require_plain(*paths: Path) -> None:
-    """Raises `ModelError` where the first of the files would run code: some of timm's versions would let it."""
-    for path in paths[:1]:
-        read_checkpoint(path)
-
-
-def _require_hub(repository: str) -> None:
-    _require(hub_address(), f"{hub_address()}/{repository}")
-
-
-def _require(address: str, source: str) -> None:
+def _require(source: str, address: str | None = None) -> None:
     """Raises `ModelError` where nothing answers: asked once, since timm would try for most of a minute."""
-    reason = reason_unreachable(address)
+    reason = reason_unreachable(address or source)
     if reason is not None:
         raise ModelError(
             f"The weights are not in the cache, and cannot be fetched ({reason}). Download them from {source} on another "
@@ -205,37 +192,19 @@ def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> 
         raise ModelError(f"timm cannot build {shorten(name)}: {reason}") from error
 
 
-def _names(model: nn.Module) -> Sequence[str] | None:
-    """The classes' names, where they are saved with the model."""
-    config: Any = model.pretrained_cfg
-    names, descriptions = config.get("label_names"), config.get("label_descriptions")
-    if not names:
-        return None
-    return [str((descriptions or {}).get(name, name)) for name in names]
+def _to_parts(timm: Any, model: nn.Module, classes: int | None) -> Parts:
+    """The model with timm's own preprocessing, and the classes' names where they are saved with it."""
+    preprocess, config = to_preprocessing(timm.data.resolve_model_data_config(model)), cast("Any", model.pretrained_cfg)
+    names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
+    labels = [str(descriptions.get(name, name)) for name in names] if names else None
+    return Parts(model, preprocess, labels=labels, classes=classes)
 
 
 def _name_classes(parts: Parts) -> Parts:
     """A checkpoint's or a folder's classes: by the names that are saved with them, or taken for ImageNet's."""
-    if parts.labels is None:
-        return name_classes(parts)
-    return parts if len(parts.labels) == parts.classes else name_classes(replace(parts, labels=None))
-
-
-def _name_own_classes(timm: Any, parts: Parts) -> Parts:
-    """The classes of weights that timm itself points to."""
-    if parts.labels is not None:
+    if parts.labels is not None and len(parts.labels) == parts.classes:
         return parts
-    subset = timm.data.infer_imagenet_subset(parts.model)
-    if subset is None:
-        return parts
-    is_plain = parts.classes == CLASSES
-    labels = read_labels() if is_plain else timm.data.ImageNetInfo(subset).label_descriptions()
-    return replace(parts, labels=labels, activation="softmax")
-
-
-def _find_preprocessing(timm: Any, model: nn.Module) -> Preprocessing:
-    """What timm's own transforms do."""
-    return to_preprocessing(timm.data.resolve_model_data_config(model))
+    return name_classes(replace(parts, labels=None))
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:

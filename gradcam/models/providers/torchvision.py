@@ -11,7 +11,9 @@ from urllib.parse import urlparse
 
 import torch
 from torch import nn
+from torchvision import models
 
+from gradcam import plugins
 from gradcam.errors import ModelError, join_names, nearest, shorten
 from gradcam.models.checkpoints.read import Checkpoint, describe_other_model, read_checkpoint
 from gradcam.models.preprocess import Preprocessing
@@ -39,9 +41,9 @@ def load(name: str, weights: Path | None) -> Parts:
         enum, weights = find_weights(name, str(weights)), None
     if weights is not None:
         return _load_file(name, enum, weights, is_chosen)
-    labels = _categories(enum)
+    preprocess, labels = to_preprocessing(enum.transforms()), _categories(enum)
     model, _, _ = build_for(_read_own(enum), partial(_build, name, enum), len(labels))
-    return Parts(model, to_preprocessing(enum.transforms()), labels=labels, classes=len(labels), activation="softmax")
+    return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
 
 
 def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
@@ -72,38 +74,31 @@ def plan(name: str) -> Blueprint:
 
 def list_names() -> list[str]:
     """The names of torchvision's classification models."""
-    from torchvision import models
-
     return models.list_models(module=models)
+
+
+def list_installed() -> dict[str, str]:
+    """The models of installed packages, entry points of the group `gradcam.models`, each with where it is from.
+
+    None of them is imported. One that is called as a model of gradcam's or torchvision's is left out: that one is taken.
+    """
+    entries = plugins.installed("models")
+    taken = {DEFAULT, *list_names()} if entries else set()
+    return {
+        name: entry.value if entry.dist is None else f"{entry.value}, from {entry.dist.name}"
+        for name, entry in entries.items()
+        if name not in taken
+    }
 
 
 def list_weights(name: str) -> Any:
     """The enum of a model's weights."""
-    from torchvision import models
-
     return models.get_model_weights(name)
 
 
 def cached_file(enum: Any) -> Path:
     """Where the file of weights lies, or will, in torch hub's cache."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(enum.url).path).name
-
-
-def check_name(name: str, typed: str) -> None:
-    """Raises `ModelError` for a name that is none of torchvision's, with what may have been meant."""
-    known = list_names()
-    if name in known:
-        return
-    other = describe_other_model(Path(typed))
-    if other is not None:
-        raise ModelError(f"{typed}: {other}.")
-    offers = nearest(name, [DEFAULT, *known])
-    hints = [f"Nearest: {join_names(offers)}."] if offers else []
-    hints += _guess_meaning(typed)
-    if not hints:
-        forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
-        hints = [f"`gradcam models` lists those with a name; others are {forms}."]
-    raise ModelError(f"There is no model {shorten(typed)}. {' '.join(hints)}")
 
 
 def find_weights(name: str, wanted: str) -> Any:
@@ -122,19 +117,32 @@ def find_weights(name: str, wanted: str) -> Any:
 
 
 def _find_model(typed: str) -> tuple[str, Any, bool] | None:
-    """The model's name, its weights' enum, and whether these were named; None where this is a function in a module.
+    """The model's name, its weights' enum, and whether these were named; None for a function that a package or module has.
 
     Raises `ModelError` for unknown ones.
     """
     name, _, wanted = typed.partition(":")
-    if wanted and name not in list_names() and _is_module(name):
+    if name in list_names():
+        return name, find_weights(name, wanted), bool(wanted)
+    if typed in plugins.installed("models") or (wanted and _is_module(name)):
         return None
-    check_name(name, typed)
-    return name, find_weights(name, wanted), bool(wanted)
+    raise _no_such_model(name, typed)
+
+
+def _no_such_model(name: str, typed: str) -> ModelError:
+    """The error for a name that is none of torchvision's, with what may have been meant."""
+    other = describe_other_model(Path(typed))
+    if other is not None:
+        return ModelError(f"{typed}: {other}.")
+    offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
+    hints = [*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)]
+    if not hints:
+        forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
+        hints = [f"`gradcam models` lists those with a name; others are {forms}."]
+    return ModelError(f"There is no model {shorten(typed)}. {' '.join(hints)}")
 
 
 def _guess_meaning(typed: str) -> list[str]:
-    """What somebody who typed this may have meant, as a sentence, if anything comes to mind."""
     path = Path(typed)
     if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".safetensors", ".bin"):
         return [f"A checkpoint needs its architecture: --model NAME --weights {typed}."]
@@ -164,15 +172,12 @@ def _read_own(enum: Any) -> Checkpoint:
     try:
         return read_checkpoint(path)
     except ModelError as error:
-        raise ModelError(
-            f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
-        ) from error
+        what = f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
+        raise ModelError(what) from error
 
 
 def _build(name: str, enum: Any, classes: int) -> nn.Module:
     """The model as it is with these weights, before they are loaded."""
-    from torchvision import models
-
     options: dict[str, Any] = {"num_classes": classes}
     if name in WITH_OWN_SCALE:
         options |= {"transform_input": True, "init_weights": False, "aux_logits": False}

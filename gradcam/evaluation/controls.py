@@ -1,0 +1,83 @@
+"""Who can make the maps that are judged: methods, a user's functions, and controls, which know nothing of the model."""
+
+# No torch is imported here: the shell reads its choices from this table before there is anything to compute.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gradcam import plugins
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS, find_method, offer
+from gradcam.errors import GradcamError, shorten
+from gradcam.plugins import load_late
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# From a model, images (N,C,H,W) and a class of each (N,) to heatmaps (N,H,W): a method, of ours or of anybody.
+Explain = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A map that is made without the model: `make` takes images (N,C,H,W) and a seed, and gives heatmaps (N,H,W)."""
+
+    name: str
+    summary: str
+    function: str | Callable[[Tensor, int], Tensor] = field(
+        repr=False
+    )  # "module:name" is imported when it is first used
+
+    @property
+    def make(self) -> Callable[[Tensor, int], Tensor]:
+        """The function, imported when it is first asked for."""
+        return load_late(self.function, __package__)
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A user's function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library."""
+
+    name: str
+    function: Explain = field(repr=False)
+    needs: ClassVar[tuple[str, ...]] = ()  # nobody knows what it runs
+    place: ClassVar[str] = "own"
+
+
+CONTROLS: dict[str, Control] = {
+    control.name: control
+    for control in (
+        Control("random", "noise on a 7 x 7 grid", "explainers:make_random"),
+        Control("centre", "a blob in the middle of every picture", "explainers:make_centre"),
+        Control("edges", "the picture's Sobel edges", "explainers:make_edges"),
+        Control("constant", "one everywhere", "explainers:make_constant"),
+    )
+}
+Explained = Method | Control | OwnFunction
+
+
+def find_explained(wanted: Any, *others: str) -> Explained:
+    """A method or a control by its name, or one itself; any other function is somebody's own.
+
+    `others`: what else might have been meant. A name may be `FILE.py:NAME`, or an installed package's.
+    Raises `GradcamError` for an unknown one.
+    """
+    name = wanted.strip() if isinstance(wanted, str) else ""
+    if name.lower() in CONTROLS:
+        return CONTROLS[name.lower()]
+    is_brought = plugins.is_own(name) or (name in plugins.installed("methods") and name not in METHODS)
+    brought = plugins.load("methods", name) if is_brought else wanted
+    if isinstance(brought, (Method, Control, OwnFunction)):
+        return brought
+    if callable(brought):
+        return OwnFunction(getattr(brought, "__name__", type(brought).__name__), brought)
+    if is_brought:
+        raise GradcamError(f"{name} is {shorten(brought)}, expected a method, or a function that makes heatmaps.")
+    try:
+        return find_method(name)
+    except GradcamError:
+        known = [*METHODS, *others, *CONTROLS, *plugins.installed("methods")]
+        raise GradcamError(f"There is no method or control {shorten(wanted)}. {offer(name, known)}") from None

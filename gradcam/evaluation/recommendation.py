@@ -1,0 +1,482 @@
+"""Which method, score and layer to explain a model with: tried out on somebody's own pictures."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.budget import Progress
+from gradcam.cam.explain import compare
+from gradcam.cam.forward import find_layers_with_grid
+from gradcam.cam.listing import LayerRow, list_layers
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS, find_methods
+from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, shorten, show_fields
+from gradcam.evaluation.explainers import Counter
+from gradcam.evaluation.intervals import Interval, mean_interval, paired_difference
+from gradcam.evaluation.metrics.grid import LEAST, Mosaic, Tile, arrange, find_tiles, grid_pointing_game
+from gradcam.evaluation.metrics.perturbation import road
+from gradcam.evaluation.subject import Subject
+from gradcam.hooks import nested
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.preserve import undisturbed
+from gradcam.layers.find import find_layer, unwrap
+from gradcam.models.classifier import Classifier
+from gradcam.models.device import find_input_dtype
+from gradcam.options import SCORES
+from gradcam.targets import ClassTarget
+
+MOSAICS = 12
+SHORTLIST = 5  # combinations that ROAD is measured of, beside the default; those with the same maps count once
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the pixels that ROAD imputes
+PICTURES = 4  # in one run of ROAD
+SAME = 1e-4  # of a mass: differences that make none
+LAST = 4  # layers of the coarsest grid, counted from the end
+BLOCKS = 3  # of a model with one grid all along, such as a transformer, the last ones
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A method, the score that it explains, and a layer. `score`: None where the method has its own, or none."""
+
+    method: str
+    score: str | None
+    layer: str
+
+    def __str__(self) -> str:
+        return f"{self.method}{f' of the {self.score}' if self.score else ''} at {self.layer}"
+
+
+Values = Mapping[Combination, Tensor]  # float64 (P,): one number for each picture
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination's numbers, as means over pictures with their intervals.
+
+    `mass`, `maximum`: of the grid pointing game, a picture's being its mean over the mosaics that it is in. `behind`: the
+    mass minus that of the combination with most of it, picture by picture. `road`: None where that was not measured, since
+    the mass is clearly less; `road_behind`: the same minus the best one's.
+    """
+
+    combination: Combination
+    mass: Interval
+    maximum: Interval
+    behind: Interval
+    road: Interval | None = None
+    road_behind: Interval | None = None
+
+    __repr__ = show_fields
+
+    @property
+    def is_clearly_less(self) -> bool:
+        """Whether the mass is clearly less than the most, so that it cannot be the best."""
+        return self.behind.high < -SAME
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best combination of method, score and layer for a model, on somebody's pictures.
+
+    `rows`: all combinations; first those that ROAD was measured of, the best ROAD first, then the others by mass.
+    `best`: of those whose mass is not clearly less than the most, the one with the best ROAD. `default`: what is taken
+    where nothing is said, None where no map can be taken there; `gain` and `road_gain` are the best one's mass and ROAD
+    minus the default's, picture by picture. `pictures`: the names of those that took part, and `mosaics`, how many were
+    made of them, each of `size` (height, width). `left_out`: combinations that have no map, and why.
+    """
+
+    model: str
+    rows: tuple[Row, ...]
+    best: Row
+    default: Row | None
+    gain: Interval | None
+    road_gain: Interval | None
+    pictures: tuple[str, ...]
+    mosaics: int
+    size: tuple[int, int]
+    seed: int
+    left_out: Mapping[Combination, str]
+
+    def __repr__(self) -> str:
+        default = ", the default" if self.is_default else ""
+        return (
+            f"Recommendation({self.best.combination}{default}, for {self.model}: the best of {len(self.rows)} on "
+            f"{len(self.pictures)} picture(s) in {self.mosaics} mosaic(s))"
+        )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the best is what is taken anyway."""
+        return self.default is not None and self.best.combination == self.default.combination
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in lists, dicts, strings and numbers, as JSON has them."""
+        numbers = ("mass", "maximum", "behind", "road", "road_behind")
+        rows = [{**vars(row.combination), **{it: _fields(getattr(row, it)) for it in numbers}} for row in self.rows]
+        return {
+            "model": self.model,
+            "best": dict(vars(self.best.combination)),
+            "default": None if self.default is None else dict(vars(self.default.combination)),
+            "gain": _fields(self.gain),
+            "road_gain": _fields(self.road_gain),
+            "pictures": list(self.pictures),
+            "mosaics": self.mosaics,
+            "size": list(self.size),
+            "seed": self.seed,
+            "rows": rows,
+            "left_out": [{**vars(it), "reason": reason} for it, reason in self.left_out.items()],
+        }
+
+
+def _fields(interval: Interval | None) -> dict[str, float | int | None] | None:
+    return None if interval is None else interval.to_fields()
+
+
+def recommend(
+    classifier: Classifier,
+    pictures: Mapping[str, Any],
+    *,
+    methods: Sequence[str | Method] | None = None,
+    scores: Sequence[str] = SCORES,
+    layers: Sequence[str] | None = None,
+    mosaics: int = MOSAICS,
+    least: float = LEAST,
+    seed: int = 0,
+    reshape: Any = None,
+    progress: Progress | None = None,
+) -> Recommendation:
+    """Try methods, scores and layers on pictures that need no annotations, and name the best combination.
+
+    `pictures`, `least`: as in `make_mosaics`; `mosaics`: how many at most. `methods`: by default those of one forward pass;
+    `scores`: keys of `SCORES`; `layers`: by default the handful that `find_candidates` tells of.
+
+    First the grid pointing game measures all combinations: is a class's map on the class's picture? Then ROAD, at five
+    shares of the pixels, measures those whose mass is not clearly less than the most (the 95 % interval of the difference,
+    by the bootstrap over pictures, holds zero), at most five, in the single pictures: do the pixels that a map marks matter
+    to the model? The best ROAD of these is recommended; of equal ones, the default: Grad-CAM of the logit at the
+    classifier's layer, which is measured in any case. Combinations that have the same maps share their numbers.
+
+    `seed`: of the mosaics, the noise and the bootstrap. `progress`: called with the steps done and the number of all.
+    Raises `InputError` for fewer than four classes, `LayerError` where no combination has a map, `GradcamError` for unknown
+    methods, scores and layers, and as the model does.
+    """
+    model = classifier.model
+    default = Combination("gradcam", "logit", check_layers(model, [classifier.layer])[0])
+    named = None if layers is None else check_layers(model, layers)
+    names = list_single_pass() if methods is None else methods
+    combine(names, scores, [default.layer])  # so that what is wrong with these is said before anything is computed
+    tiles = find_tiles(classifier, pictures, least=least)
+    arranged = arrange(model, tiles, limit=mosaics, seed=seed)
+    chosen = named or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
+    wanted = combine(names, scores, chosen)
+    used = {name for mosaic in arranged for name in mosaic.names}
+    counter = Counter(progress)
+    taking_part = [tile for tile in tiles if tile.name in used]
+    own = {method.name: method for method in find_methods(names)}
+    contest = Contest(Trials(classifier, reshape, own), taking_part, arranged, seed, counter.step)
+    counter.total = len(arranged) + (SHORTLIST + 1) * contest.batches
+    return _decide(contest, [*dict.fromkeys([default, *wanted])], counter)
+
+
+def _decide(contest: Contest, combinations: Sequence[Combination], counter: Counter) -> Recommendation:
+    """The recommendation among these, of which the first is the default."""
+    default, seed = combinations[0], contest.seed
+    mass, hits = contest.play(combinations)
+    if not mass:
+        raise LayerError(next(iter(contest.trials.left_out.values())))
+    twins = find_twins(mass, hits)
+    shortlist = list_best(mass, twins, seed=seed, most=SHORTLIST)
+    chosen = [*dict.fromkeys([*shortlist, *([twins[default]] if default in mass else [])])]
+    counter.total = len(contest.mosaics) + len(chosen) * contest.batches
+    measured = contest.remove(chosen)
+    roads = {it: measured[twins[it]] for it in mass if twins[it] in measured}
+    best = find_best(roads, [it for it in roads if twins[it] in shortlist], default)
+    rows = to_rows(mass, hits, roads, best, seed)
+    height, width = contest.mosaics[0].image.shape[1:]
+    return Recommendation(
+        model=contest.trials.classifier.name,
+        rows=tuple(rows),
+        best=rows[0],
+        default=next((row for row in rows if row.combination == default), None),
+        gain=subtract(mass[best], mass[default], seed) if default in mass else None,
+        road_gain=subtract(roads[best], roads[default], seed) if default in mass else None,
+        pictures=tuple(tile.name for tile in contest.tiles),
+        mosaics=len(contest.mosaics),
+        size=(int(height), int(width)),
+        seed=seed,
+        left_out=dict(contest.trials.left_out),
+    )
+
+
+def list_single_pass() -> list[str]:
+    """The methods at a layer that take one forward pass of the model, and one backwards."""
+    return [method.name for method in METHODS.values() if method.cost == "1" and method.place == "layer"]
+
+
+def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
+    """All combinations, each once. Methods that explain no score, or their own, are there once for each layer.
+
+    Raises `GradcamError` for unknown methods and scores, and for methods that look at no layer.
+    """
+    found = find_methods(methods)
+    for method in found:
+        if method.place != "layer":
+            raise GradcamError(f"{method.name} looks at no layer, and layers are what is to be chosen: leave it out.")
+    if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
+        raise GradcamError(f"scores is {shorten(scores)}, expected some of {', '.join(SCORES)}.")
+    with_score = [it for it in found if it.score is None and it.needs != ("activations",)]
+    combinations = [
+        Combination(method.name, score if method in with_score else None, layer)
+        for layer in layers
+        for method in found
+        for score in scores
+    ]
+    return list(dict.fromkeys(combinations))
+
+
+@dataclass
+class Trials:
+    """What explains images in every way that is asked for. `left_out`: what turned out to have no map, and why.
+
+    `methods`: by the names that combinations have; others are those of `METHODS`.
+    """
+
+    classifier: Classifier
+    reshape: Any = None
+    methods: Mapping[str, Method] = field(default_factory=dict)
+    left_out: dict[Combination, str] = field(default_factory=dict)
+
+    def explain(
+        self, images: Tensor, classes: Tensor, combinations: Iterable[Combination]
+    ) -> Iterator[tuple[Combination, Tensor]]:
+        """Each combination, and its heatmaps (N,K,H,W) in [0,1] of images (N,C,H,W) for classes (N,K).
+
+        There is a pass for each score, and only its heatmaps are in memory. One is blank where the gradient at its layer is
+        exactly zero. A combination that has no map at all is left out, here and from now on.
+        """
+        wanted = [it for it in combinations if it not in self.left_out]
+        for score in SCORES:
+            # Methods without a score go with the logits' pass.
+            part = [it for it in wanted if (it.score or "logit") == score]
+            if part:
+                yield from self._explain(images, classes, score, part)
+
+    def _explain(
+        self, images: Tensor, classes: Tensor, score: str, wanted: Sequence[Combination]
+    ) -> Iterator[tuple[Combination, Tensor]]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", GradcamWarning)  # whatever suits a method is found out here
+                found = compare(
+                    self.classifier.model,
+                    images,
+                    layers=list(dict.fromkeys(it.layer for it in wanted)),
+                    methods=[self.methods.get(name, name) for name in dict.fromkeys(it.method for it in wanted)],
+                    target=ClassTarget(classes, score=score, activation=self.classifier.activation),
+                    reshape=self.reshape,
+                )
+        except LayerError as error:
+            if len(wanted) > 1:  # one of them is the reason: each by itself
+                for it in wanted:
+                    yield from self._explain(images, classes, score, [it])
+            elif isinstance(error, BlindLayerError):
+                yield wanted[0], images.new_zeros(*classes.shape, *images.shape[2:])
+            else:
+                self.left_out[wanted[0]] = str(error)
+        else:
+            for it in wanted:
+                yield it, found[it.layer, it.method].heatmaps
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Mosaics, and the pictures that are in them. `step` is called after each mosaic, and each of ROAD's batches."""
+
+    trials: Trials
+    tiles: Sequence[Tile]
+    mosaics: Sequence[Mosaic]
+    seed: int
+    step: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def batches(self) -> int:
+        """How many steps ROAD takes for each combination."""
+        return -(-len(self.tiles) // PICTURES)
+
+    def play(self, combinations: Sequence[Combination]) -> tuple[Values, Values]:
+        """The grid pointing game: mass and hits, each picture's mean over the mosaics that it is in."""
+        places = {tile.name: place for place, tile in enumerate(self.tiles)}
+        sums = {it: torch.zeros(2, len(places), dtype=torch.float64, device="cpu") for it in combinations}
+        counts = torch.zeros(len(places), dtype=torch.float64, device="cpu")
+        for mosaic in self.mosaics:
+            at = [places[name] for name in mosaic.names]
+            counts[at] += 1
+            image = to_batch(self.trials.classifier, [mosaic.image])
+            classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=image.device)
+            for it, heatmaps in self.trials.explain(image, classes, combinations):
+                found = grid_pointing_game(heatmaps)
+                sums[it][:, at] += torch.cat([found.mass, found.hits]).double().cpu()
+            self.step()
+        left = [it for it in combinations if it not in self.trials.left_out]
+        return {it: sums[it][0] / counts for it in left}, {it: sums[it][1] / counts for it in left}
+
+    def remove(self, combinations: Sequence[Combination]) -> Values:
+        """ROAD of each picture alone, for its class, at the network's own size."""
+        classifier = self.trials.classifier
+        values: dict[Combination, list[Tensor]] = {it: [] for it in combinations}
+        for start in range(0, len(self.tiles), PICTURES):
+            part = self.tiles[start : start + PICTURES]
+            images = to_batch(classifier, [tile.image for tile in part])
+            classes = [tile.index for tile in part]
+            subject = Subject(classifier.model, images, classes, activation=classifier.activation)
+            for it, heatmaps in self.trials.explain(images, subject.classes[:, None], combinations):
+                values[it].append(road(subject, heatmaps[:, 0], shares=SHARES, seed=self.seed).combined.double().cpu())
+                self.step()
+        return {it: torch.cat(parts) for it, parts in values.items() if parts}
+
+
+def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
+    """Images (C,H,W) as the model takes them, (N,C,H,W)."""
+    return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
+
+
+def subtract(values: Tensor, reference: Tensor, seed: int) -> Interval:
+    """The mean difference, and its interval over pictures."""
+    return paired_difference(values.tolist(), reference.tolist(), seed=seed)
+
+
+def find_twins(mass: Values, hits: Values) -> dict[Combination, Combination]:
+    """For each combination the first with the same numbers in all pictures, whose maps are the same then.
+
+    Where the model is linear behind a layer, several methods are one.
+    """
+
+    def are_same(one: Combination, other: Combination) -> bool:
+        return all((values[one] - values[other]).abs().max() <= SAME for values in (mass, hits))
+
+    twins: dict[Combination, Combination] = {}
+    for it in mass:
+        first = next((one for one in mass if are_same(one, it)), it)
+        twins[it] = twins.get(first, first)
+    return twins
+
+
+def find_most(mass: Values) -> Combination:
+    """The combination with the most mass in the right cell; of equal ones, the first."""
+    return max(mass, key=lambda it: float(mass[it].mean()))
+
+
+def list_best(mass: Values, twins: Mapping[Combination, Combination], *, seed: int, most: int) -> list[Combination]:
+    """The combinations whose mass is not clearly less than the most, twins left out; those with more mass first."""
+    first = mass[find_most(mass)]
+    ordered = sorted((it for it in mass if twins[it] == it), key=lambda it: -float(mass[it].mean()))
+    return [it for it in ordered if subtract(mass[it], first, seed).high >= -SAME][:most]
+
+
+def find_best(roads: Values, shortlist: Sequence[Combination], default: Combination) -> Combination:
+    """The combination with the best ROAD among those of the shortlist and their twins; of equal ones the default."""
+    return max(shortlist, key=lambda it: (float(roads[it].mean()), it == default))
+
+
+def to_rows(mass: Values, hits: Values, roads: Values, best: Combination, seed: int) -> list[Row]:
+    """All combinations' rows: the best, then the others with a ROAD by that, then those without by their mass."""
+    first = mass[find_most(mass)]
+    rows = [
+        Row(
+            combination=it,
+            mass=mean_interval(mass[it].tolist(), seed=seed),
+            maximum=mean_interval(hits[it].tolist(), seed=seed),
+            behind=subtract(mass[it], first, seed),
+            road=mean_interval(roads[it].tolist(), seed=seed) if it in roads else None,
+            road_behind=subtract(roads[it], roads[best], seed) if it in roads else None,
+        )
+        for it in mass
+    ]
+    return sorted(rows, key=lambda row: (row.combination != best, row.road is None, -(row.road or row.mass).mean))
+
+
+def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
+    """Layers at which a map can be taken and may be better than at `default`, which comes first; seven or fewer.
+
+    Read off passes of `image` (1,C,H,W), in the order in which the layers end. These are
+    - of the coarsest grid the last four that all goes through, such as a ReLU, the norm and the convolution before it, and
+      the last block: the model's own parts and those of `nn.Sequential` ones, no branches, and none in the first quarter;
+    - of the next finer grid the least nested one, the last of these: the block before, and no part of a block;
+    - where there is one grid all along, as in a transformer: the same layer as `default` in the two blocks before.
+    Of a block and its last part, which gives the same, it is the block.
+
+    Raises `LayerError` for an unknown default, and where there is no layer with a grid.
+    """
+    model = unwrap(model)
+    default = find_layer(model, default).name
+    with_grid = set(find_layers_with_grid(model, nested.to_batch(image)))
+    listed = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
+    rows = {row.name: row for row in listed if row.grid and row.name in with_grid}
+    ended = _list_ended(model, image)
+    straight = [name for name in ended[len(ended) // 4 :] if name in rows and _is_straight(model, name)]
+    coarse, *fine = sorted({_count_places(row) for row in rows.values()}) or [0]
+    found = [default, *[name for name in reversed(straight) if _count_places(rows[name]) == coarse][:LAST]]
+    if fine:
+        finer = [name for name in reversed(ended) if name in rows and _count_places(rows[name]) == fine[0]]
+        found += sorted(finer, key=lambda name: name.count("."))[:1]
+    else:
+        found += _find_alike(default, rows)
+    return list(dict.fromkeys(found))
+
+
+def check_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The layers' full names, each once. Raises `LayerError` for an unknown one, and where there are none."""
+    if isinstance(names, str) or not names:
+        raise LayerError(f"layers is {names!r}, expected a list of at least one layer, by name.")
+    return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
+
+
+def _count_places(row: LayerRow) -> int:
+    return math.prod(row.grid or ())
+
+
+def _is_straight(model: nn.Module, name: str) -> bool:
+    """Whether it is a part of the model itself, or of parts that run one after another."""
+    parts = name.split(".")[:-1]
+    return all(
+        isinstance(model.get_submodule(".".join(parts[:end])), nn.Sequential) for end in range(1, len(parts) + 1)
+    )
+
+
+def _list_ended(model: nn.Module, image: Tensor) -> list[str]:
+    """The layers in the order in which they end; the last part of a block gives way to the block that returns its output."""
+    names = {module: name for name, module in model.named_modules() if name}
+    ended: list[str] = []
+    last: Tensor | None = None
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        nonlocal last
+        tensor = nested.first_floating(output)
+        if ended and tensor is last and ended[-1].startswith(f"{names[module]}."):
+            ended.pop()
+        ended.append(names[module])
+        last = tensor
+
+    with undisturbed(model), torch.no_grad(), Hooks() as hooks:
+        for module in names:
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, note)
+        model(image)
+    return ended
+
+
+def _find_alike(name: str, rows: Mapping[str, LayerRow]) -> list[str]:
+    """The layers of the blocks before: names that differ in the first number alone, which is the block's."""
+    number = re.search(r"\d+(?=\.|$)", name)
+    if number is None:
+        return []
+    blocks = range(int(number[0]) - 1, int(number[0]) - BLOCKS, -1)
+    alike = [f"{name[: number.start()]}{block}{name[number.end() :]}" for block in blocks]
+    return [one for one in alike if one in rows]

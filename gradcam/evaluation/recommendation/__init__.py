@@ -1,1 +1,0 @@
-"""Which method, score and layer localise best on a person's own pictures."""

@@ -1,0 +1,119 @@
+"""Formats of results that somebody brings: from a file, from an installed package, and wrong ones."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from gradcam import plugins
+from gradcam.batch.formats import FORMATS, find_format
+from gradcam.errors import GradcamError
+from tests.batch.test_webdataset import batch, photos
+from tests.cli.test_cli import Command, folder, gradcam_command
+
+__all__ = ["batch", "folder", "gradcam_command", "photos"]  # fixtures
+
+MINE = """
+import zipfile
+from gradcam.batch.formats import Format
+
+class Zip:
+    "all results in a zip"
+    def __init__(self, opening):
+        self.file = zipfile.ZipFile(opening.place / "all.zip", "a" if opening.mode == "resume" else "w")
+    def write(self, record, files):
+        if record.image == "STOP":
+            raise ValueError("no room")
+        for name, data in files.items():
+            self.file.writestr(name, data)
+    def close(self):
+        self.file.close()
+
+zipped = Format("zipped", "all results in a zip", Zip)
+taken = Format("files", "another one", Zip)
+odd = Format("odd", "opens nothing", lambda opening: 3)
+fails = Format("fails", "does not open", lambda opening: 1 / 0)
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(folder: Path) -> Path:
+    path = folder / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def names(out: str) -> list[str]:
+    import zipfile
+
+    with zipfile.ZipFile(Path(out) / "all.zip") as found:
+        return sorted(found.namelist())
+
+
+@pytest.mark.parametrize("name", ["zipped", "Zip"])
+def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path, mine: Path, name: str) -> None:
+    broken = (photos / "b" / "broken.jpg").read_bytes()
+    how = ("-o", "out", "--output-format", f"mine.py:{name}")
+    assert batch(photos, *how).status == 1
+    first = names("out")
+    assert len(first) == 4
+    records = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
+    assert [record["status"] for record in records].count("ok") == 4
+    assert {entry["overlay"] for record in records for entry in record["explained"]} == {None}
+    settings = json.loads(Path("out/run.json").read_text())["settings"]
+    assert settings["output_format"] == name
+    assert list(settings["code"]) == ["mine.py"]
+    (photos / "b" / "broken.jpg").write_bytes((photos / "z.jpg").read_bytes())
+    again = batch(photos, *how, "--resume")
+    assert again.status == 0, again.err
+    assert names("out") == sorted([*first, "b/broken-gradcam.jpg"]), "what was done is not done again"
+    (photos / "b" / "broken.jpg").write_bytes(broken)
+    mine.write_text(MINE + "# changed")
+    changed = batch(photos, *how, "--resume")
+    assert changed.status == 2
+    assert "had other settings: code.mine.py: " in changed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine.py:number", "mine.py:number is 3, expected a gradcam.batch.formats.Format, or a class with write"),
+        ("mine.py:taken", "mine.py:taken: there is a format 'files' already: give yours another name"),
+        ("mine.py:none", "There is no 'none' in mine.py"),
+        ("mine.py:odd", "The format odd opened 3, expected something with write(record, files) and close()"),
+        ("mine.py:fails", "The format fails cannot be opened: ZeroDivisionError"),
+        ("nothing.py:x", "nothing.py: does not exist"),
+        ("tarball", "'tarball' is not one of 'files', 'webdataset'"),
+    ],
+)
+def test_what_is_no_format_is_said_in_a_line(batch: Command, photos: Path, mine: Path, name: str, message: str) -> None:
+    outcome = batch(photos, "-o", "out", "--output-format", name)
+    assert outcome.status == 2, outcome.err
+    assert message in outcome.err.splitlines()[0]
+    assert not list(Path("out").glob("*")) or batch(photos / "z.jpg", "-o", "out", "--overwrite").status == 0
+
+
+def test_a_writer_that_fails_ends_the_run_and_is_named(batch: Command, photos: Path, mine: Path) -> None:
+    mine.write_text(MINE.replace("STOP", "z.jpg"))
+    outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped")
+    assert outcome.status == 1
+    assert "The format zipped cannot write z.jpg: ValueError: no room" in outcome.err
+    assert "z.jpg" not in [json.loads(line)["image"] for line in Path("out/manifest.jsonl").read_text().splitlines()]
+
+
+def test_a_report_needs_files(batch: Command, photos: Path, mine: Path) -> None:
+    outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped", "--report")
+    assert outcome.status == 2
+    assert "--report shows files, and --output-format zipped writes none" in outcome.err
+
+
+def test_an_entry_point_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "not_there_at_all:x", "gradcam.formats")
+    monkeypatch.setattr(plugins, "installed", lambda kind: {"broken": broken})
+    with pytest.raises(GradcamError, match=r"broken \(not_there_at_all:x\) cannot be imported: .*not_there_at_all"):
+        find_format("broken")
+    assert find_format("files") is FORMATS["files"]
