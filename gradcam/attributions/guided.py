@@ -55,7 +55,7 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
             return
         refuse_vmap(output)
         if output.requires_grad:
-            hooks.at_gradient(output, _positive_part)
+            hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
             if output.grad_fn is not None:
                 whole = output._base.grad_fn if output._base is not None else None
                 outputs.append(GuidedOutput(output.grad_fn, whole))
@@ -65,10 +65,6 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
             if _is_relu_module(module):
                 hooks.after_forward(module, guide)
         yield outputs
-
-
-def _positive_part(gradient: Tensor) -> Tensor:
-    return gradient.clamp(min=0)
 
 
 def _is_relu_module(module: nn.Module) -> bool:

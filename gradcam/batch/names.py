@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
-from gradcam.images.draw import find_colormap
 from gradcam.images.files import LONGEST_NAME, cut, overlay_name, to_plain
 from gradcam.options import FORMATS, SAVED
 from gradcam.sources.contents import Item, find_url
@@ -99,6 +98,8 @@ class Saving:
     views: bool = False
 
     def __post_init__(self) -> None:
+        from gradcam.images.draw import find_colormap
+
         if not self.kinds or not set(self.kinds) <= set(SAVED):
             raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
         if self.format not in FORMATS:

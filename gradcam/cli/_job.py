@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from gradcam.attributions.table import AttributionMethod
-from gradcam.batch.names import MAP_SUFFIX, list_endings, panel_ending
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.cli._settings import Destination, ModelChoice, Output, Settings, find_destination
@@ -169,6 +168,7 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
 
 def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
     """Write each kind of file that is asked for, and give their paths for each result."""
+    from gradcam.batch.names import list_endings, panel_ending
     from gradcam.batch.save import draw_kinds, name_kinds
     from gradcam.models.results import panel
 
@@ -216,7 +216,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
 
     What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
     """
-    from gradcam.batch.names import Saving, check_panel
+    from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
     classifier, request = ask(settings, output)
     places = sum((len(request.layers) or 1) if method.has_layer else 1 for method in request.all_methods)

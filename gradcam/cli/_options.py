@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import click
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
-from gradcam.batch.names import COMPARISON
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
@@ -141,6 +140,7 @@ def _list_folder(folder: Path, context: click.Context) -> list[Path]:
 
 def _is_result(stem: str, stems: set[str]) -> bool:
     """Whether a file is called like what we wrote of another picture there: a second run would explain explanations."""
+    from gradcam.batch.names import COMPARISON
     from gradcam.evaluation.controls import CONTROLS
 
     names = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROLS))

@@ -249,16 +249,17 @@ def _to_saving(typed: Typed) -> Saving:
 
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
     from gradcam.batch.save import describe_weights
-    from gradcam.storage.run_file import Run, describe_code, describe_root
+    from gradcam.storage.run_file import Run, describe_files, describe_root
 
     settings, choice = typed.settings, typed.choice
     ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
-    brought = [*work.request.methods, work.request.target, choice.output_format.open]
+    brought: dict[str, object] = {method.name: method for method in work.request.methods}
+    brought |= {"target": work.request.target, choice.output_format.name: choice.output_format.open}
     run = Run(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving) | ours | describe_code(brought),
+        settings=describe_settings(settings, work, saving) | ours | describe_files(brought),
         inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),

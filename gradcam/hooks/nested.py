@@ -57,7 +57,7 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(value))
     if isinstance(
         value, Mapping
-    ):  # before dataclasses: Hugging Face's ModelOutput is both, and a mapping leaves None out
+    ):  # first: Hugging Face's ModelOutput is a dataclass too, and a mapping leaves None out
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]

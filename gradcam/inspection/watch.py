@@ -51,10 +51,8 @@ class Discovery:
     def __str__(self) -> str:
         values = "" if self.count is None else f" in {self.count} value{'' if self.count == 1 else 's'}"
         place = "at the output" if self.tensor == OUTPUT else f"at the parameter '{self.tensor}'"
-        start = (
-            f"Step {self.step}: the gradient {place} of {_say(self.layer)} is {self.kind}{values}, "
-            "the first on the way back from the loss."
-        )
+        where = f"{place} of {_say(self.layer)} is {self.kind}{values}"
+        start = f"Step {self.step}: the gradient {where}, the first on the way back from the loss."
         if self.cause is not None:
             return f"{start} It began in the forward pass: the first output not to be finite is that of {_say(self.cause)}."
         where = f"between {_say(self.layer)} and the loss" if self.tensor == OUTPUT else f"inside {_say(self.layer)}"
@@ -95,7 +93,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
         raise refuse(on_found, "on_found", f"one of {', '.join(REACTIONS)}.", GradientError)
     refuse_compiled(model)
     model = unwrap(model)
-    chosen = _all_layers(model) if layers is None else select_layers(model, layers)
+    every = {name: it for name, it in model.named_modules() if not isinstance(it, torch.jit.ScriptModule)}
+    chosen = every if layers is None else select_layers(model, layers)
     attendance = Attendance(model, () if layers is None else layers)  # nobody asked for each and every one
     steps = Steps(on_found)
     with Hooks() as hooks:
@@ -106,10 +105,6 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
             hooks.at_gradient(parameter, steps.keep(layer, name))
         yield steps.watch
     attendance.require_runs()
-
-
-def _all_layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: it for name, it in model.named_modules() if not isinstance(it, torch.jit.ScriptModule)}
 
 
 def _parameters(model: nn.Module, chosen: Mapping[str, nn.Module]) -> Iterator[tuple[str, str, nn.Parameter]]:
@@ -221,12 +216,9 @@ class Steps:
         if is_known:
             return
         layer, tensor, look = gradients[index]
-        outputs = list(self._outputs.items())
-        first, was_not_finite = _first([look for _, look in outputs])
-        cause = None if was_not_finite is None else outputs[first][0]
-        self._tell(Discovery(self._step, layer, tensor, kind, look.count, cause))
-
-    def _tell(self, found: Discovery) -> None:
+        first, was_not_finite = _first(list(self._outputs.values()))
+        cause = None if was_not_finite is None else list(self._outputs)[first]
+        found = Discovery(self._step, layer, tensor, kind, look.count, cause)
         self.watch.discoveries += (found,)
         if self._on_found == "raise":
             raise GradientError(str(found))

@@ -69,9 +69,9 @@ def load_classifier(
     """A classifier that explains pictures from files: the one that comes with the package needs no download.
 
     `name`: "efficientnet_lite0"; any of torchvision's classification models, with its weights or without ("resnet50",
-    "resnet50:IMAGENET1K_V1"); "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function" or
-    "package.module:function", called without arguments for a model of your own; or such a model itself. `gradcam models`
-    lists them.
+    "resnet50:IMAGENET1K_V1"); "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function",
+    "package.module:function" or the entry point of an installed package (group `gradcam.models`), called without arguments
+    for a model of your own; or such a model itself. `gradcam models` lists them.
     `weights`: a checkpoint (safetensors, or what torch.save wrote) in place of the model's own; its number of classes is
     taken from it. One that torchvision or timm published is prepared for as it was trained, by its hash or its name; the
     notes say which preprocessing was taken. Or the name of some of the model's own: "IMAGENET1K_V1".

@@ -25,6 +25,8 @@ from gradcam.storage.records import Explained, Record
 from gradcam.storage.store import Store
 
 PICTURE, OVERLAY, BLANK = 1, 2, 4  # what there is of a picture: bits of the column "has"
+CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
+STORE_THREADS = 16  # each waits for the store most of the time
 PLAIN = re.compile(r"[\w.\-/]+", re.ASCII)  # names that need no quoting in a URL
 
 
@@ -146,15 +148,6 @@ def _without_suffix(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def cut(records: Sequence[Record], size: int) -> list[Sequence[Record]]:
-    """Records in pieces of so many."""
-    return [records[start : start + size] for start in range(0, len(records), size)]
-
-
-CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
-STORE_THREADS = 16  # each waits for the store most of the time
-
-
 def write_report(place: Path | Store) -> Path | str:
     """Write `index.html` and `report/` into the output folder of a run, and give the path, or the URL, of `index.html`.
 
@@ -178,7 +171,9 @@ def write_report(place: Path | Store) -> Path | str:
 
 def _write_page(run: Run) -> None:
     files, privacy = run.files, Privacy(run)
-    pieces = [_encode([to_details(run, record, privacy) for record in piece]) for piece in cut(run.records, CHUNK)]
+    starts = range(0, len(run.records), CHUNK)
+    cut = (run.records[start : start + CHUNK] for start in starts)
+    pieces = [_encode([to_details(run, record, privacy) for record in piece]) for piece in cut]
     # Another name for other details: a page that is open, or was not written to its end, never mixes them up.
     details = "details-" + hashlib.sha256("".join(pieces).encode()).hexdigest()[:12]
     for i, piece in enumerate(pieces):

@@ -35,6 +35,12 @@ OPENERS: dict[bytes, Callable[[Any], Any]] = {  # by what a compressed file begi
     b"\xfd7zXZ\0": lzma.open,
 }
 KEPT = 4  # archives that a process to which pictures were sent keeps unpacked: they come one archive after another
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
+LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
+AT_ONCE = 8  # archives in stores that are looked into
+LEADS_OUT = "leads out of the archive"
+BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
 
 class UnpackedArchive:
@@ -118,13 +124,6 @@ def unpack(name: str, packed: BinaryIO) -> BinaryIO:
             ) from error
         raise
     return file
-
-
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
-LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
-AT_ONCE = 8  # archives in stores that are looked into
-LEADS_OUT = "leads out of the archive"
 
 
 @dataclass(frozen=True)
@@ -306,9 +305,6 @@ def _blaming(path: str) -> Iterator[None]:
     ) as error:  # BadZipFile, TarError, zlib.error, LZMAError, EOFError, struct.error, ValueError and more
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path}: this archive is damaged or cut off ({reason})") from error
-
-
-BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
 
 def check_webdataset() -> None:

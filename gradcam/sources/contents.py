@@ -23,6 +23,30 @@ HEADERS = LOCAL_HEADER.size + 400  # bytes before a member's data, as far as nam
 Stamp = tuple[int, int, int]  # which file it is, its size and its time
 
 
+class Content(Protocol):
+    """Where a picture's bytes are. Several threads may read at once, and it can be sent to other processes."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where it is one of its own on this machine; None for what lies in an archive or a store."""
+
+    def read(self) -> bytes:
+        """All of it. Raises `ImageError`, without the picture's name, where that cannot be had, or changes meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One picture.
+
+    `name`: relative to the input's root, with "/" between folders; it tells pictures apart, and is the record's `image`.
+    `wanted`: the class that a list asks for it, by label or index; None for whatever is asked for all.
+    """
+
+    name: str
+    content: Content
+    wanted: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FileContent:
     """A picture in a file of its own."""
@@ -204,30 +228,6 @@ def _wording_errors() -> Iterator[None]:
 def _stamp(file: BinaryIO) -> Stamp:
     status = os.fstat(file.fileno())
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-class Content(Protocol):
-    """Where a picture's bytes are. Several threads may read at once, and it can be sent to other processes."""
-
-    @property
-    def path(self) -> Path | None:
-        """The file, where it is one of its own on this machine; None for what lies in an archive or a store."""
-
-    def read(self) -> bytes:
-        """All of it. Raises `ImageError`, without the picture's name, where that cannot be had, or changes meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One picture.
-
-    `name`: relative to the input's root, with "/" between folders; it tells pictures apart, and is the record's `image`.
-    `wanted`: the class that a list asks for it, by label or index; None for whatever is asked for all.
-    """
-
-    name: str
-    content: Content
-    wanted: str | None = None
 
 
 def find_url(item: Item) -> str | None:

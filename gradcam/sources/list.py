@@ -19,6 +19,9 @@ from gradcam.sources.stores import Roots, Source, find_bucket, find_stored, to_p
 from gradcam.storage.fetch import StoreContent
 from gradcam.storage.store import Store
 
+NAMED = 3  # inputs in a message
+Inputs = PictureLike | Sequence[PictureLike]
+
 
 @dataclass
 class Collection:
@@ -129,10 +132,6 @@ class Collection:
             self._resolved[folder] = os.path.realpath(folder)
         resolved = self._resolved[folder]
         return path if resolved == folder else os.path.join(resolved, name)
-
-
-NAMED = 3  # inputs in a message
-Inputs = PictureLike | Sequence[PictureLike]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from gradcam.sources.lists import LIST_SUFFIXES, Entry, read_stored_list
 from gradcam.storage.fetch import blaming_store
 from gradcam.storage.store import EXTRAS, Store
 
+NAMED = LIST_SUFFIXES + ARCHIVE_SUFFIXES
+DISK = ""  # in place of a bucket
+
 
 @dataclass(frozen=True)
 class Source:
@@ -45,9 +48,6 @@ def _find_parent(address: str) -> str:
         return os.path.dirname(address)
     parent = address.rpartition("/")[0]
     return address if parent.endswith(":/") else parent  # a bucket is in no folder
-
-
-DISK = ""  # in place of a bucket
 
 
 class Roots:
@@ -116,9 +116,6 @@ def _tell_apart(roots: dict[str, str]) -> dict[str, str]:
             label = f"{own}-{next(numbers)}"
         prefixes[bucket] = f"{label}/"
     return prefixes
-
-
-NAMED = LIST_SUFFIXES + ARCHIVE_SUFFIXES
 
 
 def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:

@@ -22,6 +22,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 # What a name alone can cause; other names are written all the same.
 OF_THE_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
 INTERRUPTING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -183,9 +184,6 @@ def remove_empty(folder: Path) -> None:
     """Remove a folder, if there is nothing in it."""
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
 
 
 def take_lock(path: Path, *, seconds: float) -> Callable[[], None]:

@@ -151,11 +151,11 @@ class Run:
         return found
 
 
-def describe_code(brought: Iterable[object]) -> dict[str, dict[str, str]]:
-    """`{"code": {FILE: SHA-256}}` of the files of the user's own that these are written in; nothing where there are none."""
-    files = filter(None, map(fingerprint, brought))
-    code = {each["file"]: each["sha256"] for each in files}
-    return {"code": code} if code else {}
+def describe_files(brought: Mapping[str, object]) -> dict[str, Any]:
+    """`{"files": {NAME: {"file", "sha256"}}}` of what is written in files of the user's own; nothing without any."""
+    files = {name: fingerprint(each) for name, each in brought.items()}
+    own = {name: file for name, file in files.items() if file is not None}
+    return {"files": own} if own else {}
 
 
 def encode_run(fields: Mapping[str, Any]) -> bytes:

@@ -95,10 +95,6 @@ class Store:
                 names.append(name if entry.get("type") == "file" else f"{name}/")
         return sorted(names)
 
-    def size(self, name: str = "") -> int | None:
-        """The size of an object in bytes; None where there is no such object."""
-        return self.stamp(name)[0] if self.is_file(name) else None
-
     def is_file(self, name: str = "") -> bool:
         """Whether there is an object of that name."""
         try:

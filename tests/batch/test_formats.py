@@ -11,6 +11,7 @@ import pytest
 from gradcam import plugins
 from gradcam.batch.formats import FORMATS, find_format
 from gradcam.errors import GradcamError
+from gradcam.images.files import hash_file
 from tests.batch.test_webdataset import batch, photos
 from tests.cli.test_cli import Command, folder, gradcam_command
 
@@ -66,7 +67,7 @@ def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path,
     assert {entry["overlay"] for record in records for entry in record["explained"]} == {None}
     settings = json.loads(Path("out/run.json").read_text())["settings"]
     assert settings["output_format"] == name
-    assert list(settings["code"]) == ["mine.py"]
+    assert settings["files"] == {name: {"file": "mine.py", "sha256": hash_file(mine)}}
     (photos / "b" / "broken.jpg").write_bytes((photos / "z.jpg").read_bytes())
     again = batch(photos, *how, "--resume")
     assert again.status == 0, again.err
@@ -75,7 +76,7 @@ def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path,
     mine.write_text(MINE + "# changed")
     changed = batch(photos, *how, "--resume")
     assert changed.status == 2
-    assert "had other settings: code.mine.py: " in changed.err
+    assert f"had other settings: files.{name}.sha256: " in changed.err
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,22 @@ def test_failures_may_end_it(batch: Batch, here: Path, address: str) -> None:
     assert sorted(path.name for path in (here / "failed").iterdir()) == written
 
 
+def test_a_format_of_the_users_own(batch: Batch, here: Path, address: str) -> None:
+    """Files come back from the actors, and this process writes them."""
+    (here / "own_format.py").write_text(
+        "class Names:\n"
+        "    def __init__(self, opening):\n        self.file = (opening.place / 'names.txt').open('a')\n"
+        "    def write(self, record, files):\n        self.file.writelines(f'{name}\\n' for name in files)\n"
+        "    def close(self):\n        self.file.close()\n"
+    )
+    ray = ("--engine", "ray", "--ray-address", address, "--output-format", "own_format.py:Names")
+    assert batch("photos", "-o", "own", *ray).returncode == 1
+    names = [f"{i:02}-gradcam.jpg" for i in range(PICTURES) if f"{i:02}.jpg" != BROKEN]
+    assert (here / "own" / "names.txt").read_text().splitlines() == names
+    assert batch("photos", "-o", "own", *ray, "--resume").returncode == 1
+    assert (here / "own" / "names.txt").read_text().splitlines() == names, "none is done twice"
+
+
 def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> None:
     """A model that is another one each time it is made: one line, which can be gone on from."""
     (here / "own.py").write_text(

@@ -17,9 +17,9 @@ from gradcam.errors import GradcamError
 from gradcam.evaluation import Subject, evaluate, metric
 from tests.cli.test_cli import Command
 from tests.cli.test_evaluate import command, folder, gradcam_command
-from tests.colour_model import load, paint_all
+from tests.evaluation.test_study import colours, pictures
 
-__all__ = ["command", "folder", "gradcam_command"]  # fixtures
+__all__ = ["colours", "command", "folder", "gradcam_command", "pictures"]  # fixtures
 
 FILE = """
 import gradcam
@@ -39,16 +39,6 @@ def everywhere(model, images, classes):
 number = 3
 """
 Own = Callable[[Any, Any], Any]
-
-
-@pytest.fixture(scope="module")
-def colours() -> gradcam.Classifier:
-    return load()
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return paint_all(tmp_path_factory.mktemp("own") / "pictures")
 
 
 @pytest.fixture

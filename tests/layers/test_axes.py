@@ -199,9 +199,7 @@ def test_a_picture_with_as_many_tokens_as_the_text_stays_one() -> None:
     maps = {}
     for length in (5, 17):  # 17 is what the picture has
         given = {"pixel_values": pictures, "input_ids": words(length)}
-        found = gradcam.explain(
-            model, given, "vision_model.encoder.layers.0", target=lambda output: output.image_embeds[:, :1]
-        )
+        found = gradcam.explain(model, given, "vision_model.encoder.layers.0", target=lambda it: it.image_embeds[:, :1])
         maps[length] = found.maps
         with pytest.raises(LayerError, match="of text|not certain"):
             gradcam.explain(model, given, "text_model.encoder.layers.0", target=lambda output: output.logits_per_image)
@@ -246,9 +244,7 @@ def test_as_many_channels_as_rows_and_columns_are_told_apart(layer: str) -> None
     model, images = channels_last_convnext(), torch.randn(2, 3, 160, 160)
     name = f"stages.0.blocks.1.{layer}"
     kept: list[Tensor] = []
-    handle = model.get_submodule(name).register_forward_hook(
-        lambda module, args, output: kept.append(output.clone()) or kept[-1]
-    )
+    handle = model.get_submodule(name).register_forward_hook(lambda m, a, o: kept.append(o.clone()) or kept[-1])
     (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), kept[0])
     handle.remove()
     assert kept[0].shape == (2, 40, 40, 40)

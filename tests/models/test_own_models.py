@@ -120,21 +120,17 @@ def test_a_function_in_a_module_gives_the_model(factory: Path, monkeypatch: pyte
 def test_a_model_of_an_installed_package_is_named_as_its_entry_point(
     factory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = factory.parent / "own-1.0.dist-info"
-    info.mkdir()
+    (info := factory.parent / "own-1.0.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[gradcam.models]\nmynet = own:make\nresnet18 = own:make\ngone = own:gone\n")
     monkeypatch.syspath_prepend(str(factory.parent))
-    plugins.installed.cache_clear()
-    try:
-        assert torchvision.list_installed() == {"mynet": "own:make, from own", "gone": "own:gone, from own"}
-        assert "own" not in sys.modules
-        assert (load("mynet").name, load("mynet").classes) == ("mynet", 5)
-        assert build_skeleton("resnet18").model.fc.out_features == 1000  # a name of torchvision's is its own
-        assert "gone (own:gone of the package own) cannot be imported" in refusal("gone")
-        assert "Nearest: 'mynet'" in refusal("mynett")
-    finally:
-        plugins.installed.cache_clear()
+    monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
+    assert torchvision.list_installed() == {"mynet": "own:make, from own", "gone": "own:gone, from own"}
+    assert "own" not in sys.modules
+    assert (load("mynet").name, load("mynet").classes) == ("mynet", 5)
+    assert build_skeleton("resnet18").model.fc.out_features == 1000  # a name of torchvision's is its own
+    assert "gone (own:gone of the package own) cannot be imported" in refusal("gone")
+    assert "Nearest: 'mynet'" in refusal("mynett")
 
 
 def test_weights_are_loaded_into_the_functions_model(factory: Path, tmp_path: Path) -> None:
@@ -582,9 +578,7 @@ def test_a_file_of_another_framework_is_no_model(tmp_path: Path, suffix: str) ->
         if is_there:
             file.mkdir() if suffix == ".mlpackage" else file.write_bytes(b"\x08\x07 something")
         said = refusal(str(file))
-        assert (
-            "cannot be explained: gradients need a PyTorch model. Name that, and its state dict with --weights" in said
-        )
+        assert "gradients need a PyTorch model. Name that, and its state dict with --weights" in said
         assert "Nearest" not in said
     assert "which PyTorch does not load: save the state dict of the PyTorch model" in refusal("resnet18", weights=file)
 

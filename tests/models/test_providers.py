@@ -249,9 +249,7 @@ def test_an_unknown_name_is_refused_with_what_may_have_been_meant(
 
 def test_a_checkpoint_brings_its_number_of_classes(tmp_path: Path, hub: Path, photo: Photo) -> None:
     model = randomise(models.densenet121(num_classes=14))
-    torch.save(
-        {"state_dict": {f"module.{name}": tensor for name, tensor in model.state_dict().items()}}, tmp_path / "x.pth"
-    )
+    torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "x.pth")
     classifier = gradcam.load_classifier(
         "densenet121", weights=tmp_path / "x.pth", activation="sigmoid", size=64, device="cpu"
     )

@@ -128,9 +128,7 @@ def cache(state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.Mo
     folder = tmp_path / "hub" / "checkpoints"
     folder.mkdir(parents=True)
     for name, factor in ((V1, 1.0), (V2, 2.0)):
-        torch.save(
-            {key: value * factor if "classifier" in key else value for key, value in state.items()}, folder / name
-        )
+        torch.save({k: v * factor if "classifier" in k else v for k, v in state.items()}, folder / name)
     return folder
 
 

@@ -72,9 +72,9 @@ def test_what_is_written_is_found_and_read(fs: Any) -> None:
     Store("objects://bucket/photos-2").write("x.jpg", b"x")
     assert store.find() == {"1.jpg": 4, "b/2.jpg": 5}
     assert list(Store("objects://bucket").find("photos")) == ["photos/1.jpg", "photos/b/2.jpg"]
-    assert (store.read("b/2.jpg"), store.read_range("b/2.jpg", 1, 3), store.size("1.jpg")) == (b"other", b"the", 4)
+    assert (store.read("b/2.jpg"), store.read_range("b/2.jpg", 1, 3), store.stamp("1.jpg")[0]) == (b"other", b"the", 4)
     assert (store.read_range("1.jpg", 2, 9), store.read_range("1.jpg", 2, 0)) == (b"e!", b"")
-    assert (store.is_file("b"), store.is_file("no"), store.size("no")) == (False, False, None)
+    assert (store.is_file("b"), store.is_file("no")) == (False, False)
     store.remove(["1.jpg", "no"])
     assert store.find() == {"b/2.jpg": 5}
     assert store.find("nothing") == {}
@@ -269,8 +269,8 @@ def test_a_server_that_speaks_the_protocol(s3: str, tmp_path: Path) -> None:
     for call in (store.read, store.stamp):
         with pytest.raises(FileNotFoundError):
             call("none")
-    assert (store.size("none"), store.is_file("b"), Store(f"{s3}/none").find(), Store(f"{s3}/none").list_names()) == (
-        None, False, {}, [],
+    assert (store.is_file("b"), Store(f"{s3}/none").find(), Store(f"{s3}/none").list_names()) == (
+        False, {}, [],
     )  # fmt: skip
     for call in (Store("s3://nothing-here/x").find, Store("s3://nothing-here/x").list_names):
         with pytest.raises(FileNotFoundError):

@@ -20,6 +20,7 @@ from gradcam.storage.run_file import Part
 from gradcam.storage.store import Store
 
 RECORD = "json"  # the field of a sample's record
+PICTURES, BYTES = 1000, 256 * 2**20  # in a tar, which is finished when it has as many of either
 
 
 def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
@@ -49,9 +50,6 @@ def name_field(stem: str, file: str) -> str:
     if file.startswith(f"{stem}-"):
         return file[len(stem) + 1 :].lower()
     return file.rpartition("/")[2].lower()  # its name was cut, and has a hash of all of it
-
-
-PICTURES, BYTES = 1000, 256 * 2**20  # in a tar, which is finished when it has as many of either
 
 
 class TarResults:

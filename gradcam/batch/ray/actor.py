@@ -13,14 +13,13 @@ import traceback
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gradcam._version import __version__
 from gradcam.batch.engine import Work
-from gradcam.batch.findings import Request, find
-from gradcam.batch.names import Saving
+from gradcam.batch.findings import find
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import Cut, cut
 from gradcam.batch.ray.ending import sign_in
@@ -28,7 +27,7 @@ from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
-from gradcam.storage.output import Disk, Place
+from gradcam.storage.output import Disk
 from gradcam.storage.records import Report
 
 Load = Callable[[str], Classifier]  # the model on the device of that name; it can be sent to another process
@@ -41,20 +40,16 @@ SHARES = 12  # blocks that each actor has about, so that none waits long for the
 class Job:
     """What is the same for all blocks, with what tells an actor that it sees the same as the driver.
 
-    `load`: the model on a device, whose weights have the SHA-256 `weights`. `workers`: threads beside each model, None for
-    one on each of the actor's cores. `folder`: where the driver works, which relative names start from; `seen`: folders that
-    it sees, and the actor must see as well. `run`: a name that no other run has.
+    `load`: the model on a device, whose weights have the SHA-256 `weights`. `work`, `saver`: the driver's, without its
+    model, pictures and stems; as many threads as the work has `workers`, 0 for one on each of the actor's cores. `folder`:
+    where the driver works, which relative names start from; `seen`: folders that it sees, and the actor must see as well.
+    `run`: a name that no other run has.
     """
 
     load: Load
     weights: str
-    request: Request
-    batch_size: int
-    workers: int | None
-    audit: bool
-    place: Place | None
-    saving: Saving
-    draw_views: Any
+    work: Work
+    saver: Saver
     device: str
     folder: Path
     seen: Sequence[Path]
@@ -101,16 +96,12 @@ class Answer:
 
 def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> Job:
     """The job of these pictures."""
+    none: Any = None  # in place of the model, which each actor loads for itself
     return Job(
         load=load,
         weights=describe_weights(work.classifier)["sha256"],
-        request=work.request,
-        batch_size=work.batch_size,
-        workers=workers,
-        audit=work.audit,
-        place=saver.place,
-        saving=saver.saving,
-        draw_views=saver.draw_views,
+        work=replace(work, classifier=none, items=(), workers=workers or 0),
+        saver=replace(saver, classifier=none, stems={}),
         device=device,
         folder=Path.cwd(),
         seen=[folder.absolute() for folder in _find_folders(work, saver) if folder.is_dir()],
@@ -171,24 +162,24 @@ class Actor:
             yield Answer(error=self._describe(error))
 
     def _explain(self, block: Block) -> Iterator[Answer]:
-        job = self._job
+        work = self._job.work
 
         def tell(event: str, **details: Any) -> None:
             if "start" in details:  # among all pictures, not among these
-                details["start"] = block.batches[details["start"] // job.batch_size].start
+                details["start"] = block.batches[details["start"] // work.batch_size].start
             self._tell(event, **details)
 
         needed = {item.name for batch in block.batches for item, it in zip(batch.items, batch.needed) if it}
         outcomes = compute_items(
             self._classifier,
-            functools.partial(find, self._classifier, job.request),
+            functools.partial(find, self._classifier, work.request),
             [item for batch in block.batches for item in batch.items],
-            finish=Saver(job.place, block.stems, job.saving, self._classifier, job.request, job.draw_views).save,
+            finish=replace(self._job.saver, stems=block.stems, classifier=self._classifier).save,
             is_needed=lambda item: item.name in needed,
-            batch_size=job.batch_size,
-            workers=job.workers or self._cores,
+            batch_size=work.batch_size,
+            workers=work.workers or self._cores,
             tell=tell,
-            audit=job.audit,
+            audit=work.audit,
         )
         with contextlib.closing(outcomes):
             for batch in block.batches:

@@ -21,6 +21,9 @@ from filelock import FileLock, Timeout
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has the other alone, and ends a process with it
 SECONDS = 10  # for a process to end that was killed
 ASKED = 30  # for the other machines to say that theirs have ended
+DONE = b"done"
+PAUSE = 0.5  # seconds between two looks at the head
+SECONDS_TO_ANSWER = 3  # to wait for its answer
 
 
 def sign_in(run: str) -> FileLock:
@@ -75,11 +78,8 @@ def _end(lock: FileLock, process: int) -> None:
         lock.release()
 
 
-DONE = b"done"
-PAUSE = 0.5  # seconds between two looks at the head
-SECONDS_TO_ANSWER = 3  # to wait for its answer
-
-
+# Ray ends this process from C++ once its head is gone: no handler, `finally` or `atexit` runs then, so that another process
+# has to say how to go on. It runs this file as a script (`python -I`), which is why nothing of gradcam is imported here.
 @contextlib.contextmanager
 def last_words(address: str, text: str, *, is_own: bool) -> Iterator[None]:
     """Meanwhile, should Ray end this process, another one says `text` on standard error; not where somebody kills this one.

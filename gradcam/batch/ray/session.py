@@ -26,8 +26,22 @@ from gradcam.options import MAX_PIXELS
 SECONDS = 10  # to wait for an answer
 SETTINGS = 4  # the kind of the first frame that each side of HTTP/2, which is below gRPC, sends
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it warns of what it will do otherwise
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what other processes of Ray's have to say
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # of what is not Python, which writes to standard error itself
+}
+SILENT = logging.CRITICAL + 1
+CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
+# Bytes for what is on its way between the processes of one machine: results that go into shards are the most of it.
+OBJECTS = 2**29
+GRAINS = 10_000  # parts of a GPU that Ray can tell apart
 
 
+# `ray.init` asks an address for minutes, in silence, or ends the process where something else answers. grpcio has a check
+# of its own, and does not come with ray[data].
 def check_address(address: str) -> None:
     """Raises `ClusterError` for an address that is none, or that nobody answers at."""
     if address == "auto":
@@ -63,16 +77,6 @@ def _speaks_grpc(host: str, port: int) -> bool:
             return len(answer := connection.recv(9)) == 9 and answer[3] == SETTINGS
         except ConnectionError:  # it did not like that
             return False
-
-
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it warns of what it will do otherwise
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what other processes of Ray's have to say
-    "RAY_SCHEDULER_EVENTS": "0",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # of what is not Python, which writes to standard error itself
-}
-SILENT = logging.CRITICAL + 1
 
 
 def is_loud() -> bool:
@@ -126,12 +130,6 @@ def no_standard_error() -> Iterator[None]:
         os.dup2(before, 2)
         os.close(before)
         os.close(nothing)
-
-
-CORES = 4  # of an actor on processors at most: with more, they would wait for one another at each layer
-# Bytes for what is on its way between the processes of one machine: results that go into shards are the most of it.
-OBJECTS = 2**29
-GRAINS = 10_000  # parts of a GPU that Ray can tell apart
 
 
 @dataclass(frozen=True)
