@@ -32,8 +32,10 @@ Kind = Literal["methods", "metrics", "targets", "models", "formats", "commands"]
 @functools.cache
 def installed(kind: Kind) -> dict[str, EntryPoint]:
     """The entry points of that kind by their names, none of them imported."""
-    found = sorted(entry_points(group=f"gradcam.{kind}"), key=lambda each: each.name)
-    return {each.name: each for each in found}
+    return {each.name: each for each in sorted(_list_all().select(group=f"gradcam.{kind}"), key=lambda it: it.name)}
+
+
+_list_all = functools.cache(entry_points)  # which reads the metadata of everything that is installed
 
 
 def is_own(name: object) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.batch.formats import FORMATS, Destination, Format, Mode, Results, check_classes, find_format
+from gradcam.batch.formats import FORMATS, Destination, Format, Results, find_format
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
     from gradcam.sources.shards import FailureLimit, Shard
+    from gradcam.storage.clear import Mode
     from gradcam.storage.store import Store
 
 
@@ -191,10 +192,12 @@ def _explain_all(typed: Typed, means: Means) -> int:
 
     choice = typed.choice
     # Before torch is imported, and a model loaded.
-    choice.output_format.check(choice.destination)
+    choice.output_format.check_place(choice.destination)
     listing = list_inputs(typed.inputs, exclude=choice.folder)
     work = _find_work(typed, listing, means)
     if choice.resume:
+        from gradcam.batch.formats.records import check_classes
+
         check_classes(choice.folder, work.items, work.classifier)
     saving, stems = _to_saving(typed), plan_stems(listing.items)
     if not choice.output_format.has_files:  # no name can be another's, or an input's
@@ -248,6 +251,7 @@ def _to_saving(typed: Typed) -> Saving:
 
 
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
+    from gradcam.batch.formats.records import open_results
     from gradcam.batch.save import describe_weights
     from gradcam.storage.run_file import Run, describe_files, describe_root
 
@@ -265,7 +269,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
         pictures=len(work.items),
         left_out=listing.left_out,
     )
-    return choice.output_format.begin(choice.destination, run, listing, stems)
+    return open_results(choice.output_format, choice.destination, run, listing, stems)
 
 
 def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:

@@ -64,8 +64,10 @@ def _list_named() -> list[Listed]:
 
 def _list_forms() -> list[Listed]:
     from gradcam.models.providers import PROVIDERS
+    from gradcam.models.providers.torchvision import list_installed
 
-    return [Listed(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
+    forms = [Listed(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
+    return [*forms, *(Listed(name, origin) for name, origin in list_installed().items())]
 
 
 def _fits(each: Listed, pattern: str | None) -> bool:

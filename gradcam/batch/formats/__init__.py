@@ -5,27 +5,16 @@
 from __future__ import annotations
 
 from gradcam import plugins
-from gradcam.batch.formats.base import (
-    Destination,
-    Format,
-    Opening,
-    Results,
-    Writer,
-    check_classes,
-    check_records,
-    is_writer,
-)
-from gradcam.batch.formats.webdataset import check_tars, open_tars
+from gradcam.batch.formats.base import Destination, Format, Opening, Results, Writer, is_writer
 from gradcam.errors import GradcamError, shorten
-from gradcam.storage.clear import Mode
 
-__all__ = ["FORMATS", "Destination", "Format", "Mode", "Opening", "Results", "Writer", "check_classes", "find_format"]
+__all__ = ["FORMATS", "Destination", "Format", "Opening", "Results", "Writer", "find_format"]
 
 FORMATS = {
     each.name: each
     for each in (
-        Format("files", "A file for each result", lambda opening: opening.records, check_records, has_files=True),
-        Format("webdataset", ".tar shards of a WebDataset", open_tars, check_tars),
+        Format("files", "A file for each result", "records:keep_records", has_files=True),
+        Format("webdataset", ".tar shards of a WebDataset", "webdataset:open_tars", "webdataset:check_tars"),
     )
 }
 

@@ -1,31 +1,24 @@
-"""What a format of results is, and what all formats keep: the records of pictures in a manifest, `run.json`, and a log."""
+"""What a format of results is: a name, and functions that check and open the place where results are kept."""
 
-# No torch is imported here: the shell reads its choices from the table before there is anything to compute.
+# Nothing of storage is imported here: the shell reads its choices from the table before anything is read or written.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gradcam.batch.formats.folder import OutputFolder, check_folder
-from gradcam.batch.formats.store import StoreResults, check_store
-from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
-from gradcam.images.files import is_url
-from gradcam.sources.contents import Item, find_url
-from gradcam.sources.list import Listing
-from gradcam.sources.shards import Shard, to_part
-from gradcam.storage.clear import Mode, check_page, check_parts
-from gradcam.storage.manifest import read_manifest
-from gradcam.storage.output import Place, blaming, to_reader
-from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part, Run, find_parts, list_manifests
-from gradcam.storage.store import Store
+from gradcam.errors import GradcamError, shorten
+from gradcam.plugins import load_late
 
 if TYPE_CHECKING:
-    from gradcam.models.classifier import Classifier
+    from gradcam.sources.shards import Shard
+    from gradcam.storage.clear import Mode
+    from gradcam.storage.output import Place
+    from gradcam.storage.records import Record
+    from gradcam.storage.run_file import Part, Run
+    from gradcam.storage.store import Store
 
 
 class Results(Protocol):
@@ -91,6 +84,8 @@ class Destination:
     @property
     def part(self) -> Part:
         """The shard, or the whole run, as its files are named."""
+        from gradcam.sources.shards import to_part
+
         return to_part(self.shard)
 
 
@@ -107,30 +102,6 @@ class Opening(Destination):
     stems: Mapping[str, str]
 
 
-def check_records(where: Destination) -> None:
-    """What can be told of an output folder before a model is loaded. Raises `OutputError`, and `StoreError` of a store."""
-    place = where.place
-    with blaming(place):
-        is_there = check_store(place) if isinstance(place, Store) else check_folder(place, where.part)
-        if is_there:
-            check_parts(to_reader(place), where.part, where.mode)
-        if is_there and where.report:
-            check_page(to_reader(place))
-
-
-def open_records(where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> Results:
-    """The manifest, `run.json` and the log there, open for this run, for results that are files. Raises as `check_records`.
-
-    `listing`: the pictures, of which none is removed.
-    """
-    how: dict[str, Any] = {"mode": where.mode, "shard": where.shard, "stems": stems}
-    if isinstance(where.place, Store):
-        urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
-        return StoreResults.open(where.place, run, inputs=urls, **how)
-    files = [item.content.path for item in listing.items] + [Path(it) for it in listing.archives if not is_url(it)]
-    return OutputFolder.open(where.place, run, inputs=filter(None, files), **how)
-
-
 @dataclass(frozen=True)
 class Format:
     """One way to keep results.
@@ -141,7 +112,8 @@ class Format:
         What it is called in the shell, and what it writes, in a few words.
     open
         From an `Opening` to `Results`, or to a `Writer`, which is simpler: an object with `write(record, files)` and
-        `close()`, whose records are kept in `manifest.jsonl`, so that runs can be gone on with. A class may stand here.
+        `close()`, whose records are kept in `manifest.jsonl`, so that runs can be gone on with. A class may stand here;
+        of gradcam's own formats it is "module:name" in this package, which is imported when it is first used.
     check
         What can be told before a model is loaded: a function of a `Destination` that raises `GradcamError`.
     has_files
@@ -169,119 +141,22 @@ class Format:
 
     name: str
     summary: str
-    open: Callable[[Opening], Results | Writer] = field(repr=False)
-    check: Callable[[Destination], object] = field(default=check_records, repr=False)
+    open: str | Callable[[Opening], Results | Writer] = field(repr=False)
+    check: str | Callable[[Destination], object] = field(default="records:check_records", repr=False)
     has_files: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or not callable(self.open) or not callable(self.check):
+        functions = all(callable(it) or isinstance(it, str) for it in (self.open, self.check))
+        if not isinstance(self.name, str) or not self.name or not functions:
             raise GradcamError(
                 f"A format has a name, a summary and a function that opens it, and {shorten(self.name)} has not."
             )
 
-    def begin(self, where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> Results:
-        """Results, open for this run. Raises `GradcamError`; nothing stays open then."""
-        records = open_records(where, run, listing, stems)
-        with contextlib.ExitStack() as stack:
-            stack.callback(records.close)
-            with _naming(self.name, "cannot be opened"):
-                found = self.open(Opening(**vars(where), records=records, run=run, stems=stems))
-            if not hasattr(found, "append") and not is_writer(found):
-                raise OutputError(
-                    f"The format {self.name} opened {shorten(found)}, expected something with write(record, files) and "
-                    "close()."
-                )
-            stack.pop_all()
-        return cast(Results, found) if hasattr(found, "append") else WrittenResults(records, found, self.name)
+    def check_place(self, where: Destination) -> None:
+        """What can be told before a model is loaded. Raises `GradcamError`."""
+        load_late(self.check, __package__)(where)
 
 
 def is_writer(found: object) -> bool:
     """Whether it has a writer's two methods."""
     return all(callable(getattr(found, name, None)) for name in ("write", "close"))
-
-
-class WrittenResults:
-    """`Results` whose files a `Writer` keeps, and whose records others do, as soon as it has."""
-
-    place = None
-
-    def __init__(self, records: Results, writer: Writer, name: str) -> None:
-        self._records, self._writer, self._name = records, writer, name
-        self._is_closed = False
-        self.done, self.failed = records.done, records.failed
-        self.manifest, self.notes = records.manifest, records.notes
-        self.log = records.log
-
-    @property
-    def recorded(self) -> int:
-        """How many records were added since it was opened."""
-        return self._records.recorded
-
-    def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Write the files, and then the record, without their names unless the writer gave one that has names."""
-        with _naming(self._name, f"cannot write {record.image}"):
-            kept = self._writer.write(record, files)
-        return self._records.append(kept if isinstance(kept, Record) else rename_files(record, {}), {})
-
-    def close(self, order: Sequence[str] = ()) -> None:
-        """Close the writer, and then the records; more than once does no harm."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            with _naming(self._name, "cannot be closed"):
-                self._writer.close()
-        except BaseException:
-            self._records.close()
-            raise
-        self._records.close(order)
-
-
-@contextlib.contextmanager
-def _naming(name: str, what: str) -> Iterator[None]:
-    """Whatever a user's code raises becomes one `OutputError` of one line that names the format."""
-    try:
-        yield
-    except GradcamError:
-        raise
-    except Exception as error:
-        raise OutputError(f"The format {name} {what}: {describe_unexpected(error)}") from error
-
-
-def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = None) -> Record:
-    """The record with other names of its files; those that have none here are left out."""
-    explained = []
-    for each in record.explained:
-        renamed: Any = {kind: names.get(getattr(each, kind)) for kind in ("overlay", "heatmap", "map", "panel")}
-        explained.append(replace(each, **renamed))
-    return replace(record, explained=tuple(explained), tar=tar)
-
-
-def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classifier) -> None:
-    """Raises `OutputError` where a record in the folder is of another class than the list asks for that picture."""
-    wanted = {item.name: item.wanted for item in items}
-    if not any(wanted.values()):
-        return  # of no class at all, run.json says enough
-    reader = to_reader(place)
-    names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
-    if not any(list_manifests(names, part) for part in find_parts(names)):
-        return
-    for record in read_manifest(place):
-        if record.model != classifier.name:
-            return  # which is refused as well, and says more
-        if record.explained and record.image in wanted and not _fits(record, wanted[record.image], classifier):
-            entry = record.explained[0]
-            raise OutputError(
-                f"{reader.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, and now the "
-                f"list asks for '{wanted[record.image] or 'the top class'}'. Give the same list, start anew with "
-                "--overwrite, or choose another --output"
-            )
-
-
-def _fits(record: Record, wanted: str | None, classifier: Classifier) -> bool:
-    index = record.explained[0].index
-    if wanted is not None:
-        return index == classifier.find_class(wanted)
-    probabilities = {each.index: each.probability for each in record.predictions}  # the most probable comes first
-    lowest = min(probabilities.values(), default=0.0)
-    return probabilities.get(index, lowest) >= max(probabilities.values(), default=0.0)  # several may be alike

@@ -9,7 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.formats.base import Destination, Opening, Results, check_records, rename_files
+from gradcam.batch.formats.base import Destination, Opening, Results
+from gradcam.batch.formats.records import check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
 from gradcam.storage.clear import Mode
