@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.options import ExplainOptions, fill_options
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
-from gradcam.targets import ClassTarget, check_classes
+from gradcam.targets import ClassTarget, check_classes, is_function
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +68,9 @@ def explain_files(
     pictures in any other form that `gradcam.read_image` takes.
     `classifier`: None for the one that comes with the package. `layers`: dotted names, None for each method's own.
     `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
-    `gradcam.METHODS["rise"].using(masks=2000)`. `target`: of every picture that no
-    list asks a class for: a class by index or label, or several of them, or a `ClassTarget` with one row of classes at
-    most; None for each picture's top class. `options`: as in `gradcam.explain`.
+    `gradcam.METHODS["rise"].using(masks=2000)`. `target`: of every picture that no list asks a class for: a class by
+    index or label, or several of them, or a `ClassTarget` with one row of classes at most; a function from the model's
+    output to scores (N,) or (N,K); None for each picture's top class. `options`: as in `gradcam.explain`.
     `batch_size`: pictures to explain at once; halved on a device that they do not fit into. `workers`: threads that read,
     None for one on each core.
 
@@ -136,10 +136,10 @@ def _sort_methods(given: Any, options: ExplainOptions) -> tuple[list[Method], li
     return methods, attributions
 
 
-def _to_target(classifier: Classifier, target: Any) -> ClassTarget:
+def _to_target(classifier: Classifier, target: Any) -> ClassTarget | Callable[[Any], Any]:
     """The target with one row of classes, which is every picture's. Raises `TargetError` for what the model has not."""
-    if callable(target):
-        raise TargetError(f"The target is {shorten(target)}, expected classes, a ClassTarget, or None.")
+    if is_function(target):
+        return target
     chosen = target if isinstance(target, ClassTarget) else ClassTarget(target)
     if chosen.top > classifier.classes:
         raise TargetError(f"The top {chosen.top} classes are asked for: this model has {classifier.classes}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS
-from gradcam.errors import GradcamError, show_fields
+from gradcam.errors import GradcamError, TargetError, show_fields
 from gradcam.images.read import Pixels, Region
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
@@ -34,7 +35,7 @@ class Request:
     layers: Sequence[str] = ()
     methods: Sequence[Method] = (METHODS["gradcam"],)
     attributions: Sequence[AttributionMethod] = ()
-    target: ClassTarget = field(default_factory=ClassTarget)
+    target: ClassTarget | Callable[[Any], Any] = field(default_factory=ClassTarget)
     options: ExplainOptions = field(default_factory=ExplainOptions)
 
     def __post_init__(self) -> None:
@@ -46,8 +47,10 @@ class Request:
         return [*self.methods, *self.attributions]
 
     @property
-    def classes(self) -> int:
-        """How many of each picture are explained."""
+    def classes(self) -> int | None:
+        """How many of each picture are explained; None where a function of the user's says it."""
+        if not isinstance(self.target, ClassTarget):
+            return None
         return self.target.top if self.target.classes is None else len(self.target.classes[0])
 
     def list_layers(self, classifier: Classifier) -> list[str]:
@@ -86,6 +89,7 @@ class PictureResult:
     maps: Mapping[tuple[str, str], PictureExplanation]
     attributions: Sequence[PictureAttribution]
     predictions: Sequence[Prediction]
+    target: str = ""  # the name of the function that was explained, if it was one
 
     __repr__ = show_fields
 
@@ -107,7 +111,7 @@ class PictureResult:
     @cached_property
     def results(self) -> list[MapResult]:
         """All results, one by one: the maps first, and the classes of each in their order."""
-        return [_to_result(each, k) for each in self._sources for k in range(each.scores.shape[1])]
+        return [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
         """The record of a picture of that name. `files`: what was written of each result, by its kind."""
@@ -128,6 +132,11 @@ class PictureResult:
         return [*self.maps.values(), *self.attributions]
 
 
+def name_target(target: ClassTarget | Callable[[Any], Any]) -> str:
+    """What a function of the user's is called; nothing for classes."""
+    return "" if isinstance(target, ClassTarget) else getattr(target, "__name__", type(target).__name__)
+
+
 def find(
     classifier: Classifier, request: Request, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None
 ) -> list[PictureResult | GradcamError]:
@@ -139,7 +148,10 @@ def find(
         chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
         return [found for one, its in zip(pictures, chosen) for found in find(classifier, request, [one], classes=its)]
     target = request.target
-    if classes is not None:
+    if not isinstance(target, ClassTarget):
+        if classes is not None:
+            raise TargetError("A class is asked for, and the target is a function: give one of them.")
+    elif classes is not None:
         target = replace(target, classes=[[index] for index in classes])
     elif target.classes is not None:
         target = replace(target, classes=list(target.classes) * len(pictures))  # one row for each
@@ -148,14 +160,18 @@ def find(
         layers = request.layers or None
         maps = classifier.compare(pictures, layers=layers, methods=request.methods, target=target, **request.options)
     attributions = _attribute(classifier, request, pictures, target)
-    output = [*maps.values(), *attributions][0].output
-    probabilities = classifier.probabilities(output, len(pictures)).cpu()
+    first = [*maps.values(), *attributions][0]
+    probabilities, is_of_classes = first.scores.cpu(), False
+    with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
+        # What a function of the user's makes a score of need not be classes.
+        probabilities, is_of_classes = classifier.probabilities(first.output, len(pictures)).cpu(), True
     maps, attributions = {key: each.cpu() for key, each in maps.items()}, [each.cpu() for each in attributions]
     return [
         PictureResult(
             maps={key: each.one(i) for key, each in maps.items()},
             attributions=[each.one(i) for each in attributions],
-            predictions=_predict(classifier, probabilities[i]),
+            predictions=_predict(classifier, probabilities[i]) if is_of_classes else (),
+            target=name_target(target),
         )
         if probabilities[i].isfinite().all()
         else GradcamError("The model's output is NaN or infinite in places: look at its weights.")
@@ -164,7 +180,7 @@ def find(
 
 
 def _attribute(
-    classifier: Classifier, request: Request, pictures: Sequence[Prepared], target: ClassTarget
+    classifier: Classifier, request: Request, pictures: Sequence[Prepared], target: Any
 ) -> list[PictureAttribution]:
     found: list[PictureAttribution] = []
     for method in request.attributions:
@@ -181,14 +197,15 @@ def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
     return [Prediction(index, classifier.label(index), probability) for index, probability in pairs]
 
 
-def _to_result(found: PictureExplanation | PictureAttribution, k: int) -> MapResult:
-    """The k-th class's."""
-    classes: Any = found.classes  # not None: classes are asked for, never a function
-    index = int(classes[0, k])
+def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: str) -> MapResult:
+    """The k-th class's, or that of the k-th score of a function of that name."""
+    name = target if found.scores.shape[1] == 1 else f"{target} {k}"
+    index = None if found.classes is None else int(found.classes[0, k])
+    label = name if index is None else None if found.labels is None else found.labels[index]
     values = found.maps if isinstance(found, PictureExplanation) else found.values[:, :, 0]
     entry = Explained(
         index=index,
-        label=None if found.labels is None else found.labels[index],
+        label=label,
         score=found.scores[0, k].item(),
         layer=found.layer or "input",
         method=found.method,

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
-def list_endings(
-    request: Request, results: Sequence[MapResult], labels: Sequence[str] | None, *, suffix: str = ".png"
-) -> list[str]:
+def list_endings(request: Request, results: Sequence[MapResult], *, suffix: str = ".png") -> list[str]:
     """What follows the stem in the name of each result of one picture: class and layer are in it where there are several."""
     entries = [result.entry for result in results]
-    several_classes = len({entry.index for entry in entries}) > 1
+    several_classes = len({(entry.index, entry.label) for entry in entries}) > 1
     layered = {each.name for each in request.all_methods if each.has_layer} if len(request.layers) > 1 else set()
     signed = {each.name for each in request.methods}
     return [
@@ -40,7 +38,7 @@ def list_endings(
             "",
             entry.method,
             index=entry.index if several_classes else None,
-            label=labels[entry.index] if several_classes and labels is not None else None,
+            label=entry.label if several_classes else None,
             layer=entry.layer if entry.method in layered else None,
             evidence=name_evidence(entry.evidence) if entry.method in signed else None,
             suffix=suffix,
@@ -221,8 +219,9 @@ def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path | str, str
 
 def list_forms(saving: Saving, request: Request, labels: Sequence[str] | None) -> Endings:
     """The endings of this request's results."""
-    several_classes = request.target.top > 1 or len((request.target.classes or [[]])[0]) > 1
-    classes: list[Words] = [(), (INDEX,) if labels is None else (INDEX, LABEL)] if several_classes else [()]
+    several_classes = request.classes != 1
+    index: Words = (LABEL,) if request.classes is None else (INDEX,) if labels is None else (INDEX, LABEL)
+    classes: list[Words] = [(), index] if several_classes else [()]
     words: list[Words] = []
     evidence = name_evidence(request.options["evidence"])
     for method in request.all_methods:

@@ -96,7 +96,7 @@ class Saver:
 
     def _name(self, stem: str, results: Sequence[MapResult]) -> list[str]:
         """The overlays' names; those that are alike, as of layers that differ in a sign, get numbers."""
-        endings = list_endings(self.request, results, self.classifier.labels, suffix=self.saving.suffix)
+        endings = list_endings(self.request, results, suffix=self.saving.suffix)
         names = [name_result(stem, ending) for ending in endings]
         if len(set(map(str.casefold, names))) == len(names):
             return names

@@ -174,7 +174,7 @@ def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, 
 
     saving, suffix = job.saving, job.settings.model.ending
     look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    endings = list_endings(job.request, found.results, job.classifier.labels, suffix=suffix)
+    endings = list_endings(job.request, found.results, suffix=suffix)
     named = [name_kinds(join_name(image.stem, ending), saving) for ending in endings]
     names = [name for kinds in named for name in kinds.values()]
     if "panel" in saving.kinds:
@@ -221,7 +221,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
     classifier, request = ask(settings, output)
     places = sum((len(request.layers) or 1) if method.has_layer else 1 for method in request.all_methods)
     kinds = [kind for kind in settings.saved if kind != "panel"]
-    each = places * request.classes * len(kinds) + ("panel" in settings.saved)
+    each = places * (request.classes or 1) * len(kinds) + ("panel" in settings.saved)
     suffixes = frozenset([MAP_SUFFIX]) if settings.saved == ("map",) else WRITE_SUFFIXES
     destination = find_destination(settings.output, images, len(images) * each, suffixes)
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
@@ -255,7 +255,9 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     )
     _check_classes(settings, classes, against, classifier.classes)
     say(classifier.notes, output)
-    target = ClassTarget([classes] if classes else None, top=settings.top_k, score=settings.score, against=against)
+    target = settings.target or ClassTarget(
+        [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
+    )
     return classifier, Request(_once_each(layers), methods, attributions, target, settings.options)
 
 

@@ -18,7 +18,7 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._terminal import to_command
-from gradcam.errors import GradcamError, join_names
+from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.images.files import is_url, to_path
 from gradcam.options import (
     ACTIVATIONS,
@@ -33,7 +33,7 @@ from gradcam.options import (
     SMOOTHINGS,
     to_fit,
 )
-from gradcam.plugins import installed, is_own
+from gradcam.plugins import installed, is_own, load
 from gradcam.sources.shards import parse_limit, parse_shard
 from gradcam.storage.store import EXTRAS, Store, to_place
 
@@ -174,6 +174,21 @@ max_pixels = click.option(
     callback=_allow_pixels,
     help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",
 )
+
+
+def _find_target(context: click.Context, parameter: click.Parameter, name: str | None) -> Any:
+    if name is None:
+        return None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # of a user's file
+            found = load("targets", name)
+    except GradcamError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    if not callable(found):
+        raise click.BadParameter(f"{name} is {shorten(found)}, expected a function of the model's output.")
+    return found
+
+
 _MODEL = (
     click.option(
         "-m",
@@ -263,6 +278,12 @@ _TARGET = (
         metavar="K",
         help="Explain the K most probable classes.",
         show_default=True,
+    ),
+    click.option(
+        "--target",
+        metavar="FILE.py:NAME",
+        callback=_find_target,
+        help="A function of your own, from the model's output to a score, in place of a class.",
     ),
     choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
     click.option(

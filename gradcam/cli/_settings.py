@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Settings:
     top_k: int
     score: str
     against: tuple[str, ...]
+    target: Callable[[Any], Any] | None
     output: str
     alpha: float
     colormap: str
@@ -108,6 +109,10 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
     options: Any = {name: chosen[name] for name in DEFAULTS if name in chosen}
     others = {name: value for name, value in chosen.items() if not hasattr(model, name) and name not in options}
     found = Settings(model=model, options=options, **others)
+    if found.target is not None and (found.classes or found.top_k > 1 or found.score != "logit"):
+        raise click.UsageError(
+            "--target says what is explained, and so do --class, --top-k and --score: give one of them."
+        )
     if found.classes and found.top_k > 1:
         raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
     if found.against and found.score != "contrast":

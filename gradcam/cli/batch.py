@@ -112,15 +112,25 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "layers": request.list_layers(classifier),
         "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
         "methods": [method.name for method in request.all_methods],
-        "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
-        "top_k": target.top,
-        "score": target.score,
-        "against": [int(index) for index in target.against or ()],
+        **_describe_target(target),
         **options,
         **_describe_fit(classifier),
         "batch_size": work.batch_size,
         "audit": work.audit,
         **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
+    }
+
+
+def _describe_target(target: Any) -> dict[str, Any]:
+    from gradcam.batch.findings import name_target
+
+    if name_target(target):
+        return {"target": name_target(target)}
+    return {
+        "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
+        "top_k": target.top,
+        "score": target.score,
+        "against": [int(index) for index in target.against or ()],
     }
 
 
@@ -238,6 +248,8 @@ def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Se
     wanted = dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
+    if listing.has_classes and settings.target is not None:
+        raise click.UsageError("The list says which classes to explain, and --target explains none: leave it out.")
     for name in wanted:
         classifier.find_class(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import click
@@ -39,7 +40,13 @@ def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
 def _find_installed() -> Iterator[Method | AttributionMethod]:
     """The methods of other packages; of one that is broken, why it is, on standard error."""
     for name in installed("methods"):
-        try:
+        with _saying_errors():
             yield find_any(name)
-        except GradcamError as error:
-            click.echo(f"Note: {error}", err=True)
+
+
+@contextlib.contextmanager
+def _saying_errors() -> Iterator[None]:
+    try:
+        yield
+    except GradcamError as error:
+        click.echo(f"Note: {error}", err=True)

@@ -31,10 +31,11 @@ class Prediction:
 class Explained:
     """One result: the class, its score, the layer, the method and the kind of evidence; `blank` where there was none.
 
+    Of a function of the user's in place of a class, the `index` is None and the `label` the function's name.
     `overlay`, `heatmap`, `map`, `panel`: the files that were written of it; a panel may be of several results.
     """
 
-    index: int
+    index: int | None
     label: str | None
     score: float
     layer: str
@@ -178,6 +179,7 @@ def _to_record(found: Mapping[str, Any]) -> Record:
 
 KINDS: Mapping[str, tuple[type, ...]] = {  # of what is in an entry, by the annotations
     "int": (int,),
+    "int | None": (int, type(None)),
     "float": (int, float),
     "bool": (bool,),
     "str": (str,),

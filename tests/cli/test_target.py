@@ -1,0 +1,102 @@
+"""`--target FILE.py:NAME`: a function of the user's in place of a class, in `run` and `batch`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gradcam
+from gradcam.errors import GradcamError
+from tests.cli.test_cli import Command, Photo, folder, gradcam_command, run, small
+
+__all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
+
+MINE = """
+def score(output):
+    return output[:, 281]
+
+def two(output):
+    return output[:, [281, 967]]
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"{tmp_path}/mine.py"
+
+
+def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folder: Path, mine: str) -> None:
+    path = small("cat_and_espresso.jpg")
+    assert run(path, "--class", "281", "-o", "class.png", "-q").status == 0
+    found = run(path, "--target", f"{mine}:score", "--json")
+    (entry,) = json.loads(found.out)["explained"]
+    assert (entry["index"], entry["label"]) == (None, "score")
+    assert entry["overlay"] == "cat_and_espresso-gradcam.png"
+    assert Path(entry["overlay"]).read_bytes() == Path("class.png").read_bytes()
+
+
+def test_two_scores_are_two_results(run: Command, small: Photo, folder: Path, mine: str) -> None:
+    assert run(small("coffee.jpg"), "--target", f"{mine}:two", "-q").status == 0
+    assert sorted(it.name for it in folder.iterdir()) == ["coffee-gradcam-two_0.png", "coffee-gradcam-two_1.png"]
+
+
+def test_a_batch_goes_on_until_the_file_changes(
+    gradcam_command: Command, small: Photo, folder: Path, mine: str
+) -> None:
+    photos = small("coffee.jpg").parent
+    asked = ("batch", photos, "-o", "out", "--target", f"{mine}:score", "--device", "cpu")
+    assert gradcam_command(*asked).status == 0
+    manifest = Path("out/manifest.jsonl").read_bytes()
+    assert json.loads(manifest)["explained"][0]["label"] == "score"
+    assert gradcam_command(*asked, "--resume").status == 0
+    assert Path("out/manifest.jsonl").read_bytes() == manifest
+    Path(mine).write_text(MINE.replace("281", "282"))
+    refused = gradcam_command(*asked, "--resume")
+    assert refused.status == 2
+    assert "mine.py" in refused.err or "files" in refused.err
+
+
+def test_from_python(small: Photo) -> None:
+    path = small("coffee.jpg")
+    (found,) = gradcam.explain_files(path, target=lambda output: output[:, 504])
+    (named,) = gradcam.explain_files(path, target=504)
+    key = ("layer4", "gradcam")
+    assert found.explanations[key].classes is None
+    assert found.explanations[key].maps.equal(named.explanations[key].maps)
+    assert found.predictions == named.predictions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--target", "MINE:score", "--class", "281"), "--target says what is explained, and so do"),
+        (("--target", "MINE:score", "--top-k", "2"), "--target says what is explained, and so do"),
+        (("--target", "MINE:number"), "mine.py:number is 3, expected a function"),
+        (("--target", "MINE:nothing"), "There is no 'nothing' in"),
+        (("--target", "nowhere.py:score"), "nowhere.py: does not exist"),
+        (("--target", "score"), "There is no entry point 'score' in the group gradcam.targets"),
+    ],
+)
+def test_what_cannot_be_meant(run: Command, small: Photo, mine: str, arguments: tuple[str, ...], said: str) -> None:
+    found = run(small("coffee.jpg"), *(it.replace("MINE", mine) for it in arguments))
+    assert found.status == 2
+    assert said in found.err
+    assert len(found.err.splitlines()) <= 2
+
+
+def test_a_function_that_fails_or_gives_no_score(run: Command, small: Photo, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "def odd(output):\n    return output[0, 0]\n\ndef bad(output):\n    return 1 / 0\n"
+    )
+    path = small("coffee.jpg")
+    for name in ("odd", "bad"):
+        found = run(path, "--target", f"{tmp_path}/odd.py:{name}")
+        assert found.status == 1
+        assert found.err.startswith(f"{path}: ")
+    with pytest.raises(GradcamError):
+        gradcam.load_classifier().explain(path, target=lambda output: output[0, 0])
