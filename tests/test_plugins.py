@@ -53,12 +53,12 @@ def run(python: Path, folder: Path, *arguments: object, status: int = 0) -> str:
 def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
-    for name in ("cat_and_espresso.jpg", "polar_bear.jpg"):
+    for name in ("cat_and_espresso.jpg", "coffee.jpg"):
         (photos / name).write_bytes((ROOT / "assets" / name).read_bytes())
-    assert len(read_package()["mine.py"].splitlines()) <= 30
+    assert len([line for line in read_package()["mine.py"].splitlines() if line]) <= 20
 
-    run(python, tmp_path, "run", photos / "polar_bear.jpg", "--method", "mycam", "--method", "layercam")
-    own, layercam = (tmp_path / f"polar_bear-{method}.png" for method in ("mycam", "layercam"))
+    run(python, tmp_path, "run", photos / "coffee.jpg", "--method", "mycam", "--method", "layercam")
+    own, layercam = (tmp_path / f"coffee-{method}.png" for method in ("mycam", "layercam"))
     assert own.read_bytes() == layercam.read_bytes()
 
     run(python, tmp_path, "evaluate", photos, "--methods", "gradcam,mycam", "--metrics", "brightness", "-o", "study")
@@ -66,11 +66,12 @@ def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path
 
     run(python, tmp_path, "batch", photos, "-o", "out", "--method", "mycam", "--output-format", "names")
     named = (tmp_path / "out" / "names.txt").read_text().split()
-    assert named == ["cat_and_espresso-mycam.jpg", "polar_bear-mycam.jpg"]
+    assert named == ["cat_and_espresso-mycam.jpg", "coffee-mycam.jpg"]
     records = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
     assert [record["explained"][0]["method"] for record in records] == ["mycam", "mycam"]
-    assert "Nothing to do" in (again := run(python, tmp_path, "batch", photos, "-o", "out", "--method", "mycam",
-                                            "--output-format", "names", "--resume")) or again  # fmt: skip
+    more = ["--method", "mycam", "--output-format", "names"]
+    run(python, tmp_path, "batch", photos, "-o", "out", *more, "--resume")
+    assert (tmp_path / "out" / "names.txt").read_text().split() == named, "there was nothing left to do"
 
     assert run(python, tmp_path, "hello") == "hello\n"
     assert "hello" in run(python, tmp_path, "--help").partition("Commands of other packages")[2]
@@ -80,10 +81,10 @@ def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path
 
 @pytest.mark.slow
 def test_one_that_is_broken_stops_no_other(python: Path, tmp_path: Path) -> None:
-    said = run(python, tmp_path, "run", ROOT / "assets" / "polar_bear.jpg", "--method", "broken", status=2)
+    said = run(python, tmp_path, "run", ROOT / "assets" / "coffee.jpg", "--method", "broken", status=2)
     assert re.search(
-        r"^Error: broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", said, re.MULTILINE
+        r": broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", said, re.MULTILINE
     )
     assert "wrote" not in said
-    run(python, tmp_path, "run", ROOT / "assets" / "polar_bear.jpg")
+    run(python, tmp_path, "run", ROOT / "assets" / "coffee.jpg")
     run(python, tmp_path, "methods")

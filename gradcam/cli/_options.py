@@ -33,7 +33,7 @@ from gradcam.options import (
     SMOOTHINGS,
     to_fit,
 )
-from gradcam.plugins import installed, is_own, load
+from gradcam.plugins import Kind, installed, is_own, load
 from gradcam.sources.shards import parse_limit, parse_shard
 from gradcam.storage.store import EXTRAS, Store, to_place
 
@@ -176,6 +176,11 @@ max_pixels = click.option(
 )
 
 
+def _of_others(kind: Kind) -> str:
+    """What installed packages add, for the help of an option."""
+    return f" Of other packages: {', '.join(installed(kind))}." if installed(kind) else ""
+
+
 def _find_target(context: click.Context, parameter: click.Parameter, name: str | None) -> Any:
     if name is None:
         return None
@@ -194,7 +199,8 @@ _MODEL = (
         "-m",
         "--model",
         metavar="NAME",
-        help="One that `gradcam models` lists, or FILE.py:FUNCTION.  [default: the one that comes with gradcam]",
+        help=f"One that `gradcam models` lists, or FILE.py:FUNCTION.{_of_others('models')}"
+        "  [default: the one that comes with gradcam]",
         shell_complete=complete(list_models),
     ),
     click.option(
@@ -283,7 +289,7 @@ _TARGET = (
         "--target",
         metavar="FILE.py:NAME",
         callback=_find_target,
-        help="A function of your own, from the model's output to a score, in place of a class.",
+        help=f"A function of your own, from the model's output to a score, in place of a class.{_of_others('targets')}",
     ),
     choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
     click.option(
@@ -393,9 +399,10 @@ def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
         "methods",
         metavar="NAME[,NAME]",
         find=_find_all,
-        known=[*METHODS, *ATTRIBUTIONS],
+        known=[*METHODS, *installed("methods"), *ATTRIBUTIONS],
         default=methods,
-        help=f"One that `gradcam methods` lists; repeatable.{f'  [default: {methods[0]}]' if methods else ''}",
+        help=f"One that `gradcam methods` lists, or FILE.py:NAME; repeatable.{_of_others('methods')}"
+        f"{f'  [default: {methods[0]}]' if methods else ''}",
     )
     return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET, *_FIT), command)
 
