@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, rec
 from gradcam.hooks.target_layer import TargetLayer
 from gradcam.layers.axes import Axes, one_image
 from gradcam.layers.find import Outlet, layers_with_grid
-from gradcam.layers.layout import find_patches
+from gradcam.layers.layout import Layout, find_patches
+from gradcam.layers.reshape import Picked
 from gradcam.targets import Scored, compute_scores
 
 Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
@@ -87,7 +88,8 @@ class Recorded:
 
     `activations`, `outlets`: what was recorded, by name, and of what. `parts`: by layer, the names of those that it gave, of
     which there are several where its output holds several tensors. `scored`: what is there to be differentiated.
-    `modules`: all of the model's. `autocast`: the caller's, None without.
+    `modules`: all of the model's. `autocast`: the caller's, None without. `layouts`: how the activations lie on the picture,
+    by name, of those where it was asked for.
     """
 
     activations: dict[str, Tensor]
@@ -99,6 +101,7 @@ class Recorded:
     modules: list[nn.Module]
     batch: Batch
     autocast: torch.dtype | None
+    layouts: dict[str, Layout | Picked] = field(default_factory=dict)
 
     @property
     def has_float16(self) -> bool:

@@ -63,8 +63,12 @@ def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
     """How a recorded layer's activations lie on the picture. Raises as `place` does."""
-    module = recorded.outlets[layer].module
-    return place(layer, activations, module, recorded.batch, model=recorded.model, reshape=reshape)
+    if layer not in recorded.layouts:
+        module = recorded.outlets[layer].module
+        recorded.layouts[layer] = place(
+            layer, activations, module, recorded.batch, model=recorded.model, reshape=reshape
+        )
+    return recorded.layouts[layer]
 
 
 def place(

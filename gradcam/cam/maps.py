@@ -254,11 +254,13 @@ def _use_curvatures(
     recorded: Recorded, sites: Sequence[Site], methods: Sequence[OfCurvatures], values: _Values, *, one_by_one: bool
 ) -> None:
     """Two backward passes for each class and layer, and for each image where they depend on one another."""
+    if not methods:
+        return
     scores, slack = recorded.scored.values, find_slack(recorded)
     groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
     with torch.enable_grad():
         of_groups = [scores[images] for images in groups] if one_by_one else [scores]
-    for site in sites if methods else ():
+    for site in sites:
         found = [curvatures(own, site.recorded, scaled=recorded.has_float16) for own in of_groups]
         for of_class in zip(*found):
             first, second = (

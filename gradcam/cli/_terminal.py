@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -21,7 +22,7 @@ import click
 from gradcam.cli._settings import Output
 from gradcam.errors import CONTROLS, printable
 from gradcam.models.labels import name_class
-from gradcam.storage.records import Explained, Prediction, Record, Report
+from gradcam.storage.records import Prediction, Record, Report
 from gradcam.storage.retry import LOG
 
 if TYPE_CHECKING:
@@ -128,14 +129,10 @@ def _make_printable(record: Record) -> Record:
     return found
 
 
-def _name(entry: Prediction | Explained) -> str:
-    return name_class(entry.index, entry.label)
-
-
 def _predictions(predictions: Sequence[Prediction]) -> list[str]:
-    width = max(len(_name(each)) for each in predictions)
-    digits = max(len(str(each.index)) for each in predictions)
-    starts = [f"  {_name(each):<{width}}   {each.index:>{digits}}   " for each in predictions]
+    names = list(starmap(name_class, [(each.index, each.label) for each in predictions]))
+    width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
+    starts = [f"  {name:<{width}}   {each.index:>{digits}}   " for name, each in zip(names, predictions)]
     shares = [each.probability for each in predictions]
     if all(0 <= share <= 1 for share in shares):
         bars = [click.style(_bar(share), fg="cyan") for share in shares]
@@ -148,13 +145,17 @@ def _predictions(predictions: Sequence[Prediction]) -> list[str]:
 
 def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
     entries = record.explained
+    names = list(starmap(name_class, [(it.index, it.label) for it in entries]))
     files = [", ".join(filter(None, (it.overlay, it.heatmap, it.map, it.panel))) for it in entries]
     places = [f"{it.layer} ({' x '.join(map(str, grid))})" for it, grid in zip(entries, grids)]
     kinds = ["positive or negative" if it.evidence == "signed" else it.evidence for it in entries]
     arrows = [f"  →  {click.style(file, fg='green')}" for file in files]
     if len(entries) > 1 and len(set(files)) == 1:  # all on one picture
-        labels, methods = (dict.fromkeys(each) for each in zip(*((_name(it), it.method) for it in entries)))
-        lines = [f"  {', '.join(labels)} at {', '.join(dict.fromkeys(places))}", f"  by {', '.join(methods)}"]
+        methods = dict.fromkeys(it.method for it in entries)
+        lines = [
+            f"  {', '.join(dict.fromkeys(names))} at {', '.join(dict.fromkeys(places))}",
+            f"  by {', '.join(methods)}",
+        ]
         blank = [kind for kind, it in zip(kinds, entries) if it.blank]
         if blank:
             text = f"  no {blank[0]} evidence in {len(blank)} of {len(entries)} maps"
@@ -166,8 +167,8 @@ def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
     ends = [
         f"  {blank}  →  {file}" if it.blank else arrow for it, blank, file, arrow in zip(entries, blanks, files, arrows)
     ]
-    width, longest = max(len(_name(it)) for it in entries), max(map(len, places))
-    return [f"  {_name(it):<{width}} {place:<{longest}}{end}" for it, place, end in zip(entries, places, ends)]
+    width, longest = max(map(len, names)), max(map(len, places))
+    return [f"  {name:<{width}} {place:<{longest}}{end}" for name, place, end in zip(names, places, ends)]
 
 
 def to_command(words: Sequence[str]) -> str:
