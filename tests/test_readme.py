@@ -66,7 +66,7 @@ def test_the_python_runs_from_top_to_bottom_in_one_session(models: Path) -> None
     """The recipes too: what a block calls `model` or `images` is there for all after it."""
     cli.main(["batch", "photo.jpg", "-o", "explained", "--quiet"], standalone_mode=False)
     names: dict[str, Any] = {}
-    assert len(PYTHON) == 19
+    assert len(PYTHON) == 20
     for code in PYTHON:
         run_python(code, names)
     assert torch.allclose(
@@ -81,6 +81,7 @@ def test_the_python_runs_from_top_to_bottom_in_one_session(models: Path) -> None
     assert names["result"].name == "other.png"
     assert names["recorder"].steps == [0, 2]
     assert [it.shape[1] for it in names["features"].values()] == [256, 512]
+    assert names["mycam"].name == "mycam"
     assert names["x"].grad.item() == 18
     assert torch.equal(names["subject"].classes, names["model"](names["images"]).argmax(1))
 
