@@ -118,7 +118,7 @@ def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
-    """All classes' probabilities (N,C) by one of `choices.ACTIVATIONS`."""
+    """All classes' probabilities (N,C) by one of `options.ACTIVATIONS`."""
     if activation == "none":
         return logits
     if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
@@ -140,7 +140,7 @@ class ClassTarget:
     five strongest rivals, or of the classes `against` (an int, or a sequence of them).
     `output`: which of several heads has the classes: its key in the model's output, or its index there; None where there is
     but one, or one that is called `logits`.
-    `activation`: a key of `choices.ACTIVATIONS`, how logits become probabilities. With "sigmoid" or "none" a single logit
+    `activation`: a key of `options.ACTIVATIONS`, how logits become probabilities. With "sigmoid" or "none" a single logit
     is two classes, of which 1 is for it and 0 against it; otherwise it is class 0, and explained itself.
 
     Raises `TargetError` for an unknown score or activation, for `top` below 1, and for `against` with a score other than

@@ -78,10 +78,10 @@ MAP_SUFFIX = ".npy"
 class Saving:
     """What is written of each result, and how.
 
-    `kinds`: keys of `choices.SAVED`. "overlay": the heatmap on the picture, or an attribution's own. "heatmap": its colours
+    `kinds`: keys of `options.SAVED`. "overlay": the heatmap on the picture, or an attribution's own. "heatmap": its colours
     alone, as large as the picture, on black. "map": the raw values as NumPy's float32, (h,w) on the region that the
     network saw, or an attribution's signed (C,H,W). "panel": one picture with all maps side by side.
-    `format`: one of `choices.FORMATS`; `quality`, 1 to 100, is of jpg and webp. `alpha`, `colormap`: as in
+    `format`: one of `options.FORMATS`; `quality`, 1 to 100, is of jpg and webp. `alpha`, `colormap`: as in
     `gradcam.overlay`.
     `views`: whether a report's views are written as well.
 

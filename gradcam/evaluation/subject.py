@@ -34,7 +34,7 @@ class Subject:
     """N images, a model, and one class of each: what the maps of any method, of any library, are judged on.
 
     `images`: (N,C,H,W), preprocessed. `classes`: an int for all, N ints, or None for each image's most probable one.
-    `activation`: how logits become probabilities, a key of `choices.ACTIVATIONS`. `batch_size`: images in one pass, None for
+    `activation`: how logits become probabilities, a key of `options.ACTIVATIONS`. `batch_size`: images in one pass, None for
     as many as are fast; halved where they do not fit into memory.
     What all methods share, the probabilities of the images and of baselines, is computed once, here.
 

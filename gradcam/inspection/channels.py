@@ -68,7 +68,7 @@ def measure_strengths(maps: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> list[int]:
-    """The channels' numbers in an order of `choices.CHANNEL_ORDERS`: the strongest first, or as they are in the layer.
+    """The channels' numbers in an order of `options.CHANNEL_ORDERS`: the strongest first, or as they are in the layer.
 
     Before the strongest come those with NaN, which are there to be seen; of equal ones the first comes first.
     """

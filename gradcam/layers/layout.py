@@ -98,7 +98,7 @@ class Layout:
     """How a layer's output lies on the picture: where its grid is, and how many tokens come before it."""
 
     grid: tuple[int, ...]
-    kind: str  # one of `choices.LAYOUTS`: "tokens" are (N,T,D), "tokens first" (T,N,D)
+    kind: str  # one of `options.LAYOUTS`: "tokens" are (N,T,D), "tokens first" (T,N,D)
     prefix: int = 0
 
     @property
@@ -158,7 +158,7 @@ def find_layout(
     """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
 
     `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
-    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `choices.LAYOUTS`, or the grid that the
+    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `options.LAYOUTS`, or the grid that the
     last of the tokens form; what it does not say is worked out. `image_axes`: along which of the first two axes the images
     may lie, for tokens; `axes.Axes` asks the model where their number does not tell.
 

@@ -55,7 +55,7 @@ class Classifier:
     `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
     `layer`: what is explained where nothing else is said; `layer_for_positive`: in its place for methods that assume
     activations that are not negative, where that is another one. `activation`: how logits become probabilities, a key of
-    `choices.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
+    `options.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
     what else a person should know of how the model was loaded. `fit`, `predictions`: as in `load_classifier`.
     """
 

@@ -80,7 +80,7 @@ def load_classifier(
     takes, a number (the picture's centre) or (height, width) (all of it, whatever its aspect). `crop`: the share of the
     resized picture that is kept, in (0,1]. They change the model's own; of a model of yours they are 224, 0.875 and
     ImageNet's, where nothing else is said.
-    `activation`: how logits become probabilities, a key of `choices.ACTIVATIONS`; "auto" is softmax, or sigmoid for a
+    `activation`: how logits become probabilities, a key of `options.ACTIVATIONS`; "auto" is softmax, or sigmoid for a
     single logit, or what the model is known to need. `reader`: a function from a path to an array, as
     `readers.to_reader` takes one, or its name "module:function". `layer`: what is explained where nothing else is said;
     None for the last layer with a grid that the score depends on.

@@ -52,7 +52,7 @@ Reader = Callable[[Path], Reading]
 
 
 def read_picture(path: Path, data: Given | None = None) -> Reading:
-    """A picture with the depth of its file for the model, and as `gradcam.depth.show` has it for drawing.
+    """A picture with the depth of its file for the model, and as `gradcam.images.read.show` has it for drawing.
 
     `data`: what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is.
     DICOM files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and
