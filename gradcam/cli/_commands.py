@@ -19,7 +19,8 @@ from gradcam.images.files import READ_SUFFIXES, is_url
 # Which options stand together in a command's help, and in which order; those that are not named here come first.
 SECTIONS = {
     "How it is explained": (
-        *("--fit", "--predictions", "--score", "--against", "--evidence", "--augmentation", "--smoothing", "--reshape"),
+        *("--target", "--fit", "--predictions", "--score", "--against", "--evidence"),
+        *("--augmentation", "--smoothing", "--reshape"),
     ),
     "How it is drawn": (
         *("--alpha", "--colormap", "--format", "--quality", "--channels", "--columns", "--order", "--scale", "--cell"),

@@ -53,7 +53,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
 
 def _find_groups(model: nn.Module, layers: Layers) -> list[dict[str, nn.Module]]:
     """The layers that each name, pattern or module means, without those of a pattern that can never run."""
-    groups = [select_layers(model, layer) for layer in list_wanted(layers)]
+    groups = [select_layers(model, [layer]) for layer in list_wanted(layers)]
     return [{name: it for name, it in group.items() if _can_run(it)} or group for group in groups]
 
 

@@ -122,7 +122,7 @@ class Attendance:
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         wanted = layers if layers == () else list_wanted(layers)
-        self._wanted = [(layer, set(select_layers(model, layer))) for layer in wanted]
+        self._wanted = [(layer, set(select_layers(model, [layer]))) for layer in wanted]
         self._has_model_run = False
         self._ran: set[str] = set()
         self._recorded: set[str] = set()  # ran while PyTorch recorded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str) -> None
     (info / "entry_points.txt").write_text(f"[gradcam.methods]\n{entries}")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    plugins.installed.cache_clear()
+    monkeypatch.setattr(plugins, "_list_all", entry_points)
     monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
 
 
