@@ -16,7 +16,7 @@ from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import check_count, compute_items
 from gradcam.batch.pool import choose_batch_size
 from gradcam.batch.read import Fetched
-from gradcam.cam.explain import check_options
+from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten, show_fields
@@ -132,7 +132,7 @@ def _sort_methods(given: Any, options: ExplainOptions) -> tuple[list[Method], li
         attributions = list(dict.fromkeys(each for each in named if isinstance(each, AttributionMethod)))
         maps = [each for each in named if not isinstance(each, AttributionMethod)]
     methods = find_methods(maps) if maps or not attributions else []
-    check_options(methods, options)
+    Plan.of(methods, None, options, "explain_files")
     return methods, attributions
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from gradcam._checks import check_count
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.memory import Meter
@@ -61,7 +62,7 @@ class Effort:
 
 def check_effort(budget: int | None, progress: Progress | None) -> None:
     """Raises `GradcamError` for a budget that is no number of bytes, and for somebody who cannot be told."""
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise GradcamError(f"memory_budget is {shorten(budget)}, expected a number of bytes, 1 or more.")
+    if budget is not None:
+        check_count(budget, "memory_budget", "a number of bytes, 1 or more.")
     if progress is not None and not callable(progress):
         raise GradcamError(f"progress is {shorten(progress)}, expected a function of the passes done and of all.")

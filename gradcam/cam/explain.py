@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from gradcam._checks import check_choice
 from gradcam.cam.budget import Effort, check_effort
-from gradcam.cam.forward import Recorded, recorded_pass
-from gradcam.cam.grid import JOINS, BlindPatchesError, add_levels, find_grid, warn_of_places
-from gradcam.cam.maps import Maps, compute_maps
+from gradcam.cam.forward import recorded_pass
+from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
+from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import Census
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import check_evidence, find_methods, smooth
-from gradcam.cam.postprocess import Views, check_augmentation, choose_evidence, make_views, to_heatmaps
+from gradcam.cam.methods.table import check_evidence, find_method, find_methods, smooth
+from gradcam.cam.postprocess import combine, make_views, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, LayerError, join_names, shorten, warn
@@ -27,8 +28,8 @@ from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import Outlet, find_layer, unwrap
-from gradcam.layers.reshape import Reshape, to_reshape
-from gradcam.options import ExplainOptions, fill_options
+from gradcam.layers.reshape import to_reshape
+from gradcam.options import AUGMENTATIONS, ExplainOptions, fill_options
 from gradcam.targets import refuse_features
 
 HOW = ("mean", "max")  # of `fuse`
@@ -138,12 +139,12 @@ def explain(
     Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
     Errors of the model itself come through as they are.
     """
-    request = _Request.of([method], target, options, "explain")
-    chosen = one_map(layer, layers, request.options["join"])
-    if chosen is None and request.needs_layers:
-        found = _compare_last_layer(model, images, request)
+    plan = Plan.of([find_method(method)], target, options, "explain")
+    chosen = one_map(layer, layers, plan.options["join"])
+    if chosen is None and plan.needs_layers:
+        found = _explain_last_layer(model, images, plan)
     else:
-        found = _compare(model, images, chosen or [], request, are_named=True)
+        found = carry_out(model, images, chosen or [], plan)
     return next(iter(found.values()))
 
 
@@ -172,42 +173,33 @@ def compare(
     Shapley-CAM takes two more backward passes for each class and layer, and methods that run the model again do so for
     each layer. Gives a dict from (layer name, method name). A layer that nothing reaches has blank maps, and a warning
     says so. With `join="sum"` the layers' raw maps are added at the finest of their grids, as one layer, "layer3 + layer4".
-    Methods whose maps are of no layer are in it once, RISE as
-    ("input", "rise"), those that follow attention as ("attention", method name), and alone need no layers. Arguments and
-    errors are as in `explain`.
+    Methods whose maps are of no layer are in it once, RISE as ("input", "rise"), those that follow attention as
+    ("attention", method name), and alone need no layers. Arguments and errors are as in `explain`.
     """
-    request = _Request.of(methods, target, options, "compare")
-    return _compare(model, images, layers, request, are_named=True)
-
-
-def check_options(methods: Sequence[Method], options: ExplainOptions) -> list[Method]:
-    """The methods, smoothed where that is asked for, once all is checked that can be without a model.
-
-    `options`: all of them. Raises `GradcamError` for whatever is unknown, or has no meaning for one of the methods.
-    """
-    found = smooth(methods, options["smoothing"])
-    if options["join"] is not None and options["join"] not in JOINS:
-        raise LayerError(f"join is {shorten(options['join'])}, expected {join_names(JOINS)}, or None.")
-    check_evidence(options["evidence"], found)
-    check_augmentation(options["augmentation"])
-    check_effort(options["memory_budget"], options["progress"])
-    return found
+    return carry_out(model, images, layers, Plan.of(find_methods(methods), target, options, "compare"))
 
 
 @dataclass(frozen=True)
-class _Request:
-    """What is to be explained of the images, and how; as in `explain`. What can be checked without a model is."""
+class Plan:
+    """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model."""
 
     methods: Sequence[Method]
     target: Any
     options: ExplainOptions
-    reshape: Reshape
 
     @staticmethod
-    def of(methods: Iterable[str | Method], target: Any, options: ExplainOptions, function: str) -> _Request:
-        """What was asked of that function."""
+    def of(methods: Sequence[Method], target: Any, options: ExplainOptions, function: str) -> Plan:
+        """Raises `GradcamError` for what is unknown, or has no meaning for one of the methods; `TypeError` as a call of
+        `function` would.
+        """
         filled = fill_options(options, function)
-        return _Request(check_options(find_methods(methods), filled), target, filled, to_reshape(filled["reshape"]))
+        found = smooth(methods, filled["smoothing"])
+        if filled["join"] is not None and filled["join"] not in JOINS:
+            raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
+        check_evidence(filled["evidence"], found)
+        check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
+        check_effort(filled["memory_budget"], filled["progress"])
+        return Plan(found, target, filled | {"reshape": to_reshape(filled["reshape"])})
 
     @property
     def needs_layers(self) -> bool:
@@ -224,108 +216,80 @@ class _Request:
     def runs_again(self) -> bool:
         return not all(method.needs for method in self.methods)
 
-    @property
-    def follows_attention(self) -> bool:
-        return any(method.place == "attention" for method in self.methods)
 
-
-def _compare(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], request: _Request, *, are_named: bool = False
+def carry_out(
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
+    """As `compare`, with a plan that is checked."""
     try:
-        return _explain_at(model, images, layers, request, are_named=are_named)
+        return _explain_at(model, images, layers, plan, are_named=True)
     except BlindPatchesError as error:
-        if are_named:
-            layer = _find_other_layer(model, images, request)
-            raise type(error)(_BLIND if layer is None else f"{error} Choose '{layer}', whose patches do.") from None
-        raise
-
-
-def _find_other_layer(model: nn.Module, images: Any, request: _Request) -> str | None:
-    """A layer to choose in place of one whose patches do not reach the score; None where there is none."""
-    with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
-        request = replace(request, reshape=None)  # which is of the other layer
-        found = find_suggestion(unwrap(model), to_batch(images), request.target)
-        return _find_last_with_gradient(model, images, found.layers, request)
-    return None
+        said = _BLIND
+        with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
+            other = replace(plan, options=plan.options | {"reshape": None})  # which is of this layer
+            found = find_suggestion(unwrap(model), to_batch(images), plan.target)
+            layer = _find_last_with_gradient(model, images, found.layers, other)
+            said = said if layer is None else f"{error} Choose '{layer}', whose patches do."
+        raise type(error)(said) from None
 
 
 def _explain_at(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], request: _Request, *, are_named: bool
+    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan, *, are_named: bool = False
 ) -> dict[tuple[str, str], Explanation]:
-    model, batch, options = unwrap(model), to_batch(images), request.options
-    chosen = _find_layers(model, layers) if request.needs_layers or layers else []
-    refuse_features(model, request.target)
+    model, batch, options = unwrap(model), to_batch(images), plan.options
+    chosen = _find_layers(model, layers) if plan.needs_layers or layers else []
+    refuse_features(model, plan.target)
     views = make_views(batch, options["augmentation"])
     effort, census = Effort(views.batch, options["memory_budget"], options["progress"]), Census()
-    with recorded_pass(
-        model,
-        views.batch.copy() if request.runs_again else views.batch,
-        chosen,
-        views.target(request.target),
-        differentiable=request.differentiable,
-        around=_watched(model, chosen, request, effort, census),
-    ) as recorded:
-        maps = compute_maps(recorded, request.methods, effort, census, reshape=request.reshape, join=options["join"])
+    shown = views.batch.copy() if plan.runs_again else views.batch
+    how: dict[str, Any] = {
+        "differentiable": plan.differentiable,
+        "around": _watched(model, chosen, plan, effort, census),
+    }
+    with recorded_pass(model, shown, chosen, views.target(plan.target), **how) as recorded:
+        maps = compute_maps(recorded, plan.methods, effort, census, reshape=options["reshape"], join=options["join"])
         if are_named:
-            warn_of_places(recorded, request.reshape)
+            warn_of_places(recorded, options["reshape"])
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
-        about = {
-            "classes": None if classes is None else views.first(classes).to(batch.device),
-            "output": output,
-            "evidence": options["evidence"],
-        }
-        return {
-            (layer, method): _to_explanation(each, views, layer=layer, method=method, **about)
-            for (layer, method), each in maps.items()
-        }
+    classes = None if classes is None else views.first(classes).to(batch.device)
+    evidence, found = options["evidence"], {}
+    for (layer, method), each in maps.items():
+        values = combine([views.average(level) for level in each.levels], evidence)
+        if each.was_rounding is not None:
+            warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
+        heatmaps = to_heatmaps(values, batch.size, signed=evidence == "signed").to(batch.device)
+        scores = views.first(each.scores).to(batch.device)
+        explanation = Explanation(values.to(batch.device), heatmaps, classes, scores, output, layer, method, evidence)
+        found[layer, method] = explanation
+    return found
 
 
 @contextlib.contextmanager
-def _watched(
-    model: nn.Module, chosen: Sequence[Outlet], request: _Request, effort: Effort, census: Census
-) -> Iterator[None]:
+def _watched(model: nn.Module, chosen: Sequence[Outlet], plan: Plan, effort: Effort, census: Census) -> Iterator[None]:
     """Around the plain pass: what methods that run the model again have to know of it."""
-    with contextlib.ExitStack() as stack:
-        if request.runs_again:
-            stack.enter_context(effort.measured({outlet.module for outlet in chosen}))
-        if request.follows_attention:
-            stack.enter_context(census.taken(model))
+    follows_attention = any(method.place == "attention" for method in plan.methods)
+    with (
+        effort.measured({outlet.module for outlet in chosen}) if plan.runs_again else contextlib.nullcontext(),
+        census.taken(model) if follows_attention else contextlib.nullcontext(),
+    ):
         yield
 
 
-def _to_explanation(maps: Maps, views: Views, *, evidence: str, layer: str, method: str, **about: Any) -> Explanation:
-    signed = evidence == "signed"
-    values = add_levels([choose_evidence(views.average(level), evidence) for level in maps.levels], signed=signed)
-    if maps.was_rounding is not None:
-        warn_of_rounding(values, maps.was_rounding, evidence, f"{method} at layer '{layer}'")
-    device = views.batch.device
-    return Explanation(
-        maps=values.to(device),
-        heatmaps=to_heatmaps(values, views.batch.size, signed=signed).to(device),
-        scores=views.first(maps.scores).to(device),
-        layer=layer,
-        method=method,
-        evidence=evidence,
-        **about,
-    )
-
-
-def _compare_last_layer(model: nn.Module, images: Any, request: _Request) -> dict[tuple[str, str], Explanation]:
+def _explain_last_layer(model: nn.Module, images: Any, plan: Plan) -> dict[tuple[str, str], Explanation]:
     """Explain at the best layer that has a grid and, on it, a gradient."""
-    if callable(request.reshape):
+    if callable(plan.options["reshape"]):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
-    found = find_suggestion(unwrap(model), to_batch(_copy(images)), request.target, request.reshape)
-    is_positive = all(method.assumes_positive for method in request.methods)
+    found = find_suggestion(unwrap(model), to_batch(_copy(images)), plan.target, plan.options["reshape"])
+    is_positive = all(method.assumes_positive for method in plan.methods)
     last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
     try:
-        explained = _compare(model, _copy(images), [last], request)
+        explained = _explain_at(model, _copy(images), [last], plan)
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-        layer = _find_last_with_gradient(model, _copy(images), others, request) if others else None
+        layer = _find_last_with_gradient(model, _copy(images), others, plan) if others else None
         if layer is None:
             raise LayerError(_BLIND) from None
-        return _compare(model, images, [layer], request)
+        return _explain_at(model, images, [layer], plan)
     if found.note is not None and last == found.layers[0]:
         warn(found.note)
     return explained
@@ -336,9 +300,9 @@ def _copy(images: Any) -> Any:
     return map_tensors(images, torch.Tensor.clone)
 
 
-def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], request: _Request) -> str | None:
+def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], plan: Plan) -> str | None:
     model, batch = unwrap(model), to_batch(images)
-    with recorded_pass(model, batch, _find_layers(model, names), request.target) as recorded:
+    with recorded_pass(model, batch, _find_layers(model, names), plan.target) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
@@ -346,18 +310,12 @@ def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str]
         for name in names:
             for part in recorded.parts[name]:
                 gradient = found[part]
-                if gradient is not None and _has_values(part, gradient[0], recorded, request.reshape):
-                    return name
+                if gradient is not None:
+                    with contextlib.suppress(LayerError):  # of several tensors of a layer not all have a grid
+                        layout = find_grid(part, gradient[0], recorded, plan.options["reshape"])
+                        if layout.to_grid(gradient[0]).any():
+                            return name
     return None
-
-
-def _has_values(part: str, gradient: torch.Tensor, recorded: Recorded, reshape: Reshape) -> bool:
-    """Whether a gradient has any on the grid; of several tensors of a layer not all have one."""
-    try:
-        layout = find_grid(part, gradient, recorded, reshape)
-    except LayerError:
-        return False
-    return bool(layout.to_grid(gradient).any())
 
 
 def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> list[Outlet]:
@@ -414,9 +372,8 @@ def check_alike(one: Explanation, other: Explanation) -> None:
     """Raises `GradcamError` where two are not of the same sizes, classes and evidence."""
     shapes = [tuple(each.heatmaps.shape) for each in (one, other)]
     if shapes[0] != shapes[1]:
-        raise GradcamError(
-            f"Heatmaps {shapes[0]} and {shapes[1]} do not go together: explain the same images and classes."
-        )
+        said = f"Heatmaps {shapes[0]} and {shapes[1]} do not go together"
+        raise GradcamError(f"{said}: explain the same images and classes.")
     if one.evidence != other.evidence:
         raise GradcamError(f"{one.evidence} and {other.evidence} evidence do not go together: ask for the same kind.")
     classes = [None if each.classes is None else each.classes.tolist() for each in (one, other)]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,8 +41,6 @@ DEPENDENT = (
     "a map here is not the one of its image alone. Explain them one by one for that."
 )
 
-KINDS = ("_saved_training", "_saved_dim")  # of an operation, what its name does not tell
-
 # By model, what was found to keep images apart: the operations behind the layers, and the layers.
 _apart: weakref.WeakKeyDictionary[nn.Module, set[int]] = weakref.WeakKeyDictionary()
 
@@ -63,7 +62,8 @@ def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Pla
     """
     if len(scores) == 1 or not layers:
         return False
-    graph = [(node.name(), *(getattr(node, name, None) for name in KINDS)) for node in graph_of(scores)]
+    nodes = graph_of(scores)  # of an operation, these are what its name does not tell
+    graph = [(it.name(), getattr(it, "_saved_training", None), getattr(it, "_saved_dim", None)) for it in nodes]
     key = hash((*map(str, graph), *(name for name, _, _ in layers)))
     if key in _apart.setdefault(model, set()):
         return False
@@ -106,20 +106,16 @@ class Recorded:
     @property
     def has_float16(self) -> bool:
         """Whether gradients may pass through float16 on their way to the layers."""
-        if self.autocast == torch.float16:
-            return True
         # Parameters are many, and the tail is short: between float32 ends none of them is float16 without a cast.
         modules = self.modules if may_cast(self.scored.values) else []
-        return has_float16((self.activations, self.output), modules)
+        return self.autocast == torch.float16 or has_float16((self.activations, self.output), modules)
 
 
 def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
     """Whether there is float16 among these values or in the modules' parameters."""
-    if any(tensor.dtype == torch.float16 for tensor in tensors(values)):
-        return True
     # Module by module: model.parameters() takes several times as long, which a small network's pass would show.
-    dtypes = {it.dtype for module in modules for it in module._parameters.values() if it is not None}
-    return torch.float16 in dtypes
+    parameters = (it for module in modules for it in module._parameters.values() if it is not None)
+    return any(tensor.dtype == torch.float16 for tensor in chain(tensors(values), parameters))
 
 
 def caller_autocast(device: str) -> torch.dtype | None:
@@ -177,7 +173,6 @@ def recorded_pass(
 def _divide(
     chosen: Sequence[Outlet], recorders: Mapping[str, TargetLayer]
 ) -> tuple[dict[str, Tensor], dict[str, Outlet], dict[str, list[str]]]:
-    """What was recorded, each with a name, of what, and which are of one layer."""
     activations: dict[str, Tensor] = {}
     outlets: dict[str, Outlet] = {}
     parts: dict[str, list[str]] = {}
@@ -185,17 +180,14 @@ def _divide(
         recorded = recorders[outlet.name].recorded
         for keys, tensor in recorded.items():
             name = outlet.name if len(recorded) == 1 else ":".join((outlet.name, *keys[len(outlet.keys) :]))
-            activations[name] = tensor
-            outlets[name] = outlet._replace(name=name, keys=keys)
+            activations[name], outlets[name] = tensor, outlet._replace(name=name, keys=keys)
             parts.setdefault(outlet.name, []).append(name)
     return activations, outlets, parts
 
 
 def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
     """Raises `ImageError` where frames come before channels, which would be taken for the depth of a volume."""
-    if len(batch.size) != 3:
-        return
-    convolutions = [module for module in modules if isinstance(module, _ConvNd)]
+    convolutions = [module for module in modules if isinstance(module, _ConvNd)] if len(batch.size) == 3 else []
     channels = batch.pictures.shape[1]
     takes_them = any(isinstance(it, nn.Conv3d) and it.in_channels == channels for it in convolutions)
     if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_them:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import Recorded, record_outputs
 from gradcam.cam.places import ENOUGH, Laid, remember_answers, tell_doubt
-from gradcam.cam.postprocess import resize
 from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.hooks.autograd import no_dependence, reached
 from gradcam.hooks.nested import Batch, to_batch
@@ -262,12 +261,3 @@ def _choose(layer: str, names: Sequence[str], recorded: Recorded, reshape: Resha
         return [find_site(names[0], recorded, reshape)]  # which says why there is no grid
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]
-
-
-def add_levels(maps: Sequence[Tensor], *, signed: bool) -> Tensor:
-    """Raw maps (N,K,h,w) of several grids, resized to the finest and added; one alone stays as it is."""
-    finest = max((each.shape[2:] for each in maps), key=lambda grid: grid.numel())
-    total, *others = [each if each.shape[2:] == finest else resize(each, finest, signed=signed) for each in maps]
-    for other in others:
-        total = total + other
-    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -14,20 +15,15 @@ from gradcam.cam.budget import Effort
 from gradcam.cam.forward import Recorded, depend_on_one_another
 from gradcam.cam.grid import Site, blind_layer, check_range, choose_sites, warn_of_blind_images
 from gradcam.cam.methods.attention_capture import Census
-from gradcam.cam.methods.base import (
-    Method,
-    OfActivations,
-    OfAttention,
-    OfCurvatures,
-    OfGradients,
-    OfInput,
-    OfReruns,
-)
+from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
 from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.layers.reshape import Reshape
 from gradcam.targets import FINER_SHARE, RepeatedTarget, Scored, difference, find_nearest
+
+Kind = TypeVar("Kind", bound=Method)
+Key = tuple[str, str]  # of a site and a method, or of a layer and one
 
 SMALL = 0.2  # of the positive values' energy: SiLU and GELU, which dip below zero, leave less to negative ones
 
@@ -49,10 +45,6 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
             f"assume{'s' if len(names) == 1 else ''} none below 0: maps may be wrong. Take a layer behind a ReLU "
             "(`gradcam layers` marks others ±), or another method."
         )
-
-
-Kind = TypeVar("Kind", bound=Method)
-Key = tuple[str, str]  # of a site and a method, or of a layer and one
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class _Values:
     def add(self, site: str, method: Method, pieces: Sequence[Settled], blind: Sequence[bool] | None = None) -> None:
         """Add pieces; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
         key = site, method.name
-        self.pieces.setdefault(key, []).extend(piece.float() for piece in pieces)
+        self.pieces.setdefault(key, []).extend(piece._replace(maps=piece.maps.float()) for piece in pieces)
         if blind is not None:
             known = self.blind.setdefault(key, [True] * len(blind))
             known[:] = [one and other for one, other in zip(known, blind)]
@@ -102,16 +94,20 @@ def compute_maps(
     `census`: of the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one.
     """
     chosen = choose_sites(recorded, reshape, join=join)
-    sites = list(
-        {site.layer: site for level in chosen.values() for site in level}.values()
-    )  # a level may be named, too
+    by_name = {site.layer: site for level in chosen.values() for site in level}  # a level may be named, too
+    sites, values = list(by_name.values()), _Values()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
-    scores = _scores_by_kind(recorded, methods)
-    values = _Values()
+    # The scores (N,K) that were asked for, and those that methods choose themselves, by their key.
+    scores: dict[str | None, Tensor] = {None: recorded.scored.values}
+    for method in methods:
+        if method.score is not None and method.score not in scores:
+            scores[method.score] = _finer_scores(method.name, recorded.scored)
     first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
     placed = [(site.layer, site.recorded, site.layout.to_grid) for site in sites if first or second]
     apart = not depend_on_one_another(recorded.model, recorded.scored.values, placed)
-    _use_activations(sites, _of(OfActivations, methods), recorded.scored.values.shape[1], values)
+    for of_activations, site in product(_of(OfActivations, methods), sites):
+        found_maps = _checked(of_activations, site.grid)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
+        values.add(site.layer, of_activations, [undoubted(found_maps)])
     _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
     _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
     _run_again(recorded, sites, _of(OfReruns, methods), values, effort)
@@ -145,11 +141,11 @@ def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, reco
 
     Of a layer's levels one that is reached is enough.
     """
-    blind: dict[Key, list[bool]] = {}
-    for layer, level in chosen.items():
-        for name in {name for _, name in values.blind}:
-            of_levels = [values.blind[site.layer, name] for site in level]
-            blind[layer, name] = [all(of_image) for of_image in zip(*of_levels)]
+    blind: dict[Key, list[bool]] = {
+        (layer, name): list(map(all, zip(*(values.blind[site.layer, name] for site in level))))
+        for layer, level in chosen.items()
+        for name in {name for _, name in values.blind}
+    }
     if blind and all(all(images) for images in blind.values()):
         raise values.errors[0] if values.errors else blind_layer(next(iter(chosen.values()))[0])
     for layer in chosen:
@@ -177,13 +173,6 @@ def _checked(method: OfActivations | OfGradients | OfCurvatures, *given: Tensor)
     if not maps.isfinite().all():
         raise GradcamError(f"The method {method.name} gave maps that are NaN or infinite in places.")
     return maps
-
-
-def _use_activations(sites: Sequence[Site], methods: Sequence[OfActivations], classes: int, values: _Values) -> None:
-    for method in methods:
-        for site in sites:
-            found = _checked(method, site.grid)[:, None].repeat_interleave(classes, 1)
-            values.add(site.layer, method, [undoubted(found)])
 
 
 def _use_gradients(
@@ -279,30 +268,16 @@ def _use_curvatures(
 def _run_again(
     recorded: Recorded, sites: Sequence[Site], methods: Sequence[OfReruns], values: _Values, effort: Effort
 ) -> None:
-    for method in methods:
-        for site in sites:
-            try:
-                found = method.compute(recorded, site, effort)
-            except BlindLayerError as error:
-                values.errors.append(error)
-                zeros = site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:])
-                found = undoubted(zeros)
-            # A method that is judged by what it changes: nothing was, though there was something to change.
-            has_map = found.maps.flatten(1).any(1) | found.was_rounding.flatten(1).any(1)
-            blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
-            values.add(site.layer, method, [found], blind.tolist() if method.is_signed else None)
-
-
-def _scores_by_kind(recorded: Recorded, methods: Sequence[Method]) -> dict[str | None, Tensor]:
-    """The scores (N,K) that were asked for, by None, and those that methods choose themselves, by their key."""
-    scored = recorded.scored
-    scores: dict[str | None, Tensor] = {None: scored.values}
-    for method in methods:
-        if method.score is None:
-            continue
-        if method.score not in scores:
-            scores[method.score] = _finer_scores(method.name, recorded.scored)
-    return scores
+    for method, site in product(methods, sites):
+        try:
+            found = method.compute(recorded, site, effort)
+        except BlindLayerError as error:
+            values.errors.append(error)
+            found = undoubted(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
+        # A method that is judged by what it changes: nothing was, though there was something to change.
+        has_map = found.maps.flatten(1).any(1) | found.was_rounding.flatten(1).any(1)
+        blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
+        values.add(site.layer, method, [found], blind.tolist() if method.is_signed else None)
 
 
 def _finer_scores(name: str, scored: Scored) -> Tensor:

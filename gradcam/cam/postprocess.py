@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.hooks.nested import Batch
 from gradcam.options import AUGMENTATIONS
 from gradcam.targets import RepeatedTarget
@@ -35,22 +34,13 @@ class Views:
 
     def average(self, maps: Tensor) -> Tensor:
         """Maps (V N,K,...) of all views, put upright, as their mean (N,K,...)."""
-        if len(self.views) == 1:
-            return maps
-        upright = [
-            view.flip(-1) if mirrored else view for view, (_, mirrored) in zip(maps.split(self.images), self.views)
-        ]
-        return torch.stack(upright).mean(0)
+        views = zip(maps.split(self.images), self.views)
+        upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
+        return maps if len(upright) == 1 else torch.stack(upright).mean(0)
 
     def first(self, rows: Tensor) -> Tensor:
         """What belongs to the images themselves: the first N rows, where there is one row for each image of each view."""
         return rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows
-
-
-def check_augmentation(augmentation: str) -> None:
-    """Raises `GradcamError` for an unknown one."""
-    if not isinstance(augmentation, str) or augmentation not in AUGMENTATIONS:
-        raise GradcamError(f"augmentation is {shorten(augmentation)}, expected one of {join_names(AUGMENTATIONS)}.")
 
 
 def make_views(batch: Batch, augmentation: str) -> Views:
@@ -77,11 +67,17 @@ def make_views(batch: Batch, augmentation: str) -> Views:
         return Views(replace(batch.copy(show), images=batch.images * len(views)), views)
 
 
-def choose_evidence(maps: Tensor, evidence: str) -> Tensor:
-    """The positive values of maps, or the negative ones without their sign, or all of them."""
-    if evidence == "signed":
-        return maps
-    return (maps if evidence == "positive" else -maps).relu()
+def combine(levels: Sequence[Tensor], evidence: str) -> Tensor:
+    """Of raw maps (N,K,h,w) the positive values, or the negative ones without their sign, or all of them.
+
+    Those of several grids are resized to the finest, and added.
+    """
+    signed = evidence == "signed"
+    found = [level if signed else (level if evidence == "positive" else -level).relu() for level in levels]
+    finest = max((each.shape[2:] for each in found), key=lambda grid: grid.numel())
+    return functools.reduce(
+        torch.add, [each if each.shape[2:] == finest else resize(each, finest, signed=signed) for each in found]
+    )
 
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
@@ -92,7 +88,9 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     of both: [-1,1].
     """
     heatmaps = resize(maps, size, signed=signed)
-    return heatmaps.div_(_divisors(heatmaps))  # in place: many classes make this the largest tensor of all
+    largest = heatmaps.flatten(2).abs().amax(2).reshape(*heatmaps.shape[:2], *[1] * (heatmaps.ndim - 2))
+    # In place: many classes make this the largest tensor of all.
+    return heatmaps.div_(torch.where(largest > 0, largest, 1.0))
 
 
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
@@ -116,9 +114,3 @@ def _cubic_weights(cells: int, length: int) -> Tensor:
     """
     identity = torch.eye(cells, dtype=torch.float32, device="cpu")[None, None]  # whatever the caller's defaults are
     return F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)[0, 0]
-
-
-def _divisors(heatmaps: Tensor) -> Tensor:
-    """The largest value of each map, whatever its sign, ready to divide by: 1 where it is zero."""
-    largest = heatmaps.flatten(2).abs().amax(2).reshape(*heatmaps.shape[:2], *[1] * (heatmaps.ndim - 2))
-    return torch.where(largest > 0, largest, 1.0)

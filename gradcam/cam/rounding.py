@@ -34,10 +34,6 @@ class Settled(NamedTuple):
     maps: Tensor
     was_rounding: Tensor
 
-    def float(self) -> Settled:
-        """The maps in float32."""
-        return Settled(self.maps.float(), self.was_rounding)
-
 
 def settle(compute: Callable[[Shake], Tensor], slack: float) -> Settled:
     """Maps (N,K,...) of either sign as `compute` makes them, with zeros for whichever sign has nothing but rounding.
@@ -45,14 +41,14 @@ def settle(compute: Callable[[Shake], Tensor], slack: float) -> Settled:
     `compute` passes all that may be rounded through the function that it is given. `slack`: by how much of itself a number
     may be off.
     """
-    maps = compute(lambda tensor, leading: tensor)
-    return compare(maps, [compute(functools.partial(shake, slack=slack, turn=turn)) for turn in range(TURNS)])
+    shaken = [compute(functools.partial(shake, slack=slack, turn=turn)) for turn in range(TURNS)]
+    return compare(compute(lambda tensor, leading: tensor), shaken)
 
 
 def settle_method(
     compute: Callable[..., Tensor], slack: float, activations: Tensor, *derivatives: Tensor
 ) -> list[Settled]:
-    """The maps of a method, a function from activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time."""
+    """As `settle`, of a function of activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time."""
     classes = max(1, MOST_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
 
     def compute_few(few: Sequence[Tensor]) -> Settled:

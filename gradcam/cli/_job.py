@@ -32,7 +32,6 @@ from gradcam.errors import (
     printable,
 )
 from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_whole
-from gradcam.options import fill_options
 from gradcam.storage.records import Record, Report
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     """
     import_torch()
     from gradcam.batch.findings import Request
-    from gradcam.cam.explain import check_options
+    from gradcam.cam.explain import Plan
     from gradcam.images.draw import find_colormap
     from gradcam.layers.find import find_layer
     from gradcam.targets import ClassTarget
@@ -246,7 +245,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
     if methods:
         methods = find_methods(methods)
-        check_options(methods, fill_options(settings.options, "ask"))
+        Plan.of(methods, None, settings.options, "ask")
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
     layers += [find_layer(classifier.model, layer).name for layer in settings.layers[1:]]
