@@ -252,16 +252,18 @@ def _explain_at(
             warn_of_places(recorded, options["reshape"])
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
         classes = recorded.scored.classes
-    classes = None if classes is None else views.first(classes).to(batch.device)
-    evidence, found = options["evidence"], {}
-    for (layer, method), each in maps.items():
-        values = combine([views.average(level) for level in each.levels], evidence)
-        if each.was_rounding is not None:
-            warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
-        heatmaps = to_heatmaps(values, batch.size, signed=evidence == "signed").to(batch.device)
-        scores = views.first(each.scores).to(batch.device)
-        explanation = Explanation(values.to(batch.device), heatmaps, classes, scores, output, layer, method, evidence)
-        found[layer, method] = explanation
+        classes = None if classes is None else views.first(classes).to(batch.device)
+        evidence, found = options["evidence"], {}
+        for (layer, method), each in maps.items():
+            values = combine([views.average(level) for level in each.levels], evidence)
+            if each.was_rounding is not None:
+                warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
+            heatmaps = to_heatmaps(values, batch.size, signed=evidence == "signed").to(batch.device)
+            scores = views.first(each.scores).to(batch.device)
+            explanation = Explanation(
+                values.to(batch.device), heatmaps, classes, scores, output, layer, method, evidence
+            )
+            found[layer, method] = explanation
     return found
 
 

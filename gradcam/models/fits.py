@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -54,17 +53,14 @@ def show_whole(image: NDArray[Any], own: Preprocessing, step: int) -> Tensor:
     """
     shorter = own.resize if isinstance(own.resize, int) else min(own.resize)
     sides, scale = image.shape[:2], shorter / min(image.shape[:2])
-    size = (_to_steps(sides[0] * scale, step), _to_steps(sides[1] * scale, step))
+    height, width = (max(1, round(side * scale / step)) * step for side in sides)
+    size = height, width
     if math.prod(size) > MOST * math.prod(own.size):
         raise ImageError(
             f"The picture is {sides[1]} x {sides[0]}: whole, the network would be shown {size[1]} x {size[0]} pixels. Show "
             "it in parts, with the fit 'tiles'."
         )
     return replace(own, size=size, resize=size)(image)
-
-
-def _to_steps(length: float, step: int) -> int:
-    return max(1, round(length / step)) * step
 
 
 def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
@@ -91,14 +87,17 @@ def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.
 
     The model itself is left as it is. Where its positions lie in it, the one that is given is a copy with the same weights.
     """
-    size = tuple(images.shape[2:])
+    size = images.shape[2], images.shape[3]
     plain = unwrap(model)
     if size == tuple(own):
         return model, images
     if "interpolate_pos_encoding" in inspect.signature(plain.forward).parameters:  # transformers'
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
-    make = _find_maker(plain)
-    if make is None:
+    if callable(getattr(plain, "set_input_size", None)):
+        make = _resize_timm
+    elif type(plain).__module__ == "torchvision.models.vision_transformer":
+        make = _resize_torchvision
+    else:  # it may take any size as it is
         return model, images
     tensors = [*plain.parameters(), *plain.buffers()]
     key = (*size, *((each.data_ptr(), each._version, each.dtype, each.device) for each in tensors))
@@ -107,27 +106,18 @@ def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.
         if len(sized) >= KEPT:
             sized.pop(next(iter(sized)))
         shared = {id(tensor): tensor for tensor in tensors}
-        sized[key] = make(copy.deepcopy(plain, shared), size)
+        sized[key] = copy.deepcopy(plain, shared)
+        make(sized[key], size)
     return sized[key], images
 
 
-def _find_maker(model: nn.Module) -> Any:
-    """What gives a copy of the model another size; None where it may take any as it is."""
-    if callable(getattr(model, "set_input_size", None)):  # timm's
-        return _resize_timm
-    is_torchvision = type(model).__module__ == "torchvision.models.vision_transformer"
-    return _resize_torchvision if is_torchvision else None
-
-
-def _resize_timm(model: Any, size: tuple[int, int]) -> nn.Module:
+def _resize_timm(model: Any, size: tuple[int, int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of speed
         model.set_input_size(img_size=size)
-    result: nn.Module = model
-    return result
 
 
-def _resize_torchvision(model: Any, size: tuple[int, int]) -> nn.Module:
+def _resize_torchvision(model: Any, size: tuple[int, int]) -> None:
     tokens = model.encoder.pos_embedding
     side = model.image_size // model.patch_size
     grid = tokens[:, -(side**2) :].mT.unflatten(2, (side, side))
@@ -135,11 +125,5 @@ def _resize_torchvision(model: Any, size: tuple[int, int]) -> nn.Module:
     grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(tokens).flatten(2).mT
     resized = torch.cat([tokens[:, : -(side**2)], grid], 1)
     model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
-    model._process_input = partial(_to_tokens, model)  # its own takes squares of one size alone
-    result: nn.Module = model
-    return result
-
-
-def _to_tokens(model: Any, images: Tensor) -> Tensor:
-    tokens: Tensor = model.conv_proj(images).flatten(2).mT
-    return tokens
+    # Its own takes squares of one size alone.
+    model._process_input = lambda images: model.conv_proj(images).flatten(2).mT

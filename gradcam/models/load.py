@@ -19,16 +19,10 @@ from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.hooks.preserve import undisturbed
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.layers.layout import takes_volumes
+from gradcam.models import device as devices
 from gradcam.models.adjust import adjust, to_adjustment
 from gradcam.models.classifier import Classifier
-from gradcam.models.device import (
-    find_device,
-    find_input_device,
-    find_input_dtype,
-    find_precision,
-    first_channels,
-    place,
-)
+from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.labels import check_labels, fit_labels
 from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing
@@ -110,7 +104,7 @@ def load_classifier(
     try:
         findings, at, at_for_positive = _look(parts, preprocess, layer)
     except ModelError:
-        if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
+        if not parts.is_assumed or wish.mean or wish.std or devices.first_channels(parts.model) != 1:
             raise
         parts = replace(parts, preprocess=ASSUMED_GREY)
         preprocess, assumed = adjust(parts, wish)
@@ -139,10 +133,10 @@ def load_classifier(
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
     """All that can be checked without the model."""
-    find_precision(precision)
+    devices.find_precision(precision)
     to_fit(fit)
     if device != "auto":  # what lies on several devices needs none
-        find_device(device)
+        devices.find_device(device)
     if not isinstance(weights, (str, os.PathLike, type(None))):
         raise ModelError(f"The weights are {shorten(weights)}, expected the path of a checkpoint.")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -154,7 +148,7 @@ def _find_parts(name: str | nn.Module, weights: Path | None, device: str, precis
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights)
         unwrap(parts.model)
-        place(parts.model, device, precision)
+        devices.place(parts.model, device, precision)
         return parts
     unwrap(name)
     if device != "auto" or precision != "fp32":

@@ -15,19 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
+from gradcam.images import read as images
 from gradcam.images.dicom import is_dicom, read_dicom
-from gradcam.images.read import (
-    FULL,
-    Given,
-    PictureLike,
-    Pixels,
-    lay_on_white,
-    read_values,
-    show,
-    to_8_bits,
-    to_array,
-    to_content,
-)
+from gradcam.images.read import FULL, Given, PictureLike, Pixels, read_values, show
 from gradcam.images.write import check_pixels
 from gradcam.models.preprocess import check_values
 
@@ -61,13 +51,21 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
     """
     if not isinstance(data, Image.Image) and is_dicom(path, data):
         values, note = read_dicom(path, data)
-        return Reading(values, to_8_bits(values), note)
+        return Reading(values, images.to_8_bits(values), note)
     values = read_values(path, data)
     picture, shown = show(values)
     if values.dtype.name in FULL:
         return Reading(values, picture, shown)
-    values, notes = _mend(path, values)
-    return Reading(values, picture, "; ".join([*filter(None, [shown]), *notes]) or None)
+    is_finite, notes = np.isfinite(values), [] if shown is None else [shown]
+    if not is_finite.any():
+        raise ImageError(f"{path}: has no finite value: expected a picture")
+    low, high = values[is_finite].min(), values[is_finite].max()
+    if not is_finite.all():
+        notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) NaN or infinite")
+        values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
+    if low < 0 or high > 1:
+        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model as they are")
+    return Reading(values, picture, "; ".join(notes) or None)
 
 
 def to_reader(function: Callable[[Path], Any]) -> Reader:
@@ -91,10 +89,10 @@ def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3
     """
     if isinstance(picture, Reading):
         return picture
-    values = to_array(picture)
+    values = images.to_array(picture)
     if values is not None:
-        return _complete(values if channels == 4 else lay_on_white(check_values(values)))
-    path, data = to_content(picture)
+        return _complete(values if channels == 4 else images.lay_on_white(check_values(values)))
+    path, data = images.to_content(picture)
     if data is None:
         return reader(picture)  # type: ignore[arg-type]  # as it was given
     return read_picture(path, data) if isinstance(data, Image.Image) else read_bytes(path, data, reader)
@@ -123,20 +121,13 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
         reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise ImageError(f"{path}: the reader {name} failed ({reason})") from error
     try:
-        return _check(found)
+        if isinstance(found, Reading):
+            return _complete(found.values, found.picture, found.note)
+        if isinstance(found, np.ndarray) or (isinstance(found, tuple) and len(found) == 2):
+            return _complete(*(found if isinstance(found, tuple) else (found,)))
+        raise ImageError(f"It is {shorten(found)}, expected an array, (array, picture), or a Reading.")
     except ImageError as error:
         raise ImageError(f"{path}: what the reader {name} gave cannot be used. {error}") from None
-
-
-def _check(found: Any) -> Reading:
-    """What a reader gave, as a `Reading`."""
-    if isinstance(found, Reading):
-        return _complete(found.values, found.picture, found.note)
-    if isinstance(found, tuple) and len(found) == 2:
-        return _complete(*found)
-    if isinstance(found, np.ndarray):
-        return _complete(found)
-    raise ImageError(f"It is {shorten(found)}, expected an array, (array, picture), or a Reading.")
 
 
 def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
@@ -150,17 +141,3 @@ def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
     if not isinstance(note, (str, type(None))):
         raise ImageError(f"The note is {shorten(note)}, expected a text, or None.")
     return Reading(values, picture, note)
-
-
-def _mend(path: Path, values: NDArray[Any]) -> tuple[NDArray[Any], list[str]]:
-    """Finite values, and what to say of those that most models do not expect."""
-    is_finite, notes = np.isfinite(values), []
-    if not is_finite.any():
-        raise ImageError(f"{path}: has no finite value: expected a picture")
-    low, high = values[is_finite].min(), values[is_finite].max()
-    if not is_finite.all():
-        notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) NaN or infinite")
-        values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
-    if low < 0 or high > 1:
-        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model as they are")
-    return values, notes

@@ -85,7 +85,10 @@ class Pictured(_Result):
             probability = self.probability(i, k)
         except GradcamError:  # of a head among several, which only the target knew
             probability = None
-        share = "" if probability is None else f", {_to_share(probability, self.activation)}"
+        share = ""
+        if probability is not None:  # a percentage, or what the model gives in its place, as a regression does
+            is_share = self.activation != "none" or 0 <= probability <= 1
+            share = f", {100 * probability:.0f} %" if is_share else f", {probability:.4g}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
         return f"{self.name_class(i, k)}{share}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
@@ -131,11 +134,6 @@ class Pictured(_Result):
         return "".join(
             f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows
         )
-
-
-def _to_share(probability: float, activation: str) -> str:
-    """A percentage, or what the model gives in its place, as a regression does."""
-    return f"{100 * probability:.0f} %" if activation != "none" or 0 <= probability <= 1 else f"{probability:.4g}"
 
 
 def _to_figure(picture: Pixels, height: int, caption: str) -> str:
@@ -259,7 +257,9 @@ def panel(
     for other in found[1:]:
         check_alike(found[0], other)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
-    first, titles = _check_picture(found[0], i), methods
+    first, titles = found[0], methods
+    if not -len(first.pictures) <= i < len(first.pictures):
+        raise ImageError(f"There is no picture {i}: there are {len(first.pictures)}.")
     if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
         across = [found]
         titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
@@ -277,13 +277,6 @@ def panel(
     ]
     signed = first.evidence == "signed"
     return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=signed)
-
-
-def _check_picture(explanation: PictureExplanation, i: int) -> PictureExplanation:
-    """The explanation itself. Raises `ImageError` where it has no picture i."""
-    if not -len(explanation.pictures) <= i < len(explanation.pictures):
-        raise ImageError(f"There is no picture {i}: there are {len(explanation.pictures)}.")
-    return explanation
 
 
 def _title(explanation: PictureExplanation, i: int, k: int) -> str:

@@ -146,7 +146,9 @@ class _Sum:
         """Nothing yet, for maps such as these."""
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]
         cells = [round(length * it / side) for length, it, side in zip(tiles.canvas, grid, tiles.own.size)]
-        down, across = (_fall(length) for length in grid)
+        # Weights along each axis of a window: from the most in its middle to a little at its ends.
+        places = [torch.arange(length, dtype=torch.float32, device="cpu") + 0.5 for length in grid]
+        down, across = (torch.minimum(each, length - each) for each, length in zip(places, grid))
         return _Sum(
             maps=torch.zeros(classes, *cells, dtype=torch.float32, device=explanation.maps.device),
             weights=torch.zeros(cells, dtype=torch.float32, device=explanation.maps.device),
@@ -167,12 +169,6 @@ class _Sum:
             self.weights[top : top + rows, left : left + columns] += self.window
             self.scores += scores
             self.count += 1
-
-
-def _fall(cells: int) -> Tensor:
-    """Weights along one axis of a window: from the most in its middle to a little at its ends."""
-    places = torch.arange(cells, dtype=torch.float32, device="cpu") + 0.5
-    return torch.minimum(places, cells - places)
 
 
 def _join(explanation: Explanation, found: _Sum, canvas: tuple[int, int]) -> Explanation:

@@ -69,7 +69,16 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
         if tensor.is_complex() or tensor.is_floating_point() != wanted.is_floating_point():  # such as quantised weights
             raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {wanted.dtype}.")
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
-    _check_finite(checkpoint, state)
+    # A network with one weight that is not a number answers nothing else: said here, where the file is known.
+    floating = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
+    if sums and not torch.stack(sums).isfinite().all():  # quick, though a sum may overflow
+        wrong = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
+        if wrong:
+            raise ModelError(
+                f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
+                "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
+            )
     # compare() allows nothing but counters to be missing where the model has no values of its own.
     counters = [name for name, wanted in expected.items() if wanted.is_meta and name not in state]
     state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
@@ -83,9 +92,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
 
 
 def _expect(model: nn.Module) -> Tensors:
-    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ModelError(f"The model's '{lazy[0]}' has no shape yet: let its factory run it on a picture once.")
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(f"The model's '{name}' has no shape yet: let its factory run it on a picture once.")
     expected = model.state_dict()
     for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
         del expected[name]
@@ -101,20 +110,6 @@ def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
         raise ModelError(f"{checkpoint.path}: {error}") from None
     tensors, notes = rename_head(fitted.tensors, expected, find_head(model))
     return replace(fitted, tensors=tensors, notes=[*fitted.notes, *notes])
-
-
-def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
-    """A network with one weight that is not a number answers nothing else: said here, where the file is known."""
-    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
-    if sums and torch.stack(sums).isfinite().all():  # quick, and right where no sum overflows
-        return
-    wrong = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
-    if wrong:
-        raise ModelError(
-            f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
-            "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
-        )
 
 
 @dataclass(frozen=True)
@@ -207,16 +202,10 @@ def find_head(model: nn.Module) -> str | None:
     That is a linear layer, or a convolution of 1 x 1, by its weight's shape alone: (classes, features) or
     (classes, features, 1, 1).
     """
-    last = None
-    for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            last = name, module
-    if last is None:
-        return None
-    weight = getattr(last[1], "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim < 2 or any(side != 1 for side in weight.shape[2:]):
-        return None
-    return last[0]
+    owners = [(name, it) for name, it in model.named_modules() if next(it.parameters(recurse=False), None) is not None]
+    name, weight = (owners[-1][0], getattr(owners[-1][1], "weight", None)) if owners else (None, None)
+    is_head = isinstance(weight, Tensor) and weight.ndim > 1 and all(side == 1 for side in weight.shape[2:])
+    return name if is_head else None
 
 
 def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | None) -> tuple[Tensors, Sequence[str]]:
@@ -316,7 +305,9 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
     # The model's own value will do: one on the meta device has none, yet counters start at zero.
     kept = {name for name, wanted in expected.items() if not wanted.is_meta or name.rpartition(".")[2] == COUNTER}
     idle = [name for name in [*missing, *shapes] if name in kept and name.rpartition(".")[2] in COMPUTED]
-    idle += [name for name in unexpected if _is_passed_over(name, expected)]
+    heads = {match[0] for name in unexpected if (match := TRAINING_ONLY.match(name))}
+    unused = tuple(head for head in heads if not any(name.startswith(head) for name in expected))
+    idle += [name for name in unexpected if name.startswith(unused) or name.rpartition(".")[2] in COMPUTED]
     if set(missing) <= set(idle) and set(shapes) <= set(idle):
         idle += [name for name in unexpected if name in outside and name not in idle]
     return Difference(
@@ -331,9 +322,3 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
 
 def _list(names: Sequence[str]) -> str:
     return join_names(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-
-
-def _is_passed_over(name: str, expected: Mapping[str, Tensor]) -> bool:
-    match = TRAINING_ONLY.match(name)
-    has_none = match is not None and not any(other.startswith(match[0]) for other in expected)
-    return has_none or name.rpartition(".")[2] in COMPUTED

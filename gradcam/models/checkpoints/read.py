@@ -105,7 +105,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         what = describe_stranger(head, path)
         if what:
             raise ModelError(f"{path}: {what}.")
-        content = load_file(path) if is_safetensors(head) else _read_torch(path)
+        if is_safetensors(head):
+            content: Any = load_file(path)
+        else:
+            check_pickles(path)
+            with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
+                warnings.simplefilter("ignore")  # of storages as they were saved years ago
+                content = torch.load(file, map_location="cpu", weights_only=True)
     except ModelError:
         raise
     except pickle.UnpicklingError:
@@ -121,13 +127,6 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             raise explain_refusal(path) from None
         raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
     return _choose(path, content)
-
-
-def _read_torch(path: Path) -> Any:
-    check_pickles(path)
-    with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
-        warnings.simplefilter("ignore")  # of storages as they were saved years ago
-        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _choose(path: Path, content: object) -> Checkpoint:
@@ -147,15 +146,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
         raise ModelError(
             f"{path}: '{odd[0]}' is quantised, sparse or without values, expected plain tensors. {FACTORY}"
         )
-    _check_claims(path, tensors)
-    if not others:
-        return Checkpoint(path, tensors)
-    left = join_names(each.name for each in others)
-    return Checkpoint(path, tensors, [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."])
-
-
-def _check_claims(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises `ModelError` where tensors share, or repeat, so few values that copies of them would fill the memory."""
+    # Tensors may share, or repeat, so few values that copies of them would fill the memory.
     storages = [each.untyped_storage() for each in tensors.values()]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(each.nbytes for each in tensors.values())
@@ -163,6 +154,10 @@ def _check_claims(path: Path, tensors: Mapping[str, Tensor]) -> None:
         name = max(tensors, key=lambda name: tensors[name].nbytes)
         shape = " x ".join(map(str, tensors[name].shape))
         raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
+    if not others:
+        return Checkpoint(path, tensors)
+    left = join_names(each.name for each in others)
+    return Checkpoint(path, tensors, [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."])
 
 
 @dataclass(frozen=True)
@@ -297,14 +292,14 @@ def explain_refusal(path: Path) -> ModelError:
     foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)]
     if not foreign:
         return ModelError(f"{path}: is a pickle that torch.save did not write, or damaged")
-    dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]
-    if dangerous:
+    if dangerous := [name for name in foreign if DANGEROUS.fullmatch(name)]:
         return ModelError(
             f"{path}: would run code on being read ({_list(dangerous)}), which no checkpoint needs. It was not run. "
             "Do not open the file with anything that does."
         )
-    found = find_state_dicts(content, _is_tensor)
-    if found:
+    if found := find_state_dicts(
+        content, lambda it: isinstance(it, NotMade) and bool(REBUILT_TENSOR.fullmatch(it.name))
+    ):
         return _conversion(path, found[0], foreign)
     if any(name.startswith("ultralytics.") for name in foreign):
         return ModelError(
@@ -341,10 +336,6 @@ def _read_contents(path: Path) -> Sequence[bytes]:
             raise ExcessError("it unpacks to far more than its own size")
         # The case of names does not count for torch.load.
         return [archive.read(each) for each in archive.infolist() if each.filename.lower().endswith("/data.pkl")]
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, NotMade) and REBUILT_TENSOR.fullmatch(value.name) is not None
 
 
 def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> ModelError:

@@ -20,16 +20,8 @@ from gradcam.images.read import Pixels, Region
 from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import ASSUMED, Preprocessing
-from gradcam.models.providers.base import (
-    USUAL_SIZE,
-    WITHOUT,
-    Blueprint,
-    Parts,
-    build_for,
-    hub_address,
-    import_extra,
-    reason_unreachable,
-)
+from gradcam.models.providers import base
+from gradcam.models.providers.base import WITHOUT, Blueprint, Parts, build_for, import_extra
 
 WARPED_FROM = 384  # ConvNeXt's processor takes no centre from this size on
 ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
@@ -62,7 +54,15 @@ def load(name: str, weights: Path | None) -> Parts:
         notes: Sequence[str] = ()
         classes: int | None
         if weights is None:
-            model, classes = _load_own(transformers, source, is_local), len(labels)
+            own = transformers.AutoModelForImageClassification
+            model, info = _take(own, source, local_files_only=is_local, output_loading_info=True)
+            if missing := sorted(info["missing_keys"]):
+                raise ModelError(
+                    f"hf:{source} holds no trained classifier: {len(missing)} weights are missing, such as "
+                    f"{join_names(missing[:3])}. Take one that was trained to classify, or give its checkpoint with "
+                    "--weights."
+                )
+            classes = len(labels)
         else:
             build = partial(_build, transformers, config)
             model, classes, notes = build_for(read_checkpoint(weights), build, len(labels))
@@ -79,17 +79,13 @@ def load(name: str, weights: Path | None) -> Parts:
 def plan(name: str) -> Blueprint:
     """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
     with _found(name) as (transformers, source, _, config):
-        size = _find_size(transformers, source) or _to_size(getattr(config, "image_size", None)) or USUAL_SIZE
+        size = None
+        with contextlib.suppress(OSError, ValueError):  # of a model without a processor
+            settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(source)
+            size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
+        size = size or _to_size(getattr(config, "image_size", None)) or base.USUAL_SIZE
     build = partial(_build, transformers, config, config.num_labels)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
-
-
-def _find_size(transformers: Any, name: str) -> tuple[int, int] | None:
-    """What its preprocessing makes of a picture; None where there is none with the model."""
-    with contextlib.suppress(OSError, ValueError):
-        settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(name)
-        return _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
-    return None
 
 
 def _to_size(sides: Any) -> tuple[int, int] | None:
@@ -115,7 +111,7 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
     try:
         transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):
-        reason = reason_unreachable(hub_address())
+        reason = base.reason_unreachable(base.hub_address())
         if reason is None:
             return name, False
         raise ModelError(
@@ -134,18 +130,6 @@ def _take(source: Any, name: str, **options: Any) -> Any:
         own = [sentence for part, sentence in SAID.items() if part in str(error)]
         reason = own[0] if own else " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"hf:{name} cannot be loaded: {reason}") from error
-
-
-def _load_own(transformers: Any, name: str, is_local: bool) -> nn.Module:
-    source = transformers.AutoModelForImageClassification
-    model, info = _take(source, name, local_files_only=is_local, output_loading_info=True)
-    if info["missing_keys"]:
-        names = join_names(sorted(info["missing_keys"])[:3])
-        raise ModelError(
-            f"hf:{name} holds no trained classifier: {len(info['missing_keys'])} weights are missing, such as {names}. "
-            "Take one that was trained to classify, or give its checkpoint with --weights."
-        )
-    return model
 
 
 def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
@@ -211,13 +195,9 @@ class ProcessorPreprocess:
         Of deeper values it would keep 8 bits: those go through the same steps of our own, where they are known.
         Raises `ImageError` where they are not.
         """
-        if image.dtype != np.uint8 or image.ndim != 3:
-            return self._prepare_deep(image)
-        # Of an array, a processor would have to guess which axis the channels are on.
-        values = self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"]
-        return values[0]
-
-    def _prepare_deep(self, image: NDArray[Any]) -> Tensor:
+        if image.dtype == np.uint8 and image.ndim == 3:
+            # Of an array, a processor would have to guess which axis the channels are on.
+            return self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"][0]
         if not self.is_known:
             raise ImageError(
                 f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
@@ -240,9 +220,8 @@ def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]
     with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
         first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
     found = ProcessorPreprocess(processor, None, is_known=False)
-    blocks = np.random.default_rng(0).integers(
-        0, 256, (12, 16), dtype=np.uint8
-    )  # another part of them looks another way
+    # Blocks, of which another part looks another way.
+    blocks = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
     picture = np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
     try:
         values = found(picture)

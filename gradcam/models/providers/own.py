@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import ASSUMED
 from gradcam.models.providers.base import Blueprint, Parts
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -48,25 +51,17 @@ def _make(found: Any, name: str) -> nn.Module:
         return found
     if not callable(found):
         raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
-    _check_arguments(found, name)
+    with contextlib.suppress(TypeError, ValueError):  # some callables of C have no signature
+        signature = inspect.signature(found)
+        if any(each.default is each.empty and each.kind not in VARIADIC for each in signature.parameters.values()):
+            short = name.rpartition(":")[2]
+            raise ModelError(
+                f"{name} takes arguments, {short}{signature}, and is called without: write a function that gives them, such "
+                f"as `def make(): return {short}(...)`."
+            )
     model = plugins.call(found, name)
     refuse_other_kinds(model)
     if not isinstance(model, nn.Module):
         hint = " A checkpoint goes to --weights." if isinstance(model, dict) else ""
         raise ModelError(f"{name} gave {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")
     return model
-
-
-def _check_arguments(function: Any, name: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables of C have none
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        short = name.rpartition(":")[2]
-        raise ModelError(
-            f"{name} takes arguments, {short}{signature}, and is called without: write a function that gives them, such as "
-            f"`def make(): return {short}(...)`."
-        ) from error

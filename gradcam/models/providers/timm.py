@@ -16,17 +16,8 @@ from torch import nn
 from gradcam.errors import ModelError, join_names, nearest, shorten
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
-from gradcam.models.providers.base import (
-    WITHOUT,
-    Blueprint,
-    Parts,
-    build_for,
-    describe_preprocessing,
-    hub_address,
-    import_extra,
-    reason_unreachable,
-    recognise,
-)
+from gradcam.models.providers import base
+from gradcam.models.providers.base import WITHOUT, Blueprint, Parts, build_for, hub_address, import_extra
 from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
@@ -65,13 +56,13 @@ def load(name: str, weights: Path | None) -> Parts:
 def _load_file(timm: Any, name: str, weights: Path) -> Parts:
     """The model with a checkpoint; one of timm's own files has its own preprocessing."""
     checkpoint, files = read_checkpoint(weights), _list_files(timm, name)
-    found = recognise(weights, files)
+    found = base.recognise(weights, files)
     name = name if found is None else files[found.name]
     model, classes, notes = build_for(checkpoint, partial(_build, timm, name), CLASSES)
     parts = _to_parts(timm, model, classes)
     tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
     own = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
-    note = describe_preprocessing(weights, found, own, cast("Preprocessing", parts.preprocess))
+    note = base.describe_preprocessing(weights, found, own, cast("Preprocessing", parts.preprocess))
     return _name_classes(replace(parts, notes=[*notes, note]))
 
 
@@ -175,7 +166,7 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
 
 def _require(source: str, address: str | None = None) -> None:
     """Raises `ModelError` where nothing answers: asked once, since timm would try for most of a minute."""
-    reason = reason_unreachable(address or source)
+    reason = base.reason_unreachable(address or source)
     if reason is not None:
         raise ModelError(
             f"The weights are not in the cache, and cannot be fetched ({reason}). Download them from {source} on another "
