@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,10 +40,9 @@ class Attribution:
     """How much each value of N pictures matters to K scores of each.
 
     `values`: float32 (N,K,C,H,W), or (N,K,C,D,H,W) for volumes; signed, in units of the score (per unit of the picture,
-    where the method gives gradients), neither cut off nor normalised.
-    `classes`: int64 (N,K), None where the target was a function. `scores`: float32 (N,K), what was explained.
-    `output`: the model's own for the pictures, detached. `method`: its name. `layer`: where Grad-CAM was taken, None
-    without. `gaps`: float32 (N,K), of integrated gradients alone. Tensors are on the images' device.
+    where the method gives gradients), neither cut off nor normalised. `classes`: int64 (N,K), None where the target was a
+    function. `scores`: float32 (N,K), what was explained. `output`: the model's own, detached. `layer`: where Grad-CAM was
+    taken, None without. `gaps`: float32 (N,K), of integrated gradients alone. All are on the images' device.
     """
 
     values: Tensor
@@ -54,20 +54,16 @@ class Attribution:
     gaps: Tensor | None
 
     def __repr__(self) -> str:
-        images, classes, channels = self.values.shape[:3]
-        place = "" if self.layer is None else f" at {self.layer}"
+        images, count, channels, *size = self.values.shape
+        done = self.method if self.layer is None else f"{self.method} at {self.layer}"
         gap = "" if self.gaps is None else f"gap at most {self.gaps.abs().max().item():.2g}, "
-        size = " x ".join(map(str, self.values.shape[3:]))
-        return (
-            f"{type(self).__name__}({images} image(s), {classes} score(s) each, {self.method}{place}, "
-            f"{channels} channel(s) of {size}, {gap}{self.values.device})"
-        )
+        of = f"{images} image(s), {count} score(s) each, {done}, {channels} channel(s) of {' x '.join(map(str, size))}"
+        return f"{type(self).__name__}({of}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write it for NumPy: all of it to an `.npz` file, or the values (C,H,W) of one score to an `.npy` file.
 
-        As `Explanation.save` does, with `values`, `classes`, `scores`, `gaps`, `method` and `layer`, as far as there are.
-        Raises `ImageError` as that does.
+        As `Explanation.save`, with `values`, `classes`, `scores`, `gaps`, `method` and `layer`. Raises `ImageError` as that.
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(
@@ -80,13 +76,10 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Run:
-    """One recorded forward pass: `leaf` (N,C,...), what came of it, and scores (N,K) to be differentiated.
-
-    `entrance`: the first tensor behind the leaf, which the model was given.
-    """
+    """One recorded forward pass: `leaf` (N,C,...), what came of it, and scores (N,K) to be differentiated."""
 
     leaf: Tensor
-    entrance: Tensor
+    entrance: Tensor  # the first tensor behind the leaf, which the model was given
     output: Any
     scores: Tensor
     classes: Tensor | None
@@ -109,23 +102,36 @@ class Subject:
         images = self.batch.images
         leaf = pictures.detach().requires_grad_(torch.is_grad_enabled())
         entrance = leaf.clone()  # the model may change its input in place, which a leaf does not allow
-        args, kwargs = self._arguments(entrance)
+        copies = len(entrance) // images
+
+        def give(tensor: Tensor) -> Tensor:
+            """The caller's, copied, since one of several passes may change it; the pictures replaced."""
+            if tensor is self.batch.pictures:
+                return entrance
+            tensor = caller_keeps(tensor).clone()
+            return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == images else tensor
+
+        args, kwargs = map_tensors((self.batch.args, self.batch.kwargs), give)
         output = self.model(*args, **kwargs)
         found = [compute_scores(target, part, images) for part in _split(output, len(pictures), images)]
-        scores = torch.cat([each.values for each in found])
-        return Run(leaf, entrance, output, scores, found[0].classes)
+        return Run(leaf, entrance, output, torch.cat([each.values for each in found]), found[0].classes)
 
     def gradients(self, run: Run) -> Tensor:
         """The gradients (N,K,C,...) of a pass's scores at its pictures, at least float32. Raises `ModelError` for none."""
-        if not run.scores.requires_grad:
-            raise _no_dependence()
-        device = run.scores.device.type
-        is_scaled = caller_autocast(device) == torch.float16 or has_float16((run.leaf, run.output), self.modules)
-        with torch.autocast(device, enabled=False):
-            parts = [part for (part,) in jacobian(run.scores, [run.leaf], scaled=is_scaled, most_bytes=MOST_BYTES)]
-        found = [part for part in parts if part is not None]
+        found: list[Tensor] = []
+        if run.scores.requires_grad:
+            device = run.scores.device.type
+            is_scaled = caller_autocast(device) == torch.float16 or has_float16((run.leaf, run.output), self.modules)
+            with torch.autocast(device, enabled=False):
+                parts = jacobian(run.scores, [run.leaf], scaled=is_scaled, most_bytes=MOST_BYTES)
+                found = [part for (part,) in parts if part is not None]
         if not found:
-            raise _no_dependence()
+            raise ModelError(
+                "The score does not depend on the images: no recorded operation leads from them to it. The model switches "
+                "recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
+                "without a derivative (argmax, rounding, 8-bit layers): take that away, or use gradcam.explain() at a layer "
+                "behind it."
+            )
         return at_least_float32(torch.cat(found).transpose(0, 1))
 
     def attribution(
@@ -145,27 +151,10 @@ class Subject:
             gaps=None if gaps is None else gaps.detach().float().to(device),
         )
 
-    def _arguments(self, entrance: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The caller's arguments, copied, since one of several passes may change them; the pictures replaced."""
-        copies = len(entrance) // self.batch.images
-
-        def give(tensor: Tensor) -> Tensor:
-            if tensor is self.batch.pictures:
-                return entrance
-            tensor = caller_keeps(tensor).clone()
-            has_rows = copies > 1 and tensor.ndim > 0 and len(tensor) == self.batch.images
-            return torch.cat([tensor] * copies) if has_rows else tensor
-
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors((self.batch.args, self.batch.kwargs), give)
-        return arguments
-
 
 @contextlib.contextmanager
 def differentiable(model: nn.Module, images: Any) -> Iterator[Subject]:
-    """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained.
-
-    Raises `ModelError` and `ImageError` as `gradcam.explain` does.
-    """
+    """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained."""
     model, batch = unwrap(model), to_batch(images)
     with undisturbed(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
@@ -194,37 +183,23 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
     if rows == images:
         return [output]
     if not any(tensor.ndim and len(tensor) == rows for tensor in tensors(output)):
-        raise ModelError(
-            f"The model's output does not have a row for each of {rows} images that it was given at once: pass chunk=1."
-        )
+        missing = f"a row for each of {rows} images that it was given at once"
+        raise ModelError(f"The model's output does not have {missing}: pass chunk=1.")
 
-    def part(start: int) -> Any:
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor[start : start + images] if tensor.ndim and len(tensor) == rows else tensor
+    def cut(tensor: Tensor, start: int) -> Tensor:
+        return tensor[start : start + images] if tensor.ndim and len(tensor) == rows else tensor
 
-        return map_tensors(output, cut)
-
-    return [part(start) for start in range(0, rows, images)]
-
-
-def _no_dependence() -> ModelError:
-    return ModelError(
-        "The score does not depend on the images: no recorded operation leads from them to it. The model switches "
-        "recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation without a "
-        "derivative (argmax, rounding, 8-bit layers): take that away, or use gradcam.explain() at a layer behind it."
-    )
+    return [map_tensors(output, partial(cut, start=start)) for start in range(0, rows, images)]
 
 
 def sum_gradients(
     subject: Subject, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
 ) -> Tensor:
-    """The weighted sum (N,K,C,...) of the gradients at so many points, `chunk` points to a forward pass.
-
-    `progress`: called with the points done and all of them. Raises `ModelError` where it is zero, or not finite.
-    """
+    """The weighted sum (N,K,C,...) of the gradients at so many points, `chunk` points to a forward pass. `progress`:
+    called with the points done and all of them. Raises `ModelError` where it is zero, or not finite."""
     total: Tensor | None = None
-    done = 0
-    for group in _groups(points, chunk):
+    done, points = 0, iter(points)
+    while group := list(itertools.islice(points, chunk)):
         # The pass is given no name: it would be kept, with all that it recorded, until the next one has been recorded too.
         gradients = subject.gradients(subject.run(torch.cat([pictures for _, pictures in group]), target))
         gradients = gradients.unflatten(0, (len(group), subject.batch.images))
@@ -237,9 +212,3 @@ def sum_gradients(
         raise GradcamError("There are no points to take gradients at.")
     refuse_zero(total)
     return total
-
-
-def _groups(points: Iterable[Point], size: int) -> Iterator[list[Point]]:
-    points = iter(points)
-    while group := list(itertools.islice(points, size)):
-        yield group

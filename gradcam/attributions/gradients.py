@@ -30,15 +30,13 @@ def integrated_gradients(
 ) -> Attribution:
     """The picture's difference to a baseline, times the mean gradient on the straight line between them.
 
-    Sundararajan et al. 2017, equation 1; the integral by Gauss-Legendre quadrature at `steps` points.
-    `baseline`: what stands for "nothing", a tensor that broadcasts to the pictures; zeros without it, which in pictures
-    that were normalised is the mean colour, not black.
+    Sundararajan et al. 2017, equation 1; the integral by Gauss-Legendre quadrature at `steps` points. `baseline`: what
+    stands for "nothing", a tensor that broadcasts to the pictures; zeros without it, the mean colour once normalised.
     `gaps` of the result, (N,K), is how far its values are from being complete: their sum, minus the score of the picture
-    less the baseline's. Completeness (their proposition 1) says that the integral itself has a gap of 0: where the
-    gap is not small beside that difference, take more `steps`. Each image's top class is the picture's own.
+    less the baseline's. Completeness (their proposition 1) says that the integral itself has a gap of 0: where the gap is
+    not small beside that difference, take more `steps`. Each image's top class is the picture's own.
     `chunk`: how many steps share one forward pass, as in `smoothgrad`. `progress`: called with the steps done and all.
     `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose errors this raises too.
-
     Raises `GradcamError` for `steps` or `chunk` below 1, `ImageError` for a baseline of another form.
     """
     check_count(steps, "steps")
@@ -50,26 +48,18 @@ def integrated_gradients(
             end = subject.run(subject.pictures, target)
             fixed = with_classes(target, end.classes)
             start_scores = subject.run(start, fixed).scores
-        mean = sum_gradients(
-            subject, _points_between(start, subject.pictures, steps), fixed, count=steps, chunk=chunk, progress=progress
-        )
-        difference = at_least_float32(subject.pictures) - at_least_float32(start)
-        values = mean.mul_(difference[:, None])
+        first = at_least_float32(start)
+        way = at_least_float32(subject.pictures) - first
+        # On the interval from -1 to 1, which is twice as long as the way's: the weights sum to 1.
+        quadrature = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
+        points = ((weight / 2, (first + (1 + at) / 2 * way).to(start.dtype)) for at, weight in quadrature)
+        mean = sum_gradients(subject, points, fixed, count=steps, chunk=chunk, progress=progress)
+        values = mean.mul_(way[:, None])
         gaps = values.flatten(2).sum(2) - (end.scores - start_scores).to(values.device)
         return subject.attribution(end, values, "integrated-gradients", gaps=gaps)
 
 
-def _points_between(start: Tensor, end: Tensor, steps: int) -> Iterator[Point]:
-    """The quadrature's points on the way, with their weights, which sum to 1."""
-    first = at_least_float32(start)
-    way = at_least_float32(end) - first
-    # On the interval from -1 to 1, which is twice as long as the way's.
-    for position, weight in zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps))):
-        yield weight / 2, (first + (1 + position) / 2 * way).to(end.dtype)
-
-
 def _to_baseline(baseline: Any, pictures: Tensor) -> Tensor:
-    """The baseline in the pictures' own shape and kind."""
     if baseline is None:
         return torch.zeros_like(pictures)
     if not isinstance(baseline, Tensor) or baseline.is_complex() or baseline.layout != torch.strided:
@@ -89,12 +79,10 @@ def _to_baseline(baseline: Any, pictures: Tensor) -> Tensor:
 def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
     """The gradient of the score at each value of the picture: how much the score changes with it.
 
-    Simonyan et al. 2014, equation 3, with its sign; their saliency map is `values.abs().amax(2)`.
-    `images`, `target`, and what is left of it on the model (nothing): as in `gradcam.explain`. The picture is the first
-    floating 4-D or 5-D tensor among the images; all K scores share the forward pass.
-
-    Raises `ModelError` where the score has no gradient at the picture, or one that is zero everywhere, and otherwise as
-    `gradcam.explain` does.
+    Simonyan et al. 2014, equation 3, with its sign; their saliency map is `values.abs().amax(2)`. `images`, `target`, and
+    what is left of it on the model (nothing): as in `gradcam.explain`. The picture is the first floating 4-D or 5-D tensor
+    among the images; all K scores share the forward pass.
+    Raises `ModelError` where the score has no gradient at the picture, or one of zeros alone, and as `gradcam.explain` does.
     """
     with differentiable(model, images) as subject:
         run = subject.run(subject.pictures, target)
@@ -117,16 +105,14 @@ def smoothgrad(
     """The mean of the gradients at `samples` copies of each picture, with Gaussian noise on them.
 
     Smilkov et al. 2017, section 3. `noise`: the noise's standard deviation, as a share of the picture's largest value minus
-    its smallest. It is drawn from a generator of its own, started with `seed`, on the CPU, once for all images: an
-    image's attribution depends neither on its neighbours nor on the device. Each image's top class, scores and output
-    are those of the picture without noise.
+    its smallest. It is drawn from a generator of its own, started with `seed`, on the CPU, once for all images: an image's
+    attribution depends neither on its neighbours nor on the device. Each image's top class, scores and output are those of
+    the picture without noise.
     `chunk`: how many copies of all images share one forward pass. More is faster where the device is not busy, and takes
     that many times the memory; every other tensor of the input that has a row for each image is repeated with them.
-    `progress`: called with the copies done and all of them, as in `gradcam.explain`.
-    `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose errors this raises too.
-
-    Raises `GradcamError` for `samples` or `chunk` below 1, a `noise` that is negative or not finite, and a `seed` that is
-    not a whole number from 0 on.
+    `progress`: called with the copies done and all. `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose
+    errors this raises too.
+    Raises `GradcamError` for `samples` or `chunk` below 1, `noise` that is negative or not finite, and a `seed` below 0.
     """
     check_count(samples, "samples")
     check_count(chunk, "chunk")
@@ -136,8 +122,7 @@ def smoothgrad(
     with differentiable(model, images) as subject:
         with torch.no_grad():
             clean = subject.run(subject.pictures, target)
-        copies = _noisy_copies(subject.pictures, samples, noise, seed)
-        fixed = with_classes(target, clean.classes)
+        copies, fixed = _noisy_copies(subject.pictures, samples, noise, seed), with_classes(target, clean.classes)
         mean = sum_gradients(subject, copies, fixed, count=samples, chunk=chunk, progress=progress)
         return subject.attribution(clean, mean, "smoothgrad")
 

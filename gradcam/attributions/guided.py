@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,21 +32,14 @@ RELU_NODES = {
 OPAQUE_NODES = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
 
 
-@dataclass(frozen=True)
-class GuidedOutput:
-    """What autograd knows of a hooked output: its node, and, where that is a view changed in place, the whole's."""
-
-    node: Node
-    whole: Node | None
+# What autograd knows of a hooked output: its node, and, where that is a view changed in place, the whole's.
+GuidedOutput = tuple[Node, "Node | None"]
 
 
 @contextlib.contextmanager
 def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
-    """Each ReLU module's gradient is cut off below zero where it comes in; the outputs that this was done to.
-
-    Values stay as they are, and so do the tensors: a gradient hook on an output sees the gradient of the value that
-    it had then, whatever is done to the tensor in place later on.
-    """
+    """Each ReLU module's gradient is cut off below zero where it comes in; the outputs that this was done to. A
+    gradient hook sees the gradient of the value that an output had then, whatever is done to it in place later on."""
     outputs: list[GuidedOutput] = []
     hooks = Hooks()
 
@@ -57,30 +50,22 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
         if output.requires_grad:
             hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
             if output.grad_fn is not None:
-                whole = output._base.grad_fn if output._base is not None else None
-                outputs.append(GuidedOutput(output.grad_fn, whole))
+                outputs.append((output.grad_fn, output._base.grad_fn if output._base is not None else None))
 
     with hooks:
         for module in modules:
-            if _is_relu_module(module):
+            # ReLU6 is a kind of Hardtanh, which may be a ReLU6 under another name.
+            if isinstance(module, nn.ReLU) or (isinstance(module, nn.Hardtanh) and module.min_val == 0):
                 hooks.after_forward(module, guide)
         yield outputs
 
 
-def _is_relu_module(module: nn.Module) -> bool:
-    """ReLU6 is a kind of Hardtanh, which may be a ReLU6 under another name."""
-    return isinstance(module, nn.ReLU) or (isinstance(module, nn.Hardtanh) and module.min_val == 0)
-
-
 def require_all_guided(scores: Tensor, entrance: Tensor, outputs: Sequence[GuidedOutput]) -> None:
-    """Raises `ModelError` where a ReLU between the pictures and the scores was not hooked, or there is none.
-
-    `entrance`: the tensor that the model was given, of which the whole graph is made.
-    """
+    """Raises `ModelError` where a ReLU between the pictures, `entrance`, and the scores was not hooked, or there is none."""
     users = _nodes_between(scores, entrance)
-    hooked = {output.node for output in outputs} & users.keys()
+    hooked = {node for node, _ in outputs} & users.keys()
     # A gradient that comes to the whole by another way than through the view passes the view's hook by.
-    hooked |= {output.whole for output in outputs if output.whole in users and users[output.whole] <= hooked}
+    hooked |= {whole for _, whole in outputs if whole in users and users[whole] <= hooked}
     missed = [node for node in users if node not in hooked and _is_relu_node(node)]
     opaque = sum(any(name in node.name() for name in OPAQUE_NODES) for node in users)
     if missed:
@@ -109,13 +94,11 @@ def _nodes_between(scores: Tensor, entrance: Tensor) -> dict[Node, set[Node]]:
     waiting = [scores.grad_fn]
     while waiting:
         node = waiting.pop()
-        for used, _ in node.next_functions:
-            if used is not None:
-                if used not in users:
-                    waiting.append(used)
-                users[used].add(node)
-    found = {entrance.grad_fn}
-    waiting = [entrance.grad_fn]
+        for used in filter(None, (used for used, _ in node.next_functions)):
+            if used not in users:
+                waiting.append(used)
+            users[used].add(node)
+    found, waiting = {entrance.grad_fn}, [entrance.grad_fn]
     while waiting:
         new = users[waiting.pop()] - found
         found |= new
@@ -141,11 +124,9 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     """The gradient at the picture, of which every ReLU lets the positive part through alone.
 
     Springenberg et al. 2015, section 3.4. It shows fine detail, and hardly depends on the class: what it shows is what the
-    network sees at all (Adebayo et al., "Sanity Checks for Saliency Maps", 2018). All zero is an answer.
-    Hooks on the modules do it: `nn.ReLU` and `nn.ReLU6`, kinds of them, and `nn.Hardtanh` from 0 on, in place or
-    not, however often one is used. Other nonlinearities keep their gradient.
-    `images`, `target`: as in `gradcam.explain`, `input_gradients`.
-
+    network sees at all (Adebayo et al., "Sanity Checks for Saliency Maps", 2018). All zero is an answer. Hooks on the
+    modules do it: `nn.ReLU`, `nn.ReLU6`, kinds of them, and `nn.Hardtanh` from 0 on, in place or not, however often used.
+    Other nonlinearities keep their gradient. `images`, `target`: as in `gradcam.explain`, `input_gradients`.
     Raises `ModelError` where hooks do not reach a ReLU on the way from the picture to the score (F.relu, torch.relu,
     clamp(min=0) or clamp(0, 6), F.threshold at 0; `x * (x > 0)` and the like are not recognised), and where there is no
     ReLU at all; otherwise as `input_gradients` does.
@@ -162,12 +143,10 @@ def guided_gradcam(
 ) -> Attribution:
     """Guided backpropagation, times the Grad-CAM heatmap in [0,1] at the picture's size: fine, and of the class.
 
-    Selvaraju et al. 2017, section 3.2. `layer`, `reshape`: as in `gradcam.explain`, whose heatmap it is; `images`,
-    `target`: as there.
-    Raises as `gradcam.explain` and `guided_backpropagation` do.
+    Selvaraju et al. 2017, section 3.2. `layer`, `reshape`: as in `gradcam.explain`, whose heatmap it is; `images`, `target`:
+    as there. Raises as `gradcam.explain` and `guided_backpropagation` do.
     """
     fine = guided_backpropagation(model, images, target=target)
     copies = map_tensors(images, torch.Tensor.clone)  # the model may change its input in place
     coarse = explain(model, copies, layer, target=with_classes(target, fine.classes), reshape=reshape)
-    values = fine.values * coarse.heatmaps[:, :, None]
-    return replace(fine, values=values, method="guided-gradcam", layer=coarse.layer)
+    return replace(fine, values=fine.values * coarse.heatmaps[:, :, None], method="guided-gradcam", layer=coarse.layer)

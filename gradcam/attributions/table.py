@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcam.cam.methods import papers
-from gradcam.cam.methods.papers import Paper
 from gradcam.errors import GradcamError, join_names, nearest
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class AttributionMethod:
 
     name: str
     summary: str
-    source: Paper = field(repr=False)
+    source: papers.Paper = field(repr=False)
     cost: str = field(repr=False)
     function_name: str = field(repr=False)
     has_layer: bool = False
@@ -35,59 +34,32 @@ class AttributionMethod:
 
     @property
     def paper(self) -> str:
-        """Where it is from, in one line."""
         return str(self.source)
 
     @property
     def function(self) -> Callable[..., Attribution]:
         """Called with a model and images, `target=`, and where there is a layer `layer=` and `reshape=`. Loads torch."""
-        found: Callable[..., Attribution] = getattr(importlib.import_module("gradcam.attributions"), self.function_name)
-        return found
+        return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 
+# fmt: off
 ATTRIBUTIONS: dict[str, AttributionMethod] = {
     method.name: method
     for method in (
-        AttributionMethod(
-            name="input-gradients",
-            summary="the gradient of the score at the picture",
-            source=papers.SALIENCY,
-            cost="1, and the network backwards",
-            function_name="input_gradients",
-        ),
-        AttributionMethod(
-            name="guided-backprop",
-            summary="the gradient, of which every ReLU lets the positive part through",
-            source=papers.GUIDED_BACKPROPAGATION,
-            cost="1, and the network backwards",
-            function_name="guided_backpropagation",
-        ),
-        AttributionMethod(
-            name="guided-gradcam",
-            summary="guided backpropagation times the Grad-CAM heatmap",
-            source=papers.GRADCAM,
-            cost="2, and the network backwards",
-            function_name="guided_gradcam",
-            has_layer=True,
-        ),
-        AttributionMethod(
-            name="smoothgrad",
-            summary="the gradient's mean over noisy copies of the picture",
-            source=papers.SMOOTHGRAD,
-            cost="1 and 25, those backwards as well",
-            function_name="smoothgrad",
-            has_progress=True,
-        ),
-        AttributionMethod(
-            name="integrated-gradients",
-            summary="the gradient along the way from a baseline to the picture, times that way",
-            source=papers.INTEGRATED_GRADIENTS,
-            cost="2 and 50, those backwards as well",
-            function_name="integrated_gradients",
-            has_progress=True,
-        ),
+        AttributionMethod("input-gradients", "the gradient of the score at the picture",
+            papers.SALIENCY, "1, and the network backwards", "input_gradients"),
+        AttributionMethod("guided-backprop", "the gradient, of which every ReLU lets the positive part through",
+            papers.GUIDED_BACKPROPAGATION, "1, and the network backwards", "guided_backpropagation"),
+        AttributionMethod("guided-gradcam", "guided backpropagation times the Grad-CAM heatmap",
+            papers.GRADCAM, "2, and the network backwards", "guided_gradcam", has_layer=True),
+        AttributionMethod("smoothgrad", "the gradient's mean over noisy copies of the picture",
+            papers.SMOOTHGRAD, "1 and 25, those backwards as well", "smoothgrad", has_progress=True),
+        AttributionMethod("integrated-gradients",
+            "the gradient along the way from a baseline to the picture, times that way",
+            papers.INTEGRATED_GRADIENTS, "2 and 50, those backwards as well", "integrated_gradients", has_progress=True),
     )
 }
+# fmt: on
 
 
 def find_attribution(name: str) -> AttributionMethod:

@@ -27,13 +27,10 @@ class Control:
 
     name: str
     summary: str
-    function: str | Callable[[Tensor, int], Tensor] = field(
-        repr=False
-    )  # "module:name" is imported when it is first used
+    function: str | Callable[[Tensor, int], Tensor] = field(repr=False)  # "module:name" is imported at its first use
 
     @property
     def make(self) -> Callable[[Tensor, int], Tensor]:
-        """The function, imported when it is first asked for."""
         return load_late(self.function, __package__)
 
 
@@ -60,11 +57,8 @@ Explained = Method | Control | OwnFunction
 
 
 def find_explained(wanted: Any, *others: str) -> Explained:
-    """A method or a control by its name, or one itself; any other function is somebody's own.
-
-    `others`: what else might have been meant. A name may be `FILE.py:NAME`, or an installed package's.
-    Raises `GradcamError` for an unknown one.
-    """
+    """A method or a control by its name, or one itself; any other function is somebody's own. `others`: what else might
+    have been meant. A name may be `FILE.py:NAME`, or an installed package's. Raises `GradcamError` for others."""
     name = wanted.strip() if isinstance(wanted, str) else ""
     if name.lower() in CONTROLS:
         return CONTROLS[name.lower()]

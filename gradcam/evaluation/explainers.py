@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradcam.cam.budget import Progress
 from gradcam.cam.explain import compare
@@ -62,7 +61,7 @@ class Explainer:
         methods = [it for it in self.explained.values() if isinstance(it, Method)]
         with_score = [it for it in methods if it.score is None or self.score == "logit"]
         found = self._compare(model, images, classes, with_score, self.score)
-        found.update(self._compare(model, images, classes, [it for it in methods if it not in with_score], "logit"))
+        found |= self._compare(model, images, classes, [it for it in methods if it not in with_score], "logit")
         for it in self.explained.values():
             if isinstance(it, Control):
                 found[it.name] = it.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
@@ -77,34 +76,22 @@ class Explainer:
         if isinstance(own, OwnFunction):
             return lambda model, images, classes: own.function(model, images.detach().clone(), classes)
         alone = replace(self, names=(own,))
-
-        def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-            return alone.explain(model, images, classes[:, None])[name][:, 0]
-
-        return explain
+        return lambda model, images, classes: alone.explain(model, images, classes[:, None])[name][:, 0]
 
     def _compare(
         self, model: nn.Module, images: Tensor, classes: Tensor, methods: Sequence[Method], score: str
     ) -> dict[str, Tensor]:
-        target = ClassTarget(classes, score=score, activation=self.activation)
-        found: dict[str, Tensor] = {}
-        for layer, own in self._assign(methods).items():
-            layers = [] if layer is None else [layer]
-            explained = compare(
-                model, images, layers=layers, methods=own, target=target, reshape=self.reshape, **self.options
-            )
-            found.update({method: explanation.heatmaps for (_, method), explanation in explained.items()})
-        return found
-
-    def _assign(self, methods: Sequence[Method]) -> dict[str | None, list[Method]]:
-        """The layers, each with its methods; those that are of none go with the first."""
-        assigned: dict[str | None, list[Method]] = {}
+        assigned: dict[str | None, list[Method]] = {}  # by layer; methods that are of none go with the first
         for method in sorted(methods, key=lambda it: it.place != "layer"):
             layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer
-            if method.place != "layer":
-                layer = next(iter(assigned), None)
-            assigned.setdefault(layer, []).append(method)
-        return assigned
+            assigned.setdefault(layer if method.place == "layer" else next(iter(assigned), None), []).append(method)
+        target = ClassTarget(classes, score=score, activation=self.activation)
+        shared = {"target": target, "reshape": self.reshape, **self.options}
+        found: dict[str, Tensor] = {}
+        for layer, own in assigned.items():
+            explained = compare(model, images, layers=[] if layer is None else [layer], methods=own, **shared)
+            found.update({method: explanation.heatmaps for (_, method), explanation in explained.items()})
+        return found
 
 
 def _run_own(own: OwnFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -127,33 +114,24 @@ def make_constant(images: Tensor, seed: int = 0) -> Tensor:
 
 def make_centre(images: Tensor, seed: int = 0) -> Tensor:
     """A blob in the middle, where photographers put things: a Gaussian, a quarter of each side wide."""
-    rows, columns = (
-        torch.exp(-(((_count(length, images.device) + 0.5) / length - 0.5) ** 2) / (2 * CENTRE**2))
-        for length in images.shape[2:]
-    )
+    counts = [torch.arange(length, dtype=torch.float32, device=images.device) for length in images.shape[2:]]
+    rows, columns = (torch.exp(-(((it + 0.5) / len(it) - 0.5) ** 2) / (2 * CENTRE**2)) for it in counts)
     return to_unit((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
-
-
-def _count(length: int, device: torch.device) -> Tensor:
-    return torch.arange(length, dtype=torch.float32, device=device)
 
 
 def make_random(images: Tensor, seed: int = 0) -> Tensor:
     """Noise on a coarse grid, enlarged as smoothly as class activation maps are."""
-    generator = draw(seed, "random map")
-    noise = torch.rand(len(images), 1, CELLS, CELLS, generator=generator, dtype=torch.float32, device="cpu")
-    size = (int(images.shape[2]), int(images.shape[3]))
-    return to_unit(
-        F.interpolate(noise.to(images.device), size=size, mode="bicubic", align_corners=False)[:, 0].clamp(min=0)
-    )
+    shape, size = (len(images), 1, CELLS, CELLS), (int(images.shape[2]), int(images.shape[3]))
+    noise = torch.rand(shape, generator=draw(seed, "random map"), dtype=torch.float32, device="cpu").to(images.device)
+    return to_unit(nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=False)[:, 0])
 
 
 def make_edges(images: Tensor, seed: int = 0) -> Tensor:
     """The picture's edges: the length of the Sobel gradient of the channels' mean."""
     sobel = [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]
     kernel = torch.tensor(sobel, dtype=torch.float32, device=images.device)
-    grey = F.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-    gradients = F.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
+    grey = nn.functional.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+    gradients = nn.functional.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
     return to_unit(gradients.norm(dim=1))
 
 
@@ -166,11 +144,9 @@ class Counter:
     done: int = 0
 
     def step(self, *_: object) -> None:
-        """One more."""
         self.reach(self.done + 1)
 
     def reach(self, done: int) -> None:
-        """So many."""
         if self.progress is not None and done != self.done:
             self.progress(done, self.total)
         self.done = done

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gradcam._checks import check_count, refuse
 from gradcam.errors import GradcamError, shorten
 
 SAMPLES = 2000
@@ -45,11 +45,8 @@ class Interval:
 
 
 def count_needed(level: float = LEVEL) -> int:
-    """How many pictures an interval takes: 6 at 95 %.
-
-    Each of n differences between two methods has either sign by chance if the methods are alike, so that all n have the same
-    one with the probability 2 / 2^n. No paired test has a smaller p-value; it has to be 1 - level at most.
-    """
+    """How many pictures an interval takes: 6 at 95 %. Of methods that are alike, all n differences have one sign with
+    the chance 2 / 2^n: no paired test has a smaller p-value."""
     return math.ceil(1 - math.log2(1 - level))
 
 
@@ -58,29 +55,27 @@ def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 
 
     `values`: numbers, one per picture, as a sequence, an array or a tensor (N,). None and NaN say that a picture has none
     (no object in sight, say), and are left out. Of the n that remain, n are drawn with replacement `samples` times, by
-    NumPy's generator with this seed; the interval is from the (1 - level) / 2 quantile of the means of these samples to the
-    (1 + level) / 2 quantile, interpolated linearly. With few pictures, under about ten, it is too narrow; with fewer than
-    `count_needed(level)` it is infinite.
-    The same seed draws the same pictures, whatever the values are: so intervals of several methods are of one chance.
+    NumPy's generator with this seed; the interval is from the (1 - level) / 2 quantile of these samples' means to the
+    (1 + level) / 2 quantile, interpolated linearly. Under about ten pictures it is too narrow, under `count_needed(level)`
+    infinite. The same seed draws the same pictures, whatever the values: intervals of several methods are of one chance.
 
     Raises `GradcamError` for what is no number or infinite, and for options out of range.
     """
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise GradcamError(
-            f"samples is {shorten(samples)}, expected how many samples to draw, 1 or more, such as 2000."
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise GradcamError(f"seed is {shorten(seed)}, expected an integer, 0 or more.")
+    check_count(samples, "samples", "how many samples to draw, 1 or more, such as 2000.")
+    check_count(seed, "seed", "an integer, 0 or more.", least=0)
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
-        raise GradcamError(f"level is {shorten(level)}, expected a share between 0 and 1, such as 0.95.")
+        raise refuse(level, "level", "a share between 0 and 1, such as 0.95.")
     present = np.array([value for value in _to_floats(values) if not math.isnan(value)], dtype=np.float64)
     if not len(present):
         return Interval(math.nan, -math.inf, math.inf, 0)
     mean = math.fsum(present) / len(present)
     if len(present) < count_needed(level):
         return Interval(mean, -math.inf, math.inf, len(present))
+    generator, rows = np.random.default_rng(seed), max(1, MOST_DRAWN // len(present))
+    parts = [(min(rows, samples - start), len(present)) for start in range(0, samples, rows)]
+    means = np.concatenate([present[generator.integers(0, len(present), part)].mean(1) for part in parts])
     tail = (1 - level) / 2
-    low, high = np.quantile(_draw_means(present, samples, seed), [tail, 1 - tail])
+    low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(mean, float(low), float(high), len(present))
 
 
@@ -90,9 +85,7 @@ def paired_difference(
     """The mean of values minus reference, picture by picture, and its interval as in `mean_interval`.
 
     Both are numbers of the same N pictures in the same order, so that each sample draws the same pictures for both: what
-    makes a picture hard for both of them is no part of the interval. A picture that has no number in one of them, None or
-    NaN, is left out of both.
-
+    makes a picture hard for both is no part of the interval. A picture that has None or NaN in one is left out of both.
     Raises `GradcamError` where there are not as many of one as of the other, and as `mean_interval` does.
     """
     ours, theirs = _to_floats(values), _to_floats(reference)
@@ -102,14 +95,6 @@ def paired_difference(
             "one order, and None where a picture has none."
         )
     return mean_interval([a - b for a, b in zip(ours, theirs)], samples=samples, seed=seed, level=level)
-
-
-def _draw_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
-    """The means of so many samples, each as large as the values are many, drawn with replacement."""
-    generator = np.random.default_rng(seed)
-    rows = max(1, MOST_DRAWN // len(values))
-    parts = [min(rows, samples - start) for start in range(0, samples, rows)]
-    return np.concatenate([values[generator.integers(0, len(values), (part, len(values)))].mean(1) for part in parts])
 
 
 def _to_floats(values: Iterable[Any]) -> list[float]:

@@ -7,6 +7,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from gradcam.cam.budget import Progress
 from gradcam.cam.explain import compare
 from gradcam.cam.forward import find_layers_with_grid
-from gradcam.cam.listing import LayerRow, list_layers
+from gradcam.cam.listing import list_layers
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, shorten, show_fields
@@ -54,17 +56,15 @@ class Combination:
         return f"{self.method}{f' of the {self.score}' if self.score else ''} at {self.layer}"
 
 
+Maps = Iterator[tuple[Combination, Tensor]]  # heatmaps (N,K,H,W)
 Values = Mapping[Combination, Tensor]  # float64 (P,): one number for each picture
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination's numbers, as means over pictures with their intervals.
-
-    `mass`, `maximum`: of the grid pointing game, a picture's being its mean over the mosaics that it is in. `behind`: the
-    mass minus that of the combination with most of it, picture by picture. `road`: None where that was not measured, since
-    the mass is clearly less; `road_behind`: the same minus the best one's.
-    """
+    """One combination's numbers, as means over pictures with their intervals. `mass`, `maximum`: of the grid pointing
+    game, a picture's being its mean over its mosaics. `behind`: the mass minus the most, picture by picture. `road`:
+    None where the mass is clearly less; `road_behind`: the same minus the best one's."""
 
     combination: Combination
     mass: Interval
@@ -105,11 +105,9 @@ class Recommendation:
     left_out: Mapping[Combination, str]
 
     def __repr__(self) -> str:
-        default = ", the default" if self.is_default else ""
-        return (
-            f"Recommendation({self.best.combination}{default}, for {self.model}: the best of {len(self.rows)} on "
-            f"{len(self.pictures)} picture(s) in {self.mosaics} mosaic(s))"
-        )
+        best = f"{self.best.combination}{', the default' if self.is_default else ''}"
+        found = f"the best of {len(self.rows)} on {len(self.pictures)} picture(s) in {self.mosaics} mosaic(s)"
+        return f"Recommendation({best}, for {self.model}: {found})"
 
     @property
     def is_default(self) -> bool:
@@ -119,24 +117,22 @@ class Recommendation:
     def to_dict(self) -> dict[str, Any]:
         """All of it in lists, dicts, strings and numbers, as JSON has them."""
         numbers = ("mass", "maximum", "behind", "road", "road_behind")
-        rows = [{**vars(row.combination), **{it: _fields(getattr(row, it)) for it in numbers}} for row in self.rows]
         return {
             "model": self.model,
-            "best": dict(vars(self.best.combination)),
-            "default": None if self.default is None else dict(vars(self.default.combination)),
-            "gain": _fields(self.gain),
-            "road_gain": _fields(self.road_gain),
+            "best": {**vars(self.best.combination)},
+            "default": self.default and {**vars(self.default.combination)},
+            "gain": self.gain and self.gain.to_fields(),
+            "road_gain": self.road_gain and self.road_gain.to_fields(),
             "pictures": list(self.pictures),
             "mosaics": self.mosaics,
             "size": list(self.size),
             "seed": self.seed,
-            "rows": rows,
+            "rows": [
+                vars(row.combination) | {it: (found := getattr(row, it)) and found.to_fields() for it in numbers}
+                for row in self.rows
+            ],
             "left_out": [{**vars(it), "reason": reason} for it, reason in self.left_out.items()],
         }
-
-
-def _fields(interval: Interval | None) -> dict[str, float | int | None] | None:
-    return None if interval is None else interval.to_fields()
 
 
 def recommend(
@@ -175,22 +171,20 @@ def recommend(
     tiles = find_tiles(classifier, pictures, least=least)
     arranged = arrange(model, tiles, limit=mosaics, seed=seed)
     chosen = named or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
-    wanted = combine(names, scores, chosen)
     used = {name for mosaic in arranged for name in mosaic.names}
+    trials = Trials(classifier, reshape, {method.name: method for method in find_methods(names)})
     counter = Counter(progress)
-    taking_part = [tile for tile in tiles if tile.name in used]
-    own = {method.name: method for method in find_methods(names)}
-    contest = Contest(Trials(classifier, reshape, own), taking_part, arranged, seed, counter.step)
+    contest = Contest(trials, [tile for tile in tiles if tile.name in used], arranged, seed, counter.step)
     counter.total = len(arranged) + (SHORTLIST + 1) * contest.batches
-    return _decide(contest, [*dict.fromkeys([default, *wanted])], counter)
+    return _decide(contest, [*dict.fromkeys([default, *combine(names, scores, chosen)])], counter)
 
 
 def _decide(contest: Contest, combinations: Sequence[Combination], counter: Counter) -> Recommendation:
     """The recommendation among these, of which the first is the default."""
-    default, seed = combinations[0], contest.seed
+    default, seed, left_out = combinations[0], contest.seed, contest.trials.left_out
     mass, hits = contest.play(combinations)
     if not mass:
-        raise LayerError(next(iter(contest.trials.left_out.values())))
+        raise LayerError(next(iter(left_out.values())))
     twins = find_twins(mass, hits)
     shortlist = list_best(mass, twins, seed=seed, most=SHORTLIST)
     chosen = [*dict.fromkeys([*shortlist, *([twins[default]] if default in mass else [])])]
@@ -199,19 +193,20 @@ def _decide(contest: Contest, combinations: Sequence[Combination], counter: Coun
     roads = {it: measured[twins[it]] for it in mass if twins[it] in measured}
     best = find_best(roads, [it for it in roads if twins[it] in shortlist], default)
     rows = to_rows(mass, hits, roads, best, seed)
+    gains = [subtract(it[best], it[default], seed) if default in mass else None for it in (mass, roads)]
     height, width = contest.mosaics[0].image.shape[1:]
     return Recommendation(
         model=contest.trials.classifier.name,
         rows=tuple(rows),
         best=rows[0],
         default=next((row for row in rows if row.combination == default), None),
-        gain=subtract(mass[best], mass[default], seed) if default in mass else None,
-        road_gain=subtract(roads[best], roads[default], seed) if default in mass else None,
+        gain=gains[0],
+        road_gain=gains[1],
         pictures=tuple(tile.name for tile in contest.tiles),
         mosaics=len(contest.mosaics),
         size=(int(height), int(width)),
         seed=seed,
-        left_out=dict(contest.trials.left_out),
+        left_out=dict(left_out),
     )
 
 
@@ -221,67 +216,48 @@ def list_single_pass() -> list[str]:
 
 
 def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
-    """All combinations, each once. Methods that explain no score, or their own, are there once for each layer.
-
-    Raises `GradcamError` for unknown methods and scores, and for methods that look at no layer.
-    """
+    """All combinations, each once. Methods that explain no score, or their own, are there once for each layer. Raises
+    `GradcamError` for unknown methods and scores, and for methods that look at no layer."""
     found = find_methods(methods)
     for method in found:
         if method.place != "layer":
             raise GradcamError(f"{method.name} looks at no layer, and layers are what is to be chosen: leave it out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
         raise GradcamError(f"scores is {shorten(scores)}, expected some of {', '.join(SCORES)}.")
-    with_score = [it for it in found if it.score is None and it.needs != ("activations",)]
-    combinations = [
-        Combination(method.name, score if method in with_score else None, layer)
-        for layer in layers
-        for method in found
-        for score in scores
-    ]
-    return list(dict.fromkeys(combinations))
+    without = {it.name for it in found if it.score is not None or it.needs == ("activations",)}
+    each = product(layers, [method.name for method in found], scores)
+    return [*dict.fromkeys(Combination(name, None if name in without else score, layer) for layer, name, score in each)]
 
 
 @dataclass
 class Trials:
     """What explains images in every way that is asked for. `left_out`: what turned out to have no map, and why.
-
-    `methods`: by the names that combinations have; others are those of `METHODS`.
-    """
+    `methods`: by the names that combinations have; others are those of `METHODS`."""
 
     classifier: Classifier
     reshape: Any = None
     methods: Mapping[str, Method] = field(default_factory=dict)
     left_out: dict[Combination, str] = field(default_factory=dict)
 
-    def explain(
-        self, images: Tensor, classes: Tensor, combinations: Iterable[Combination]
-    ) -> Iterator[tuple[Combination, Tensor]]:
-        """Each combination, and its heatmaps (N,K,H,W) in [0,1] of images (N,C,H,W) for classes (N,K).
-
-        There is a pass for each score, and only its heatmaps are in memory. One is blank where the gradient at its layer is
-        exactly zero. A combination that has no map at all is left out, here and from now on.
-        """
+    def explain(self, images: Tensor, classes: Tensor, combinations: Iterable[Combination]) -> Maps:
+        """Each combination, and its heatmaps (N,K,H,W) in [0,1] of images (N,C,H,W) for classes (N,K). There is a pass
+        for each score, and only its heatmaps are in memory. One is blank where the gradient at its layer is exactly
+        zero. A combination that has no map at all is left out, here and from now on."""
         wanted = [it for it in combinations if it not in self.left_out]
         for score in SCORES:
             # Methods without a score go with the logits' pass.
-            part = [it for it in wanted if (it.score or "logit") == score]
-            if part:
+            if part := [it for it in wanted if (it.score or "logit") == score]:
                 yield from self._explain(images, classes, score, part)
 
-    def _explain(
-        self, images: Tensor, classes: Tensor, score: str, wanted: Sequence[Combination]
-    ) -> Iterator[tuple[Combination, Tensor]]:
+    def _explain(self, images: Tensor, classes: Tensor, score: str, wanted: Sequence[Combination]) -> Maps:
+        layers = list(dict.fromkeys(it.layer for it in wanted))
+        methods = [self.methods.get(name, name) for name in dict.fromkeys(it.method for it in wanted)]
+        target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", GradcamWarning)  # whatever suits a method is found out here
-                found = compare(
-                    self.classifier.model,
-                    images,
-                    layers=list(dict.fromkeys(it.layer for it in wanted)),
-                    methods=[self.methods.get(name, name) for name in dict.fromkeys(it.method for it in wanted)],
-                    target=ClassTarget(classes, score=score, activation=self.classifier.activation),
-                    reshape=self.reshape,
-                )
+                model, reshape = self.classifier.model, self.reshape
+                found = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
             if len(wanted) > 1:  # one of them is the reason: each by itself
                 for it in wanted:
@@ -291,8 +267,7 @@ class Trials:
             else:
                 self.left_out[wanted[0]] = str(error)
         else:
-            for it in wanted:
-                yield it, found[it.layer, it.method].heatmaps
+            yield from ((it, found[it.layer, it.method].heatmaps) for it in wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,8 +308,7 @@ class Contest:
         values: dict[Combination, list[Tensor]] = {it: [] for it in combinations}
         for start in range(0, len(self.tiles), PICTURES):
             part = self.tiles[start : start + PICTURES]
-            images = to_batch(classifier, [tile.image for tile in part])
-            classes = [tile.index for tile in part]
+            images, classes = to_batch(classifier, [tile.image for tile in part]), [tile.index for tile in part]
             subject = Subject(classifier.model, images, classes, activation=classifier.activation)
             for it, heatmaps in self.trials.explain(images, subject.classes[:, None], combinations):
                 values[it].append(road(subject, heatmaps[:, 0], shares=SHARES, seed=self.seed).combined.double().cpu())
@@ -353,17 +327,12 @@ def subtract(values: Tensor, reference: Tensor, seed: int) -> Interval:
 
 
 def find_twins(mass: Values, hits: Values) -> dict[Combination, Combination]:
-    """For each combination the first with the same numbers in all pictures, whose maps are the same then.
-
-    Where the model is linear behind a layer, several methods are one.
-    """
-
-    def are_same(one: Combination, other: Combination) -> bool:
-        return all((values[one] - values[other]).abs().max() <= SAME for values in (mass, hits))
-
+    """For each combination the first with the same numbers in all pictures, whose maps are the same then. Where the
+    model is linear behind a layer, several methods are one."""
     twins: dict[Combination, Combination] = {}
     for it in mass:
-        first = next((one for one in mass if are_same(one, it)), it)
+        alike = (one for one in mass if all((each[one] - each[it]).abs().max() <= SAME for each in (mass, hits)))
+        first = next(alike, it)
         twins[it] = twins.get(first, first)
     return twins
 
@@ -387,18 +356,11 @@ def find_best(roads: Values, shortlist: Sequence[Combination], default: Combinat
 
 def to_rows(mass: Values, hits: Values, roads: Values, best: Combination, seed: int) -> list[Row]:
     """All combinations' rows: the best, then the others with a ROAD by that, then those without by their mass."""
-    first = mass[find_most(mass)]
-    rows = [
-        Row(
-            combination=it,
-            mass=mean_interval(mass[it].tolist(), seed=seed),
-            maximum=mean_interval(hits[it].tolist(), seed=seed),
-            behind=subtract(mass[it], first, seed),
-            road=mean_interval(roads[it].tolist(), seed=seed) if it in roads else None,
-            road_behind=subtract(roads[it], roads[best], seed) if it in roads else None,
-        )
-        for it in mass
-    ]
+    most, mean = mass[find_most(mass)], partial(mean_interval, seed=seed)
+    rows = []
+    for it in mass:
+        of_road = (mean(roads[it].tolist()), subtract(roads[it], roads[best], seed)) if it in roads else ()
+        rows.append(Row(it, mean(mass[it].tolist()), mean(hits[it].tolist()), subtract(mass[it], most, seed), *of_road))
     return sorted(rows, key=lambda row: (row.combination != best, row.road is None, -(row.road or row.mass).mean))
 
 
@@ -418,16 +380,20 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     default = find_layer(model, default).name
     with_grid = set(find_layers_with_grid(model, nested.to_batch(image)))
     listed = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
-    rows = {row.name: row for row in listed if row.grid and row.name in with_grid}
+    places = {row.name: math.prod(row.grid) for row in listed if row.grid and row.name in with_grid}
     ended = _list_ended(model, image)
-    straight = [name for name in ended[len(ended) // 4 :] if name in rows and _is_straight(model, name)]
-    coarse, *fine = sorted({_count_places(row) for row in rows.values()}) or [0]
-    found = [default, *[name for name in reversed(straight) if _count_places(rows[name]) == coarse][:LAST]]
+    coarse, *fine = sorted(set(places.values())) or [0]
+    late = [name for name in ended[len(ended) // 4 :] if places.get(name) == coarse]
+    around = {name: [name[: dot.start()] for dot in re.finditer(r"\.", name)] for name in late}
+    straight = [name for name in late if all(isinstance(model.get_submodule(it), nn.Sequential) for it in around[name])]
+    found = [default, *straight[::-1][:LAST]]
     if fine:
-        finer = [name for name in reversed(ended) if name in rows and _count_places(rows[name]) == fine[0]]
+        finer = [name for name in reversed(ended) if places.get(name) == fine[0]]
         found += sorted(finer, key=lambda name: name.count("."))[:1]
-    else:
-        found += _find_alike(default, rows)
+    elif number := re.search(r"\d+(?=\.|$)", default):  # the first, which is the block's
+        blocks = range(int(number[0]) - 1, int(number[0]) - BLOCKS, -1)
+        alike = [f"{default[: number.start()]}{block}{default[number.end() :]}" for block in blocks]
+        found += [name for name in alike if name in places]
     return list(dict.fromkeys(found))
 
 
@@ -436,18 +402,6 @@ def check_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
     if isinstance(names, str) or not names:
         raise LayerError(f"layers is {names!r}, expected a list of at least one layer, by name.")
     return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
-
-
-def _count_places(row: LayerRow) -> int:
-    return math.prod(row.grid or ())
-
-
-def _is_straight(model: nn.Module, name: str) -> bool:
-    """Whether it is a part of the model itself, or of parts that run one after another."""
-    parts = name.split(".")[:-1]
-    return all(
-        isinstance(model.get_submodule(".".join(parts[:end])), nn.Sequential) for end in range(1, len(parts) + 1)
-    )
 
 
 def _list_ended(model: nn.Module, image: Tensor) -> list[str]:
@@ -470,13 +424,3 @@ def _list_ended(model: nn.Module, image: Tensor) -> list[str]:
                 hooks.after_forward(module, note)
         model(image)
     return ended
-
-
-def _find_alike(name: str, rows: Mapping[str, LayerRow]) -> list[str]:
-    """The layers of the blocks before: names that differ in the first number alone, which is the block's."""
-    number = re.search(r"\d+(?=\.|$)", name)
-    if number is None:
-        return []
-    blocks = range(int(number[0]) - 1, int(number[0]) - BLOCKS, -1)
-    alike = [f"{name[: number.start()]}{block}{name[number.end() :]}" for block in blocks]
-    return [one for one in alike if one in rows]

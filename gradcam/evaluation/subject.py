@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradcam.cam.explain import Explanation
 from gradcam.cam.methods.perturbation import check_integer
@@ -67,9 +66,14 @@ class Subject:
         self._baselines: dict[str, Tensor] = {}
         self._of_baselines: dict[str, Tensor] = {}
         with undisturbed(self.model), torch.no_grad():
-            parts = list(self._run([self.images]))
-        self.all_probabilities = _require_finite(torch.cat(parts))
-        self.classes = self._choose(classes)
+            self.all_probabilities = _require_finite(torch.cat(list(self._run([self.images]))))
+        if classes is None:
+            self.classes = self.all_probabilities.argmax(1)
+        else:
+            found = check_classes(classes, *self.all_probabilities.shape)
+            if (count := found.shape[1]) != 1:
+                raise TargetError(f"There are {count} classes of each image, expected one: judge them one by one.")
+            self.classes = found[:, 0].to(self.images.device)
         self.probabilities = self.all_probabilities.gather(1, self.classes[:, None])[:, 0]
 
     @property
@@ -107,30 +111,21 @@ class Subject:
 
     def _run(self, variants: Iterable[Tensor]) -> Iterator[Tensor]:
         """All classes' probabilities, batch by batch, whichever variants the rows of a batch are of."""
-        rows = (row for variant in map(self._check, variants) for row in variant.split(1))
+
+        def to_rows() -> Iterator[Tensor]:
+            for variant in variants:
+                if variant.shape != self.images.shape:
+                    expected = f"expected the images' shape {tuple(self.images.shape)}."
+                    raise ImageError(f"A variant is {describe(variant)}, {expected}")
+                yield from variant.split(1)
+
+        def run(images: Tensor) -> Tensor:
+            found = to_probabilities(self.model(images), len(images), self.activation)
+            return found.to(self.images.device, torch.float32)  # a model may lie on several devices
+
+        rows = to_rows()
         while batch := list(islice(rows, self._parts.largest)):
-            # A copy: what a model changes in place is nobody's.
-            yield from self._parts.run(self._probabilities, torch.cat(batch))
-
-    def _probabilities(self, images: Tensor) -> Tensor:
-        """All classes' probabilities."""
-        found = to_probabilities(self.model(images), len(images), self.activation)
-        return found.to(self.images.device, torch.float32)  # a model may lie on several devices
-
-    def _check(self, variant: Tensor) -> Tensor:
-        if variant.shape != self.images.shape:
-            raise ImageError(
-                f"A variant is {describe(variant)}, expected the images' shape {tuple(self.images.shape)}."
-            )
-        return variant
-
-    def _choose(self, classes: Any) -> Tensor:
-        if classes is None:
-            return self.all_probabilities.argmax(1)
-        found = check_classes(classes, *self.all_probabilities.shape)
-        if found.shape[1] != 1:
-            raise TargetError(f"There are {found.shape[1]} classes of each image, expected one: judge them one by one.")
-        return found[:, 0].to(self.images.device)
+            yield from self._parts.run(run, torch.cat(batch))  # a copy: what a model changes in place is nobody's
 
 
 def _require_finite(probabilities: Tensor) -> Tensor:
@@ -145,56 +140,40 @@ def describe(value: Any, *kinds: Any) -> str:
 
 
 def make_baseline(images: Tensor, kind: str) -> Tensor:
-    """What the pixels of images (N,C,H,W) are replaced with: the same shape, type and device.
-
-    "blur": the image, blurred by the very kernel of RISE's code (Petsiuk et al., BMVC 2018) where the shorter side is 224:
+    """What the pixels of images (N,C,H,W) are replaced with: the same shape, type and device. "blur": the image,
+    blurred by the very kernel of RISE's code (Petsiuk et al., BMVC 2018) where the shorter side is 224:
     `scipy.ndimage.gaussian_filter` of one pixel in 11 x 11, with a standard deviation of 5; what of the Gaussian lies
-    outside is mirrored back into it, so that it is nearly a mean of these. For other sizes it is in proportion, 3 x 3 at
-    least. Around the image is zero, as there. "mean": each image's own mean per channel. "zero": zero, which after the
-    usual preprocessing is the training pictures' mean colour, or a grey.
-    Raises `GradcamError` for another kind.
-    """
+    outside is mirrored back into it, so that it is nearly a mean of these. For other sizes it is in proportion, 3 x 3
+    at least. Around the image is zero, as there. "mean": each image's own mean per channel. "zero": zero, which after
+    the usual preprocessing is the training pictures' mean colour, or a grey. Raises `GradcamError` for another kind."""
     if not isinstance(kind, str) or kind not in BASELINES:
         offers = nearest(kind, BASELINES) if isinstance(kind, str) else []
         raise GradcamError(f"There is no baseline {shorten(kind)}: choose one of {join_names(offers or BASELINES)}.")
-    if kind == "blur":
-        return _blur(images)
-    if kind == "mean":
-        mean = images.mean((2, 3), keepdim=True, dtype=torch.promote_types(images.dtype, torch.float32))
-        return torch.zeros_like(images) + mean.to(images.dtype)
-    return torch.zeros_like(images)
-
-
-def _blur(images: Tensor) -> Tensor:
-    """The kernel as one convolution down and one across, at least in float32."""
+    if kind == "zero":
+        return torch.zeros_like(images)
     values = images.to(torch.promote_types(images.dtype, torch.float32))
+    if kind == "mean":
+        return torch.zeros_like(images) + values.mean((2, 3), keepdim=True).to(images.dtype)
     radius = max(1, int(RADIUS * min(images.shape[2:]) / SIDE + 0.5))
-    weights = _make_weights(radius).to(values)
-    for shape in ((1, 1, -1, 1), (1, 1, 1, -1)):
-        kernel = weights.reshape(shape).expand(images.shape[1], -1, -1, -1)
-        values = F.conv2d(values, kernel, padding="same", groups=images.shape[1])
-    return values.to(images.dtype)
-
-
-def _make_weights(radius: int) -> Tensor:
-    """A row of the kernel, float64 (2 radius + 1,): a Gaussian whose standard deviation is the radius, mirrored."""
     width = 2 * radius + 1
+    # A row of the kernel: a Gaussian whose standard deviation is the radius, mirrored; then a convolution down, one across.
     offsets = torch.arange(-CUT * radius, CUT * radius + 1, dtype=torch.int64, device="cpu")
     gaussian = torch.exp(-offsets.double().square() / (2 * radius**2))
     places = (offsets + radius) % (2 * width)
     inside = torch.minimum(places, 2 * width - 1 - places)
-    return torch.zeros(width, dtype=torch.float64, device="cpu").index_add(0, inside, gaussian / gaussian.sum())
+    row = torch.zeros(width, dtype=torch.float64, device="cpu").index_add(0, inside, gaussian / gaussian.sum())
+    for shape in ((1, 1, -1, 1), (1, 1, 1, -1)):
+        kernel = row.to(values).reshape(shape).expand(images.shape[1], -1, -1, -1)
+        values = nn.functional.conv2d(values, kernel, padding="same", groups=images.shape[1])
+    return values.to(images.dtype)
 
 
 def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
-    """Heatmaps as float32 (N,H,W) on `device`: tensors or arrays (N,H,W) or (N,1,H,W), or an `Explanation` of one class.
-
-    `size`: (N,H,W), that of the images, None where they do not matter. Values may be of any sign and scale: what each metric
-    does with them is said there. Raises `ImageError` for heatmaps of another form or size, and for NaN and infinite values.
-    """
-    values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
+    """Heatmaps as float32 (N,H,W) on `device`: tensors or arrays (N,H,W) or (N,1,H,W), or an `Explanation` of one
+    class. `size`: (N,H,W), that of the images, None where they do not matter. Values may be of any sign and scale.
+    Raises `ImageError` for heatmaps of another form or size, and for NaN and infinite values."""
     try:
-        found = to_tensor(values)
+        found = to_tensor(heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps)
     except (TypeError, ValueError, RuntimeError):
         raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (N,H,W).") from None
     if found.ndim == 4 and found.shape[1] == 1:
@@ -236,14 +215,11 @@ def derive(seed: int, *names: object) -> int:
 
 
 def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
-    """Each pixel's place in its map's order, int64 (N,H,W): 0 for the most relevant one, of heatmaps (N,H,W).
-
-    Pixels of one value are in an order by chance, the same for the same seed: a constant map has no order, and scanning
-    it by rows would give it one.
-    """
+    """Each pixel's place in its map's order, int64 (N,H,W): 0 for the most relevant one, of heatmaps (N,H,W). Pixels of
+    one value are in an order by chance, the same for the same seed: a constant map has no order by rows."""
     values = heatmaps.flatten(1)
-    drawn = torch.randperm(values.shape[1], generator=draw(seed, "ties"), dtype=torch.int64, device="cpu")
-    shuffled = drawn.to(values.device)
+    generator = draw(seed, "ties")
+    shuffled = torch.randperm(values.shape[1], generator=generator, dtype=torch.int64, device="cpu").to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
     places = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places).reshape(heatmaps.shape)

@@ -186,9 +186,7 @@ def _changed_as_in_place(net: Any, x: Tensor) -> Tensor:
 
 def test_a_relu_in_place_whose_input_is_used_by_its_old_name() -> None:
     found = attribute(_old_name, relu=nn.ReLU(inplace=True))
-    torch.testing.assert_close(
-        found.values, reference(Net(lambda net, x: net.relu(x) * 2, relu=nn.ReLU()), TINY, [0, 1])
-    )
+    torch.testing.assert_close(found.values, reference(Net(lambda it, x: it.relu(x) * 2, relu=nn.ReLU()), TINY, [0, 1]))
 
 
 def test_a_view_changed_in_place_is_refused_where_the_whole_is_used() -> None:

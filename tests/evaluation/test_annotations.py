@@ -99,9 +99,8 @@ def test_objects_of_one_class_are_those_of_it_and_those_without_one(tmp_path: Pa
 
 
 def test_one_box_may_be_of_several_classes(tmp_path: Path) -> None:
-    annotations = read(
-        write(tmp_path, "image,left,top,right,bottom,class\na.jpg,0,0,5,5,1\na.jpg,0,0,5,5,2\na.jpg,0,0,5,5,\n")
-    )
+    text = "image,left,top,right,bottom,class\na.jpg,0,0,5,5,1\na.jpg,0,0,5,5,2\na.jpg,0,0,5,5,\n"
+    annotations = read(write(tmp_path, text))
     assert [len(truth(annotations, index=index).boxes[0]) for index in (0, 1, 2, None)] == [1, 2, 2, 3]
 
 
@@ -137,10 +136,7 @@ def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
         ("a.jpg,1,2,3,four,", "line 2: the box is .*, expected four numbers"),
         ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; there are 4, such as 'tench'"),
         ("a.jpg,1,2,3,4,4", "line 2: Class 4 does not exist: this model has 4 classes, 0 to 3"),
-        (
-            "a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat",
-            "line 4: this object of 'a.jpg' is there twice, first in line 2",
-        ),
+        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: this object .* is there twice, first in line 2"),
         ("a.jpg,1,2,3,4", "line 2: has 5 columns, and the header has 6"),
         ("a.jpg,1,2,3,4,,,", "line 2: has 8 columns, and the header has 6"),
         (",1,2,3,4,", "line 2: names no picture"),
@@ -186,7 +182,7 @@ def test_lists_that_are_none(tmp_path: Path) -> None:
 def test_a_box_that_is_not_in_the_picture(tmp_path: Path, box: str) -> None:
     annotations = read(write(tmp_path, f"image,left,top,right,bottom\na.jpg,{box}\n"))
     with pytest.raises(
-        InputError, match=r"boxes.csv, line 2: the box from .* is not inside of the picture of 100 x 50 pixels"
+        InputError, match=r"boxes.csv, line 2: the box from .* is not inside of the picture of 100 x 50"
     ):
         truth(annotations)
 
@@ -385,10 +381,7 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (
-            {"a.png": (10, 20)},
-            r"a.png: is of 20 x 10 pixels, and the picture is 100 x 50 once it is upright. Both must be",
-        ),
+        ({"a.png": (10, 20)}, r"a.png: is of 20 x 10 pixels, and the picture is 100 x 50 once it is upright. Both"),
         ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: is a second mask of 'a.jpg', beside .*a.bmp"),
         ({"d.png": (50, 100)}, "has 1 masks, and none of them is called as one of the 3 pictures, such as 'a.jpg'"),
         ({}, "has 0 masks"),
@@ -402,9 +395,7 @@ def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]]
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 100), (50, 80)])
-def test_masks_smaller_than_what_the_network_sees_are_told_without_the_picture(
-    tmp_path: Path, height: int, width: int
-) -> None:
+def test_masks_smaller_than_what_is_seen_are_told_without_the_picture(tmp_path: Path, height: int, width: int) -> None:
     save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
     message = f"is of {width} x {height} pixels, and the network sees 100 x 50 pixels from 0, 0"
     with pytest.raises(InputError, match=message):
@@ -582,40 +573,19 @@ def test_masks_beside_pycocotools() -> None:
     [
         ({"image_id": 6}, "annotation 11: is of image 6, which this file does not have"),
         ({"category_id": None}, "annotation 11: is of category None, which"),
-        (
-            {"segmentation": None, "bbox": [1, 2, 0, 4]},
-            "annotation 11: the box from left 1, top 2 to right 1, .* no inside",
-        ),
-        (
-            {"segmentation": None, "bbox": [1, 2, 3]},
-            r"annotation 11: its bbox is \[1, 2, 3\], expected left, top, width",
-        ),
+        ({"segmentation": None, "bbox": [1, 2, 0, 4]}, "annotation 11: the box from left 1, top 2 to right 1,"),
+        ({"segmentation": None, "bbox": [1, 2, 3]}, r"annotation 11: its bbox is \[1, 2, 3\], expected left, top"),
         ({"segmentation": None, "bbox": None}, "annotation 11: its bbox is None"),
-        (
-            {"segmentation": None, "bbox": [99, 2, 5, 5]},
-            "annotation 11: the box .* is not inside of the picture of 100 x 50",
-        ),
-        (
-            {"segmentation": [[1, 2, 3, 4]]},
-            "annotation 11: .* cannot be drawn: a polygon is .*, expected x, y of three points",
-        ),
+        ({"segmentation": None, "bbox": [99, 2, 5, 5]}, "annotation 11: the box .* is not inside of the picture"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "11: .* cannot be drawn: a polygon is .*, expected x, y of three points"),
         ({"segmentation": [[1, 2, 3, 4, 5, 6, 7]]}, "annotation 11: .* a polygon is"),
-        (
-            {"segmentation": {"size": [50, 100], "counts": [3, 4]}},
-            "annotation 11: .* its runs are of 7 pixels, and 100 x 50",
-        ),
-        (
-            {"segmentation": {"size": [5, 4], "counts": [20]}},
-            "annotation 11: .* of 4 x 5 pixels, and its image of 100 x 50",
-        ),
+        ({"segmentation": {"size": [50, 100], "counts": [3, 4]}}, "11: .* its runs are of 7 pixels, and 100 x 50"),
+        ({"segmentation": {"size": [5, 4], "counts": [20]}}, "11: .* of 4 x 5 pixels, and its image of 100 x 50"),
         ({"segmentation": {"size": [50, 100], "counts": "0 1"}}, "annotation 11: .* its runs hold ' '"),
         ({"segmentation": {"size": [50, 100], "counts": "0o"}}, "annotation 11: .* end within a number"),
         ({"segmentation": {"counts": "06"}}, "annotation 11: its segmentation is .*, expected polygons, or runs"),
         ({"segmentation": 5}, "annotation 11: its segmentation is 5"),
-        (
-            {"iscrowd": 1},
-            "no object of a class of the model in one of the pictures .1 of its 1 pictures were given, and 1 of",
-        ),
+        ({"iscrowd": 1}, "no object of a class of the model in one of the pictures .1 of its 1 pictures were given"),
     ],
 )
 def test_what_is_wrong_with_a_coco_file_is_said_with_the_annotation(tmp_path: Path, changes: Any, message: str) -> None:
@@ -653,18 +623,14 @@ def test_what_is_twice_or_missing_in_a_coco_file(tmp_path: Path) -> None:
 
 def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
     annotations = read_coco(tmp_path, coco(segmentation=None))
-    with pytest.raises(
-        InputError, match="annotation 11: is of 100 x 50 pixels, and the picture is 50 x 100 once it is upright"
-    ):
+    with pytest.raises(InputError, match="annotation 11: is of 100 x 50 pixels, and the picture is 50 x 100 once it"):
         annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), picture=(100, 50))
 
 
 # The sample pictures
 
 
-def test_gradcam_points_to_the_objects_of_the_sample_pictures(
-    photo: Callable[[str], Path], classifier: gradcam.Classifier
-) -> None:
+def test_gradcam_points_to_objects_of_the_samples(photo: Callable[[str], Path], classifier: gradcam.Classifier) -> None:
     folder = photo("boxes.csv").parent
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".jpg", ".png", ".webp"))
     annotations = read_annotations(folder / "boxes.csv", names=names, find_class=classifier.find_class)
@@ -689,9 +655,7 @@ def test_gradcam_points_to_the_objects_of_the_sample_pictures(
     assert sum(overlaps) / len(overlaps) > 0.7
 
 
-def test_each_of_two_classes_has_its_mass_on_its_own_object(
-    photo: Callable[[str], Path], classifier: gradcam.Classifier
-) -> None:
+def test_each_of_two_classes_has_its_mass_on_its_object(photo: Any, classifier: gradcam.Classifier) -> None:
     path = photo("cat_and_espresso.jpg")
     annotations = read_annotations(photo("boxes.csv"), names=_list_annotated(photo), find_class=classifier.find_class)
     prepared = classifier.prepare(path)

@@ -18,6 +18,8 @@ from gradcam.evaluation.subject import BASELINES, make_baseline
 from tests import curve_oracles as slow
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
+Classifier = gradcam.Classifier
+
 
 class Corner(nn.Module):
     """The mean of the first four pixels of the first two rows, as a probability, and what is missing to one."""
@@ -242,14 +244,12 @@ def test_pixels_are_exactly_those_of_either_picture() -> None:
 # On photographs
 
 
-def photographs(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Tensor:
+def photographs(classifier: Classifier, photo: Callable[[str], Path]) -> Tensor:
     return classifier.batch([gradcam.read_image(photo(name)) for name in ("crocodile.webp", "koala.webp")])
 
 
 @pytest.mark.slow
-def test_curves_of_photographs_are_those_of_torchcam(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_curves_of_photographs_are_those_of_torchcam(classifier: Classifier, photo: Callable[[str], Path]) -> None:
     """For one baseline and steps that divide the pixels: torchcam has the same for both curves, and rounds steps up.
 
     Its metric explains the probability where it measures one, and scans ties row by row, where ours draws their order.
@@ -275,9 +275,7 @@ def test_curves_of_photographs_are_those_of_torchcam(
 
 
 @pytest.mark.slow
-def test_captums_maps_of_photographs_beat_themselves_turned_round(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_captums_maps_of_photographs_beat_them_turned(classifier: Classifier, photo: Callable[[str], Path]) -> None:
     from captum.attr import LayerAttribution, LayerGradCam
 
     images = photographs(classifier, photo)

@@ -94,9 +94,8 @@ def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
     found = compare_methods(EXAMPLE)
     assert found["constant", "deletion"].beats_all
     assert not found["constant", "iou"].beats_all
-    assert not any(
-        found["constant", metric].is_best or found["constant", metric].is_level for metric in ("iou", "deletion")
-    )
+    constants = [found["constant", metric] for metric in ("iou", "deletion")]
+    assert not any(it.is_best or it.is_level for it in constants)
     only = compare_methods(make_results({"constant": {"iou": [0.1, 0.2] * 3}}, controls=("constant",)))
     assert only["constant", "iou"].difference is None
     assert not only["constant", "iou"].beats_all
@@ -104,9 +103,8 @@ def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
 
 def test_equal_up_to_rounding_the_first_is_best_and_the_other_is_level() -> None:
     tiny = 1e-8
-    found = compare_methods(
-        make_results({"gradcam": {"iou": [0.5, 0.25] * 3}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny] * 3}})
-    )
+    both = {"gradcam": {"iou": [0.5, 0.25] * 3}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny] * 3}}
+    found = compare_methods(make_results(both))
     assert found["gradcam", "iou"].is_best
     assert found["layercam", "iou"].is_level
 
@@ -163,12 +161,7 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     assert len(found["measurements"]) == 48
     (best,) = [it for it in found["summaries"] if (it["method"], it["metric"]) == ("gradcam", "iou")]
     standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
-    assert (best["mean"], best["low"], best["high"], best["n"]) == (
-        standing.mean,
-        standing.low,
-        standing.high,
-        standing.n,
-    )
+    assert {name: best[name] for name in ("mean", "low", "high", "n")} == vars(standing)
     assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
 
 
@@ -231,9 +224,8 @@ def test_the_latex_table_is_of_booktabs_with_n_and_intervals() -> None:
     assert r"n & 8 & 8 \\" in text
     assert rf"\textbf{{0.650}} {{\scriptsize [{low:.3f}, {high:.3f}]}}" in text
     assert r"\underline{0.625}" in text
-    order = [
-        text.index(mark) for mark in (r"\toprule", r"\midrule", "gradcam &", "layercam &", "constant &", r"\bottomrule")
-    ]
+    marks = (r"\toprule", r"\midrule", "gradcam &", "layercam &", "constant &", r"\bottomrule")
+    order = [text.index(mark) for mark in marks]
     assert order == sorted(order)
     assert text.count(r"\midrule") == 2
     assert r"net\_v2" in text

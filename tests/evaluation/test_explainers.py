@@ -79,9 +79,8 @@ def test_without_a_layer_only_methods_that_need_none_can_be_had() -> None:
 def test_methods_that_need_no_layer_take_none() -> None:
     found = Explainer(("rise", "constant"), "3").explain(tiny_model(), TINY[:1], CLASSES[:1])
     assert gradcam.METHODS["rise"].place != "layer"
-    torch.testing.assert_close(
-        found["rise"], gradcam.explain(tiny_model(), TINY[:1], method="rise", target=CLASSES[:1]).heatmaps
-    )
+    rise = gradcam.explain(tiny_model(), TINY[:1], method="rise", target=CLASSES[:1])
+    torch.testing.assert_close(found["rise"], rise.heatmaps)
 
 
 def test_controls_alone_ask_nothing_of_the_model() -> None:

@@ -98,9 +98,8 @@ def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and
     cells = [picture(colour) for colour in ("red", "cyan", "blue", "yellow")]
     mosaic = torch.cat([torch.cat(cells[:2], 2), torch.cat(cells[2:], 2)], 1)[None]
     classes = [[COLOURS.index(colour) for colour in ("red", "cyan", "blue", "yellow")]]
-    explained = gradcam.compare(
-        ColourNet().eval(), mosaic, layers=["active", "turn"], methods=["gradcam"], target=classes
-    )
+    model = ColourNet().eval()
+    explained = gradcam.compare(model, mosaic, layers=["active", "turn"], methods=["gradcam"], target=classes)
     for layer, share in (("active", 1.0), ("turn", 0.0)):
         found = grid_pointing_game(explained[layer, "gradcam"])
         assert found.mass[0].tolist() == pytest.approx([share] * 4, abs=1e-6)

@@ -50,9 +50,7 @@ def all_but(shape: tuple[int, int], *unknown: tuple[int, int]) -> Tensor:
         ((0, 1), (2 * (0 + 2 + 4) + (3 + 5)) / 8),  # at the border three and two: 8/12
     ],
 )
-def test_one_pixel_is_the_weighted_mean_of_the_neighbours_that_there_are(
-    place: tuple[int, int], expected: float
-) -> None:
+def test_one_pixel_is_the_weighted_mean_of_its_neighbours(place: tuple[int, int], expected: float) -> None:
     image = torch.arange(9.0).reshape(1, 1, 3, 3)
     found = impute(image, all_but((3, 3), place), noise=0)
     assert found[0, 0][place].item() == pytest.approx(expected, abs=1e-5)
@@ -257,9 +255,7 @@ IMAGE, KNOWN = torch.zeros(1, 3, 4, 5), torch.ones(1, 4, 5, dtype=torch.bool)
         (IMAGE, KNOWN, {"noise": "much"}, GradcamError, "noise is 'much'"),
     ],
 )
-def test_what_cannot_be_imputed(
-    images: Any, known: Any, options: dict[str, Any], kind: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_imputed(images: Any, known: Any, options: dict[str, Any], kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         impute(images, known, **options)
 

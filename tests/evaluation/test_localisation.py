@@ -38,9 +38,7 @@ def flood_slowly(heatmap: Tensor, share: float) -> Box:
 
 def overlap_slowly(one: Box, other: Box) -> float:
     """By counting pixels, of boxes in whole pixels."""
-    first, second = (
-        {(x, y) for x in range(left, right) for y in range(top, bottom)} for left, top, right, bottom in (one, other)
-    )
+    first, second = ({(x, y) for x in range(it[0], it[2]) for y in range(it[1], it[3])} for it in (one, other))
     return len(first & second) / len(first | second)
 
 

@@ -75,9 +75,7 @@ def test_a_metric_and_a_function_of_ones_own_in_python(colours: gradcam.Classifi
     assert results.conditions.settings["own"]["metric spread"]["file"] == Path(__file__).name
 
 
-def test_from_the_shell_with_a_journal_that_knows_the_file(
-    command: Command, folder: Path, pictures: Path, colours: gradcam.Classifier
-) -> None:
+def test_in_the_shell_a_journal_knows_the_file(command: Command, folder: Path, pictures: Path, colours: Any) -> None:
     (folder / "mine.py").write_text(FILE.format(least=0.5))
     methods, metrics = "gradcam,mine.py:mycam,mine.py:everywhere", "complexity,mine.py:spread"
     wanted = (pictures, "--methods", methods, "--metrics", metrics, "--no-controls", "-q", "-o", "out/")
@@ -100,7 +98,7 @@ def test_from_the_shell_with_a_journal_that_knows_the_file(
     assert "the earlier study had other settings: own." in changed.err
 
 
-def test_a_method_of_ones_own_is_recommended_and_checked_too(
+def test_ones_own_method_is_recommended_and_checked_too(
     colours: gradcam.Classifier, pictures: Path, mine: None
 ) -> None:
     from gradcam.evaluation import check, recommend
@@ -126,9 +124,7 @@ def test_a_method_of_ones_own_is_recommended_and_checked_too(
         (lambda subject, heatmaps: [0.5], None),
     ],
 )
-def test_what_a_metric_gives_is_looked_at(
-    colours: gradcam.Classifier, pictures: Path, function: Own, message: str | None
-) -> None:
+def test_what_a_metric_gives_is_checked(colours: Any, pictures: Path, function: Own, message: str | None) -> None:
     odd = metric("odd", summary="", better="higher")(function)
     picture = pictures / "0-red.png"
     results = evaluate(colours, picture, methods=["gradcam"], metrics=[odd, "insertion"], controls=[])
@@ -145,14 +141,8 @@ def test_what_a_metric_gives_is_looked_at(
         (lambda: metric("road", summary="", better="higher"), "There is a metric, or a group, 'road' already"),
         (lambda: metric("a b", summary="", better="higher"), "A metric's name is of letters"),
         (lambda: metric("odd", summary="", better="up"), "better is 'up', expected 'higher' or 'lower'"),
-        (
-            lambda: metric("odd", summary="", better="lower", needs=["maps"]),
-            r"'odd' needs \['maps'\], expected some of",
-        ),
-        (
-            lambda: metric("odd", summary="", better="lower")(lambda maps: maps),
-            r"has the parameters \(maps\), expected",
-        ),
+        (lambda: metric("odd", summary="", better="lower", needs=["maps"]), r"'odd' needs \['maps'\], expected some"),
+        (lambda: metric("odd", summary="", better="lower")(lambda maps: maps), r"has the parameters \(maps\)"),
         (lambda: metric("odd", summary="", better="lower")(3), "The metric 'odd' is 3, expected a function"),
     ],
 )

@@ -122,9 +122,7 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
 def test_unknown_methods_and_scores_are_said_before_anything_is_computed(
     methods: list[str], scores: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "gradcam.evaluation.recommendation.find_tiles", lambda *args, **options: pytest.fail("computed")
-    )
+    monkeypatch.setattr("gradcam.evaluation.recommendation.find_tiles", lambda *args, **named: pytest.fail("computed"))
     with pytest.raises(GradcamError, match=message):
         recommend(classifier_of(ColourNet()), PICTURES, methods=methods, scores=scores)
 
@@ -316,9 +314,8 @@ def test_gains_are_the_best_minus_the_default() -> None:
     pale = {colour: picture(colour, strength=0.5) for colour in COLOURS}
     for image in pale.values():
         image[:, 4:] *= 0.5  # one half says more than the other
-    result = recommend(
-        classifier_of(ColourNet()), pale, methods=["gradcam"], scores=["logit"], layers=["active"], least=0
-    )
+    options: Any = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["active"]}
+    result = recommend(classifier_of(ColourNet()), pale, **options, least=0)
     assert result.default is not None
     assert None not in (result.best.road, result.default.road, result.default.road_behind, result.road_gain)
     assert result.best.road.mean > result.default.road.mean + 0.01
@@ -383,9 +380,7 @@ def test_too_few_classes_and_layers_that_are_not_there_are_errors() -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_model_points_at_pictures_that_its_defaults_were_not_chosen_on(
-    classifier: gradcam.Classifier, photo: Any
-) -> None:
+def test_the_embedded_model_points_at_pictures_it_was_not_tuned_on(classifier: gradcam.Classifier, photo: Any) -> None:
     """The half that `scripts/choose_defaults` measures on, of what is in assets, and the layer that it chooses."""
     names = ["camera.png", "chelsea.jpg", "lemur.webp", "macaw.webp", "polar_bear.webp"]
     tiles = find_tiles(classifier, {name: photo(name) for name in names}, least=0.25)

@@ -129,11 +129,10 @@ def test_scores_are_those_of_grad_cam_without_noise(classifier: gradcam.Classifi
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of NumPy, about how that package calls it
         for column, share in enumerate(shares):
-            for remove, own in (
-                (peer.RemoveMostRelevantFirst, found.most),
-                (peer.RemoveLeastRelevantFirst, found.least),
-            ):
-                removal = remove(round(100 * (1 - share)), peer.NoisyLinearImputer(noise=0))
+            for way, own in (("Most", found.most), ("Least", found.least)):
+                removal = getattr(peer, f"Remove{way}RelevantFirst")(
+                    round(100 * (1 - share)), peer.NoisyLinearImputer(noise=0)
+                )
                 metric = peer.PerturbationConfidenceMetric(removal)
                 scores = metric(pictures[:2], maps.numpy(), aims, classifier.model, return_diff=False)
                 assert own[:, column].tolist() == pytest.approx(scores.tolist(), abs=2e-3)
@@ -169,9 +168,8 @@ def test_exactly_so_many_pixels_are_taken_away_also_where_all_are_alike() -> Non
 
 def test_pixels_of_one_value_are_taken_by_chance_and_so_a_constant_map_scores_nothing() -> None:
     subject = corner_subject()
-    scores = torch.cat(
-        [road(subject, torch.ones(1, 5, 5), noise=0, seed=seed, shares=(0.3, 0.7)).combined for seed in range(40)]
-    )
+    flat, options = torch.ones(1, 5, 5), {"noise": 0, "shares": (0.3, 0.7)}
+    scores = torch.cat([road(subject, flat, seed=seed, **options).combined for seed in range(40)])
     assert scores.unique().numel() > 3
     assert abs(scores.mean().item()) < 0.05
     assert scores.abs().max().item() > 0.1

@@ -28,11 +28,13 @@ from gradcam.evaluation.subject import derive
 from gradcam.sources.list import list_inputs
 from tests.colour_model import LABELS, load, paint, paint_all
 
+Classifier = gradcam.Classifier
+MonkeyPatch = pytest.MonkeyPatch
 QUICK = ("average-drop", "complexity", "grid-mass", "insertion")
 
 
 @pytest.fixture(scope="module")
-def colours() -> gradcam.Classifier:
+def colours() -> Classifier:
     return load()
 
 
@@ -41,7 +43,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paint_all(tmp_path_factory.mktemp("study") / "pictures")
 
 
-def judge(classifier: gradcam.Classifier, inputs: Any, **options: Any) -> Results:
+def judge(classifier: Classifier, inputs: Any, **options: Any) -> Results:
     return evaluate(classifier, inputs, **{"methods": ["gradcam", "eigencam"], "metrics": QUICK, **options})
 
 
@@ -50,14 +52,14 @@ def numbers(results: Results, *, kind: str = "picture") -> dict[tuple[str, str, 
     return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
 
 
-def prepare(classifier: gradcam.Classifier, inputs: Any, plan: Any, **options: Any) -> Study:
+def prepare(classifier: Classifier, inputs: Any, plan: Any, **options: Any) -> Study:
     return prepare_study(classifier, list_inputs(inputs).items, plan, StudyOptions(**options))
 
 
 # Numbers
 
 
-def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: Classifier, pictures: Path) -> None:
     metrics = [name for name in DEFAULT if name != "coherency"]
     one, other = (judge(colours, pictures, metrics=metrics, seed=3) for _ in range(2))
     assert to_csv(one) == to_csv(other)
@@ -65,9 +67,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: gradcam
     assert len(one.measurements) == 6 * (7 * (len(metrics) - 2) + 7 * 2)
 
 
-def test_another_seed_draws_other_controls_and_another_order_of_ties(
-    colours: gradcam.Classifier, pictures: Path
-) -> None:
+def test_another_seed_draws_other_controls_and_another_order_of_ties(colours: Classifier, pictures: Path) -> None:
     one, other = (numbers(judge(colours, pictures, metrics=["insertion"], seed=seed)) for seed in (0, 1))
     changed = {method for (image, method, metric), value in one.items() if value != other[image, method, metric]}
     assert {"random", "constant"} <= changed
@@ -76,7 +76,7 @@ def test_another_seed_draws_other_controls_and_another_order_of_ties(
     )
 
 
-def test_each_picture_has_a_random_map_of_its_own(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_each_picture_has_a_random_map_of_its_own(colours: Classifier, pictures: Path) -> None:
     study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]))
     list(study.run())
     one, other = study.kept["0-red.png"], study.kept["1-green.png"]
@@ -84,9 +84,7 @@ def test_each_picture_has_a_random_map_of_its_own(colours: gradcam.Classifier, p
     assert torch.equal(one["centre"], other["centre"])
 
 
-def test_the_order_and_the_number_of_pictures_do_not_change_a_pictures_numbers(
-    colours: gradcam.Classifier, pictures: Path
-) -> None:
+def test_order_and_number_of_pictures_do_not_change_a_pictures_numbers(colours: Classifier, pictures: Path) -> None:
     metrics = ["insertion", "average-drop", "road"]
     everything = numbers(judge(colours, pictures, metrics=metrics))
     paths = sorted(pictures.iterdir(), reverse=True)
@@ -98,15 +96,13 @@ def test_the_order_and_the_number_of_pictures_do_not_change_a_pictures_numbers(
     assert len(alone) == 6 * len(metrics)
 
 
-def test_mosaics_do_not_depend_on_the_order_either(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_mosaics_do_not_depend_on_the_order_either(colours: Classifier, pictures: Path) -> None:
     forwards = judge(colours, pictures, metrics=["grid"])
     backwards = judge(colours, sorted(pictures.iterdir(), reverse=True), metrics=["grid"])
     assert numbers(forwards, kind="mosaic") == numbers(backwards, kind="mosaic") != {}
 
 
-def test_a_pictures_name_does_not_change_its_numbers(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_pictures_name_does_not_change_its_numbers(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     shutil.copy(pictures / "0-red.png", tmp_path / "other name.png")
     one = judge(colours, pictures / "0-red.png", metrics=["insertion"])
     other = judge(colours, tmp_path / "other name.png", metrics=["insertion"])
@@ -114,7 +110,7 @@ def test_a_pictures_name_does_not_change_its_numbers(
     assert one.data == other.data
 
 
-def test_numbers_are_those_of_the_metrics_own_functions(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pictures: Path) -> None:
     """Made by hand: the picture read, explained and judged without anything of the study."""
     from gradcam.evaluation import adcc, coherency, complexity, confidence_change, deletion, insertion, sufficiency
 
@@ -131,11 +127,8 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: gradcam.Classif
     def explain(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         return gradcam.explain(model, images, "relu", method="hirescam", target=classes).heatmaps[:, 0]
 
-    change, again, size = (
-        confidence_change(subject, heatmaps),
-        coherency(subject, heatmaps, explain),
-        complexity(heatmaps),
-    )
+    change, again = confidence_change(subject, heatmaps), coherency(subject, heatmaps, explain)
+    size = complexity(heatmaps)
     expected = {
         "average-drop": change.drop,
         "increase": change.increase,
@@ -154,7 +147,7 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: gradcam.Classif
     assert "average-drop" not in entry.curves["hirescam"]
 
 
-def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: Classifier, pictures: Path) -> None:
     study = prepare(colours, pictures, make_plan(["gradcam"], ["grid"]))
     entries = [entry for entry in study.run() if entry.kind == "mosaic"]
     composition = study.compositions[0]
@@ -171,7 +164,7 @@ def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: gradcam.Cla
     assert entry.values["constant"] == {"grid-mass": 0.25, "grid-maximum": 0.25}
 
 
-def test_metrics_of_one_function_are_told_apart(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_metrics_of_one_function_are_told_apart(colours: Classifier, pictures: Path) -> None:
     from gradcam.evaluation import adcc, coherency, complexity, confidence_change, localisation
 
     subject = Subject(colours.model, colours.prepare(pictures / "0-red.png").image[None])
@@ -207,9 +200,7 @@ def test_a_number_that_is_none_is_an_error() -> None:
         Case(heatmaps=torch.zeros(1, 4, 4)).measure([nothing])
 
 
-def test_predictions_are_computed_once_for_all_methods(
-    colours: gradcam.Classifier, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_are_computed_once_for_all(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:
     made = []
     original = Subject.__init__
 
@@ -224,7 +215,7 @@ def test_predictions_are_computed_once_for_all_methods(
     assert made == [(1, 3, 32, 32)] * 7
 
 
-def test_all_single_pass_methods_share_one_pass(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_all_single_pass_methods_share_one_pass(colours: Classifier, pictures: Path) -> None:
     """Of each picture: one for its probabilities, and one for all the maps."""
     study = prepare(colours, pictures, make_plan([*SINGLE_PASS], ["complexity"]))
     passes = []
@@ -239,9 +230,7 @@ def test_all_single_pass_methods_share_one_pass(colours: gradcam.Classifier, pic
 # What is explained
 
 
-def test_the_class_is_the_most_probable_one_or_the_one_that_is_asked_for(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_the_class_is_the_most_probable_or_the_asked_one(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     top = judge(colours, pictures, metrics=["complexity"])
     assert [entry.label for entry in top.entries] == [LABELS[k] for k in (0, 1, 2, 3, 4, 0, 1)]
     assert top.conditions.target == "the most probable class"
@@ -258,9 +247,7 @@ def test_the_class_is_the_most_probable_one_or_the_one_that_is_asked_for(
         judge(colours, listed, target="red")
 
 
-def test_with_annotations_it_is_the_most_probable_of_the_annotated_ones(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_with_annotations_it_is_the_most_probable_of_those(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     boxes = tmp_path / "boxes.csv"
     boxes.write_text(
         "image,left,top,right,bottom,class\n"
@@ -280,18 +267,14 @@ def test_with_annotations_it_is_the_most_probable_of_the_annotated_ones(
     assert results.conditions.annotations is not None
 
 
-def test_annotations_of_a_picture_that_there_is_not_are_an_error(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_annotations_of_a_missing_picture_are_an_error(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     boxes = tmp_path / "boxes.csv"
     boxes.write_text("image,left,top,right,bottom,class\nmissing.png,2,2,38,34,red\n")
     with pytest.raises(InputError, match=r"missing\.png"):
         judge(colours, pictures, annotations=boxes)
 
 
-def test_a_limit_takes_pictures_by_the_seed_and_a_larger_one_takes_them_too(
-    colours: gradcam.Classifier, pictures: Path
-) -> None:
+def test_a_limit_takes_pictures_by_the_seed_and_a_larger_one_those_too(colours: Classifier, pictures: Path) -> None:
     def chosen(limit: int | None, seed: int = 0) -> list[str]:
         study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]), limit=limit, seed=seed)
         return [item.name for item in study.items]
@@ -304,12 +287,9 @@ def test_a_limit_takes_pictures_by_the_seed_and_a_larger_one_takes_them_too(
     assert len({tuple(chosen(3, seed)) for seed in range(5)}) > 1
 
 
-def test_methods_with_a_score_of_their_own_stand_beside_those_of_the_score_that_is_asked_for(
-    colours: gradcam.Classifier, pictures: Path
-) -> None:
-    results = judge(
-        colours, pictures / "0-red.png", methods=["gradcam", "finercam"], metrics=["complexity"], score="contrast"
-    )
+def test_methods_with_their_own_score_stand_beside_the_asked_score(colours: Classifier, pictures: Path) -> None:
+    options: Any = {"methods": ["gradcam", "finercam"], "metrics": ["complexity"], "score": "contrast"}
+    results = judge(colours, pictures / "0-red.png", **options)
     assert results.conditions.score == "contrast"
     assert {it.method for it in results.measurements} == {"gradcam", "finercam", *CONTROLS}
 
@@ -317,9 +297,7 @@ def test_methods_with_a_score_of_their_own_stand_beside_those_of_the_score_that_
 # What cannot be had
 
 
-def test_pictures_that_cannot_be_read_are_named_and_the_rest_is_done(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_unreadable_pictures_are_named_the_rest_is_done(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     shutil.copytree(pictures, folder)
     (folder / "3-broken.png").write_bytes((folder / "0-red.png").read_bytes()[:60])
@@ -332,9 +310,7 @@ def test_pictures_that_cannot_be_read_are_named_and_the_rest_is_done(
     assert found.data == whole.data
 
 
-def test_a_picture_whose_maps_fail_is_named_too(
-    colours: gradcam.Classifier, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_whose_maps_fail_is_named_too(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:
     original = Explainer.explain
 
     def fail(self: Explainer, model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> Any:
@@ -349,9 +325,7 @@ def test_a_picture_whose_maps_fail_is_named_too(
     assert len(results.judged()) == 6
 
 
-def test_grid_metrics_without_four_classes_are_left_out_unless_they_were_named(
-    colours: gradcam.Classifier, pictures: Path
-) -> None:
+def test_grid_metrics_without_four_classes_are_left_out_unless_named(colours: Classifier, pictures: Path) -> None:
     few = [pictures / name for name in ("0-red.png", "1-green.png", "2-blue.png", "5-red.png")]
     study = prepare(colours, few, make_plan(["gradcam"]))
     assert study.plan.metrics == tuple(name for name in DEFAULT if METRICS[name].group != "grid")
@@ -404,22 +378,18 @@ def test_methods_and_metrics_by_name_and_by_group() -> None:
         ({"layer": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_cannot_be_asked(
-    colours: gradcam.Classifier, pictures: Path, options: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_asked(colours: Classifier, pictures: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=f"(?s){message}"):
         judge(colours, pictures, **options)
 
 
-def test_a_class_that_there_is_not(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_a_class_that_there_is_not(colours: Classifier, pictures: Path) -> None:
     for target in ("violet", 5, -1):
         with pytest.raises(TargetError):
             judge(colours, pictures, target=target)
 
 
-def test_methods_that_a_model_cannot_have_are_left_out_unless_they_were_named(
-    colours: gradcam.Classifier, pictures: Path
-) -> None:
+def test_methods_that_a_model_cannot_have_are_left_out_unless_named(colours: Classifier, pictures: Path) -> None:
     attention = {name for name, method in METHODS.items() if method.place == "attention"}
     study = prepare(colours, pictures, make_plan(["all"], ["complexity"]))
     assert set(study.plan.methods) == set(METHODS) - attention
@@ -428,7 +398,7 @@ def test_methods_that_a_model_cannot_have_are_left_out_unless_they_were_named(
         prepare(colours, pictures, make_plan(["gradcam", "rollout"], ["complexity"]))
 
 
-def test_what_must_be_the_same_is_said(colours: gradcam.Classifier, pictures: Path) -> None:
+def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> None:
     conditions = judge(colours, pictures, metrics=["complexity"], seed=4).conditions
     assert (conditions.layer, conditions.score, conditions.seed, conditions.device) == ("relu", "logit", 4, "cpu")
     assert conditions.resizing == "shorter side to 32, the central 32 x 32 of it, bilinear"
@@ -436,15 +406,12 @@ def test_what_must_be_the_same_is_said(colours: gradcam.Classifier, pictures: Pa
     assert conditions.versions["torch"] == torch.__version__
     whole = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
     assert describe_resizing(whole) == "the whole picture to 32 x 32, bilinear"
-    assert describe_resizing(replace(whole, resize=(40, 48))) == (
-        "the whole picture to 40 x 48, the central 32 x 32 of it, bilinear"
-    )
+    resized = describe_resizing(replace(whole, resize=(40, 48)))
+    assert resized == "the whole picture to 40 x 48, the central 32 x 32 of it, bilinear"
     assert describe_resizing(len) == "as builtin_function_or_method does"
 
 
-def test_the_datas_hash_tells_other_pictures_whatever_they_are_called(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_the_datas_hash_tells_pictures_by_any_name(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     one = judge(colours, pictures, metrics=["complexity"])
     for path in pictures.iterdir():
         (tmp_path / "same").mkdir(exist_ok=True)
@@ -468,7 +435,7 @@ def stop_after(study: Study, journal: Journal, count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 4, 8])
 def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+    colours: Classifier, pictures: Path, tmp_path: Path, count: int, monkeypatch: MonkeyPatch
 ) -> None:
     plan = make_plan(["gradcam", "eigencam"], QUICK)
     whole = judge(colours, pictures)
@@ -493,9 +460,7 @@ def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_picture_that_failed_or_was_changed_is_judged_again(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_failed_or_changed_picture_is_judged_again(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "pictures", tmp_path / "journal.jsonl"
     shutil.copytree(pictures, folder)
     good = (folder / "4-cyan.png").read_bytes()
@@ -511,7 +476,7 @@ def test_a_picture_that_failed_or_was_changed_is_judged_again(
 
 
 def test_a_picture_that_failed_is_tried_again_although_it_is_the_same(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    colours: Classifier, pictures: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no luck")
@@ -537,7 +502,7 @@ def test_a_picture_that_failed_is_tried_again_although_it_is_the_same(
     ],
 )
 def test_a_journal_of_other_settings_is_refused(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path, options: dict[str, Any], name: str
+    colours: Classifier, pictures: Path, tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:
     path = tmp_path / "journal.jsonl"
     judge(colours, pictures / "0-red.png", metrics=["insertion"], journal=path)
@@ -547,7 +512,7 @@ def test_a_journal_of_other_settings_is_refused(
     assert path.read_bytes() == before
 
 
-def test_a_journal_of_other_weights_is_refused(colours: gradcam.Classifier, pictures: Path, tmp_path: Path) -> None:
+def test_a_journal_of_other_weights_is_refused(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
     other = load()
@@ -557,9 +522,7 @@ def test_a_journal_of_other_weights_is_refused(colours: gradcam.Classifier, pict
         judge(other, pictures / "0-red.png", metrics=["complexity"], journal=path)
 
 
-def test_a_journal_that_is_none_or_is_in_use_or_is_in_the_way(
-    colours: gradcam.Classifier, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     run = judge(colours, pictures / "0-red.png", metrics=["complexity"]).conditions.to_run(1)
     path.write_text("not a journal\n")
@@ -592,7 +555,7 @@ def test_entries_are_read_back_to_the_last_digit() -> None:
         Entry.from_json('{"image": "a"}')
 
 
-def test_progress_is_told_map_by_map(colours: gradcam.Classifier, pictures: Path, tmp_path: Path) -> None:
+def test_progress_is_told_map_by_map(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     (tmp_path / "broken.png").write_text("no picture")
     inputs = [tmp_path / "broken.png", pictures / "0-red.png"]

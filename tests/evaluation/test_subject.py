@@ -54,15 +54,11 @@ def test_the_most_probable_class_where_none_is_said() -> None:
     assert subject.size == (3, 1, 2)
 
 
-@pytest.mark.parametrize("classes", [[1, 1, 0], (1, 1, 0), np.array([1, 1, 0]), torch.tensor([[1], [1], [0]])])
-def test_a_class_of_each_image_in_any_form(classes: Any) -> None:
+@pytest.mark.parametrize("classes", [[1, 1, 0], (1, 1, 0), np.array([1, 1, 0]), torch.tensor([[1], [1], [0]]), 1])
+def test_a_class_of_each_image_in_any_form_or_one_for_all(classes: Any) -> None:
     subject = Subject(First(), PAIRS, classes)
     assert subject.classes.dtype == torch.int64
     torch.testing.assert_close(subject.probabilities, torch.tensor([0.75, 0.2, 0.5]))
-
-
-def test_one_class_for_all() -> None:
-    torch.testing.assert_close(Subject(First(), PAIRS, 1).probabilities, torch.tensor([0.75, 0.2, 0.5]))
 
 
 def test_activations() -> None:

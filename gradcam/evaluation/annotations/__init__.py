@@ -62,15 +62,14 @@ class Annotations:
 
         `region`: the pixels that it sees, as `Classifier.region` gives them: top, left, height, width. `size`: height and
         width of its input. `index`: the class; objects without one count for each, and None takes those of all classes.
-        `picture`: height and width of the upright picture, so that annotations of another size are told.
-        An object that lies outside of the region is left out, and one across its border is cut there.
-
+        `picture`: height and width of the upright picture, so that annotations of another size are told. An object outside
+        of the region is left out, and one across its border is cut there.
         Raises `InputError`, naming the file and the line, or annotation: for a box that is not in the picture (a pixel
         apart from rounding), and for a mask, or annotations, of another size.
         """
         view = View(region, (size[-2], size[-1]), None if picture is None else (picture[0], picture[1]))
         wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
-        seen = [found for found in (marking.project(view) for marking in wanted) if found is not None]
+        seen = [found for marking in wanted if (found := marking.project(view)) is not None]
         if not seen:
             return None
         mask = np.logical_or.reduce([mask for mask, _ in seen])
@@ -89,10 +88,9 @@ def read_annotations(
 
     `path`: `.csv` or `.tsv` as `read_box_list` says, a folder as `read_label_masks` says, `.json` as `read_coco` says.
     `names`: all pictures that are evaluated; the annotations may call them by longer or shorter paths. `find_class`: from
-    a label, or an index in digits, to a class, such as `Classifier.find_class`.
-    All pixels are those of the upright picture, as `gradcam.read_image` gives it: with the orientation in its EXIF data
-    applied. Boxes and outlines are measured at pixels' edges: the whole picture is from 0, 0 to its width and height.
-
+    a label, or an index in digits, to a class, such as `Classifier.find_class`. All pixels are those of the upright picture,
+    as `gradcam.read_image` gives it: with the orientation in its EXIF data applied. Boxes and outlines are measured at
+    pixels' edges: the whole picture is from 0, 0 to its width and height.
     Raises `InputError` as those functions do, and for a path that is none of these.
     """
     path = os.fspath(path)
@@ -109,13 +107,13 @@ def read_annotations(
         boxes = read_box_list(path, pictures, find_class)
         return Annotations(path, pictures.sort(boxes), (), lambda name: boxes.get(name, ()))
     if suffix == ".json":
-        coco = read_coco(path, pictures, find_class)
-        notes = _count_left_out(coco.left_out, "pictures in the file", "are not evaluated")
-        if coco.unknown:
-            named = ", ".join(f"'{name}'" for name in coco.unknown[:MOST_NAMED])
-            more = ", ..." if len(coco.unknown) > MOST_NAMED else ""
-            notes.append(f"{len(coco.unknown)} categories are no class of the model, and left out: {named}{more}.")
-        return Annotations(path, pictures.sort(coco.markings), notes, lambda name: coco.markings.get(name, ()))
+        objects, left_out, unknown = read_coco(path, pictures, find_class)
+        notes = _count_left_out(left_out, "pictures in the file", "are not evaluated")
+        if unknown:
+            named = ", ".join(f"'{name}'" for name in unknown[:MOST_NAMED])
+            more = ", ..." if len(unknown) > MOST_NAMED else ""
+            notes.append(f"{len(unknown)} categories are no class of the model, and left out: {named}{more}.")
+        return Annotations(path, pictures.sort(objects), notes, lambda name: objects.get(name, ()))
     raise InputError(
         f"{path}: annotations are a .csv or .tsv file of boxes, a .json file as COCO has it, or a folder of label masks, "
         f"and {shorten(suffix)} is none of these."

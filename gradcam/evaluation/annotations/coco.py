@@ -5,42 +5,37 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradcam.errors import InputError, TargetError, join_names, shorten
-from gradcam.evaluation.annotations.match import Box, Marking, Mask, Pictures
+from gradcam.evaluation.annotations.match import Marking, Mask, Pictures
 from gradcam.evaluation.annotations.tables import check_box
 from gradcam.images.files import read_text_file
 
-
-@dataclass(frozen=True, eq=False)
-class CocoFile:
-    """The objects of each picture, by its name; how many pictures were not given, and which categories have no class."""
-
-    markings: Mapping[str, Sequence[Marking]]
-    left_out: int
-    unknown: Sequence[str]
+# The objects of each picture, by its name; how many pictures were not given, and which categories have no class.
+CocoFile = tuple[Mapping[str, Sequence[Marking]], int, Sequence[str]]
 
 
 def read_coco(path: str, pictures: Pictures, find_class: Callable[[str], int]) -> CocoFile:
-    """The objects in a COCO file of instances: its `images`, `annotations` and `categories`.
-
-    A category is the class that is called so; those of categories without one are left out, for COCO's 80 are not those of
-    most models. Pictures that were not given are left out too, and crowds. An object's mask is its `segmentation`, of
-    polygons or of runs, compressed or not, and its box is around it; without one, it is its `bbox`.
-
-    Raises `InputError`, with the number of the annotation: for what is no such file, an annotation of an unknown image or
-    category, an empty box, a segmentation that cannot be drawn, numbers of images and annotations that are there twice,
-    and where nothing is left.
-    """
+    """The objects in a COCO file of instances: its `images`, `annotations` and `categories`. A category is the class
+    that is called so; those without one are left out, for COCO's 80 are not those of most models, and so are pictures
+    that were not given, and crowds. An object's mask is its `segmentation`, of polygons or of runs, compressed or not,
+    and its box is around it; without one, it is its `bbox`. Raises `InputError`, with the annotation: for what is no
+    such file, or is wrong in it, and where nothing is left."""
     content = _load(path)
     images = _by_id(path, "images", content)
-    names = _find_names(path, images, pictures)
+    named: dict[str, Any] = {}
+    for key, each in images.items():
+        where, file = f"{path}, image {key}", each.get("file_name")
+        if not isinstance(file, str):
+            raise InputError(f"{where}: has no file_name.")
+        name = pictures.find(file, where)
+        if name is not None and named.setdefault(name, key) != key:
+            raise InputError(f"{where}: is a second image of {shorten(name)}, as image {named[name]} is.")
+    names = {key: name for name, key in named.items()}
     classes = {key: _find_class(each, find_class) for key, each in _by_id(path, "categories", content).items()}
     found: defaultdict[str, list[Marking]] = defaultdict(list)
     for key, annotation in _by_id(path, "annotations", content).items():
@@ -58,7 +53,7 @@ def read_coco(path: str, pictures: Pictures, find_class: Callable[[str], int]) -
             f"{path}: has no object of a class of the model in one of the pictures ({len(names)} of its {len(images)} "
             f"pictures were given, and {len(classes) - len(unknown)} of its {len(classes)} categories are classes)."
         )
-    return CocoFile(found, len(images) - len(names), unknown)
+    return found, len(images) - len(names), unknown
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -86,20 +81,6 @@ def _by_id(path: str, kind: str, content: Mapping[str, Any]) -> dict[Any, dict[s
     return found
 
 
-def _find_names(path: str, images: Mapping[Any, Mapping[str, Any]], pictures: Pictures) -> dict[Any, str]:
-    """The names of the pictures that were given, by the ids of images."""
-    found: dict[str, Any] = {}
-    for key, image in images.items():
-        where = f"{path}, image {key}"
-        file = image.get("file_name")
-        if not isinstance(file, str):
-            raise InputError(f"{where}: has no file_name.")
-        name = pictures.find(file, where)
-        if name is not None and found.setdefault(name, key) != key:
-            raise InputError(f"{where}: is a second image of {shorten(name)}, as image {found[name]} is.")
-    return {key: name for name, key in found.items()}
-
-
 def _find_class(category: Mapping[str, Any], find_class: Callable[[str], int]) -> int | None:
     name = category.get("name")
     if not isinstance(name, str) or not name.strip():
@@ -113,90 +94,69 @@ def _find_class(category: Mapping[str, Any], find_class: Callable[[str], int]) -
 def _to_marking(where: str, annotation: Mapping[str, Any], index: int, image: Mapping[str, Any]) -> Marking:
     height, width = image.get("height"), image.get("width")
     picture = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-    drawing = annotation.get("segmentation")
-    if not drawing:
-        return Marking(where, index, _to_box(where, annotation.get("bbox")), picture=picture)
-    if isinstance(drawing, list) and picture is None:
-        raise InputError(f"{where}: has polygons, and its image no height and width to draw them in.")
-    return Marking(where, index, draw=partial(_draw, where, drawing, picture), picture=picture)
-
-
-def _to_box(where: str, bbox: Any) -> Box:
+    drawing, bbox = annotation.get("segmentation"), annotation.get("bbox")
+    if drawing:
+        if isinstance(drawing, list) and picture is None:
+            raise InputError(f"{where}: has polygons, and its image no height and width to draw them in.")
+        return Marking(where, index, draw=partial(_draw, where, drawing, picture), picture=picture)
     try:
-        left, top, width, height = map(float, bbox)
+        left, top, across, down = map(float, bbox)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: its bbox is {shorten(bbox)}, expected left, top, width and height.") from None
-    return check_box(where, (left, top, left + width, top + height))
+    return Marking(where, index, check_box(where, (left, top, left + across, top + down)), picture=picture)
 
 
 def _draw(where: str, drawing: Any, picture: tuple[int, int] | None) -> Mask:
     try:
         if isinstance(drawing, list) and picture is not None:
-            return fill_polygons([_check_polygon(each) for each in drawing], picture)
+            for each in drawing:
+                points = np.asarray(each, dtype=np.float64)
+                if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
+                    raise ValueError(f"a polygon is {shorten(each)}, expected x, y of three points or more")
+            return fill_polygons(drawing, picture)
         rows, columns = drawing["size"]
         if picture not in (None, (rows, columns)):
             raise ValueError(f"its runs are of {columns} x {rows} pixels, and its image of {picture[1]} x {picture[0]}")
         runs = drawing["counts"]
         return fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
     except (TypeError, KeyError, OverflowError):
-        raise InputError(
-            f"{where}: its segmentation is {shorten(drawing)}, expected polygons, or runs with their size."
-        ) from None
+        said = f"its segmentation is {shorten(drawing)}"
+        raise InputError(f"{where}: {said}, expected polygons, or runs with their size.") from None
     except ValueError as error:
         raise InputError(f"{where}: its segmentation cannot be drawn: {error}.") from None
 
 
-def _check_polygon(polygon: Any) -> Any:
-    points = np.asarray(polygon, dtype=np.float64)
-    if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
-        raise ValueError(f"a polygon is {shorten(polygon)}, expected x, y of three points or more")
-    return points
-
-
 def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Mask:
-    """The pixels (H,W) whose centres are inside of one of the polygons, each a list x, y, x, y, ... in pixels.
-
-    Inside is what a line from outside reaches over an odd number of edges. pycocotools draws polygons on a grid five
-    times as fine, and differs by pixels of the outline.
-    """
+    """The pixels (H,W) whose centres are inside of one of the polygons, each a list x, y, x, y, ... in pixels. Each
+    edge turns over all pixels to the right of it: those turned an odd number of times are inside. pycocotools draws
+    polygons on a grid five times as fine, and differs by pixels of the outline."""
+    rows, columns = size
     mask = np.zeros(size, dtype=bool)
     for polygon in polygons:
-        mask |= _fill_polygon(np.asarray(polygon, dtype=np.float64).reshape(-1, 2), size)
+        points = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+        crossings = np.zeros((rows, columns + 1), dtype=np.int64)
+        for (x, y), (next_x, next_y) in zip(points, np.roll(points, -1, axis=0)):
+            low, high = np.clip(np.ceil(np.array(sorted((y, next_y))) - 0.5), 0, rows).astype(int)
+            if low < high:
+                down = np.arange(low, high)
+                across = x + (down + 0.5 - y) * (next_x - x) / (next_y - y)
+                np.add.at(crossings, (down, np.clip(np.ceil(across - 0.5), 0, columns).astype(int)), 1)
+        mask |= crossings.cumsum(1)[:, :columns] % 2 == 1
     return mask
 
 
-def _fill_polygon(points: NDArray[np.float64], size: tuple[int, int]) -> Mask:
-    """Each edge turns over all pixels to the right of it: those that are turned an odd number of times are inside."""
-    rows, columns = size
-    crossings = np.zeros((rows, columns + 1), dtype=np.int64)
-    for (x, y), (next_x, next_y) in zip(points, np.roll(points, -1, axis=0)):
-        low, high = np.clip(np.ceil(np.array(sorted((y, next_y))) - 0.5), 0, rows).astype(int)
-        if low < high:
-            down = np.arange(low, high)
-            across = x + (down + 0.5 - y) * (next_x - x) / (next_y - y)
-            np.add.at(crossings, (down, np.clip(np.ceil(across - 0.5), 0, columns).astype(int)), 1)
-    return np.asarray(crossings.cumsum(1)[:, :columns] % 2 == 1)
-
-
 def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
-    """The pixels (H,W) of runs: so many outside, so many inside, and so on, column by column from the top left.
-
-    Raises `ValueError` where they are not as many as the picture has pixels.
-    """
+    """The pixels (H,W) of runs: so many outside, so many inside, and so on, column by column. Raises `ValueError`."""
     rows, columns = size
     lengths = np.asarray(counts, dtype=np.int64)
     if (lengths < 0).any() or lengths.sum() != rows * columns:
         raise ValueError(f"its runs are of {lengths.sum()} pixels, and {columns} x {rows} are {rows * columns}")
-    inside = np.arange(len(lengths)) % 2 == 1
-    return np.repeat(inside, lengths).reshape(columns, rows).T
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(columns, rows).T
 
 
 def unpack_runs(text: str) -> list[int]:
-    """Runs from COCO's compressed form: five bits a character, the lowest first; from the fourth on each is
-    what it is more than the one two before.
-
-    Raises `ValueError` for what is no such text.
-    """
+    """Runs from COCO's compressed form: five bits a character, the lowest first. Raises `ValueError` for other text.
+    From the fourth on each is what it is more than the one two before."""
     counts: list[int] = []
     value = shift = 0
     for character in text:

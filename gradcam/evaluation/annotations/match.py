@@ -30,11 +30,9 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Marking:
-    """One object of a picture: its box in pixels, or what draws it as a mask (H,W) of the picture.
-
-    `where`: in which file, and where there, for errors. `index`: its class, None if it counts for whichever class is
-    explained. `picture`: the height and width of the picture as the annotations have it, if they do.
-    """
+    """One object of a picture: its box in pixels, or what draws it as a mask (H,W) of the picture. `where`: in which
+    file, and where there, for errors. `index`: its class, None if it counts for whichever is explained. `picture`: the
+    height and width of the picture as the annotations have it, if they do."""
 
     where: str
     index: int | None = None
@@ -43,10 +41,8 @@ class Marking:
     picture: tuple[int, int] | None = None
 
     def project(self, view: View) -> tuple[Mask, Box] | None:
-        """The object in the network's input, a mask and a box around it; None where nothing of it is seen.
-
-        Raises `InputError` for a box that is not in the picture, and for a mask, or annotations, of another size.
-        """
+        """The object in the network's input, a mask and a box around it; None where nothing of it is seen. Raises
+        `InputError` for a box that is not in the picture, and for a mask, or annotations, of another size."""
         self._check_size(self.picture, view)
         if self.draw is not None:
             mask = self.draw()
@@ -54,7 +50,14 @@ class Marking:
             return project_mask(mask, view)
         if self.box is None:
             raise InputError(f"{self.where}: has neither a box nor a mask.")
-        return project_box(self._check_box(self.box, self.picture or view.picture), view)
+        left, top, right, bottom = self.box
+        picture = self.picture or view.picture
+        height, width = picture or (np.inf, np.inf)
+        if min(left, top) < -SLACK or right > width + SLACK or bottom > height + SLACK:
+            box = f"the box from {left:g}, {top:g} to {right:g}, {bottom:g}"
+            size = "" if picture is None else f" of {width} x {height} pixels"
+            raise InputError(f"{self.where}: {box} is not inside of the picture{size}.")
+        return project_box(self.box, view)
 
     def _check_size(self, size: tuple[int, int] | None, view: View) -> None:
         top, left, height, width = view.region
@@ -68,22 +71,9 @@ class Marking:
             return
         raise InputError(f"{self.where}: is of {size[1]} x {size[0]} pixels, {expected}. Both must be of one size.")
 
-    def _check_box(self, box: Box, picture: tuple[int, int] | None) -> Box:
-        left, top, right, bottom = box
-        height, width = picture or (np.inf, np.inf)
-        if min(left, top) < -SLACK or right > width + SLACK or bottom > height + SLACK:
-            size = "" if picture is None else f" of {width} x {height} pixels"
-            raise InputError(
-                f"{self.where}: the box from {left:g}, {top:g} to {right:g}, {bottom:g} is not inside of the picture{size}."
-            )
-        return box
-
 
 def project_box(box: Box, view: View) -> tuple[Mask, Box] | None:
-    """A box in the network's input, cut at its borders, and the pixels whose centres are inside; None if nothing is left.
-
-    A box without any pixel's centre takes the pixels that it touches.
-    """
+    """A box in the network's input, cut at its borders, and its pixels as `_cover` has them; None if nothing is left."""
     (top, left, height, width), (rows, columns) = view.region, view.size
     down, across = rows / height, columns / width
     lefts, rights = (float(np.clip((x - left) * across, 0, columns)) for x in (box[0], box[2]))
@@ -95,10 +85,8 @@ def project_box(box: Box, view: View) -> tuple[Mask, Box] | None:
 
 
 def project_mask(mask: Mask, view: View) -> tuple[Mask, Box] | None:
-    """A picture's mask in the network's input, and the box around what is seen of it; None if nothing is.
-
-    Each pixel of the input takes what is at its centre. An object that is at none of them takes the pixels it touches.
-    """
+    """A picture's mask in the network's input, and the box around what is seen of it; None if nothing is. Each pixel of
+    the input takes what is at its centre. An object that is at none of them takes the pixels it touches."""
     (_, _, height, width), (rows, columns) = view.region, view.size
     seen = crop(mask, view.region)
     down, across = np.nonzero(seen)
@@ -122,20 +110,16 @@ def _cover(start: float, end: float, length: int) -> Mask:
 
 
 class Pictures:
-    """The names of the pictures that were given, to be found by other names of theirs.
-
-    Paths are of one picture where one of them ends in the other, folder by folder: `cats/a.jpg` is `a.jpg`, and
-    `/data/cats/a.jpg`. Of several, the one that agrees in most folders is meant. `keep_suffix`: whether `a.png` is
-    another picture than `a.jpg`.
-    """
+    """The names of the pictures that were given, to be found by other names of theirs. Paths are of one picture where
+    one of them ends in the other, folder by folder: `cats/a.jpg` is `a.jpg`, and `/data/cats/a.jpg`. Of several, the
+    one that agrees in most folders is meant. `keep_suffix`: whether suffixes count."""
 
     def __init__(self, names: Iterable[str | os.PathLike[str]], *, keep_suffix: bool = True) -> None:
         self._keep_suffix = keep_suffix
         self.names = list(dict.fromkeys(os.fspath(name) for name in names))
         self._by_last: defaultdict[str, list[tuple[Parts, str]]] = defaultdict(list)
         for name in self.names:
-            parts = self._split(name)
-            if parts:
+            if parts := self._split(name):
                 self._by_last[parts[-1]].append((parts, name))
 
     def find(self, wanted: str, where: str) -> str | None:
@@ -152,10 +136,8 @@ class Pictures:
             return None
         best = found[max(found)]
         if len(best) > 1:
-            raise InputError(
-                f"{where}: {shorten(wanted)} may be {join_names(best[:3])}: write more of its path, or give one of these "
-                "pictures."
-            )
+            said = f"{shorten(wanted)} may be {join_names(best[:3])}"
+            raise InputError(f"{where}: {said}: write more of its path, or give one of these pictures.")
         return best[0]
 
     def sort(self, found: Iterable[str]) -> list[str]:

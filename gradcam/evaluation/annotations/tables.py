@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, InputError, TargetError, shorten
 from gradcam.evaluation.annotations.match import Box, Marking, Pictures
@@ -27,54 +26,36 @@ SIDES = ("x", "y", "width", "height")  # of the box; other tables have these two
 CLASS_FILE = "classes.csv"
 IGNORED = 255  # what VOC draws around objects
 
-Row = tuple[str, list[str]]  # where it is, and its cells
+FindClass = Callable[[str], int]  # from a label, or an index in digits
+Columns = tuple[int, list[int], bool, int | None]  # of the picture, the box, whether that has sides, and of the class
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Where in a table the pictures, the four numbers of the boxes, and the classes are."""
-
-    image: int
-    numbers: Sequence[int]
-    has_sides: bool
-    label: int | None
-
-
-def read_box_list(path: str, pictures: Pictures, find_class: Callable[[str], int]) -> Mapping[str, Sequence[Marking]]:
-    """The objects of each picture, by its name, from a `.csv` or `.tsv` file with a header.
-
-    Columns, in any order and any case, others are passed over: image, path, file or filename; left, top, right, bottom, or
-    xmin, ymin, xmax, ymax, or x, y, width, height, in pixels of the upright picture, measured at the pixels' edges, so that
-    right and bottom are not inside; and, if wanted, class, label or target: a label or an index. An object without a class
-    counts for whichever is explained.
-
-    Raises `InputError`, with the line: for what is no such table, for a picture that nobody gave, an empty box, an unknown
-    class, and an object that is there twice.
-    """
+def read_box_list(path: str, pictures: Pictures, find_class: FindClass) -> Mapping[str, Sequence[Marking]]:
+    """The objects of each picture, by its name, from a `.csv` or `.tsv` file with a header. Columns, in any order and
+    any case, others are passed over: image, path, file or filename; left, top, right, bottom, or xmin, ymin, xmax,
+    ymax, or x, y, width, height, in pixels of the upright picture, measured at the pixels' edges, so that right and
+    bottom are not inside; and, if wanted, class, label or target: a label or an index. An object without a class counts
+    for whichever is explained. Raises `InputError`, with the line, for what is no such table, or is wrong in it."""
     rows = read_rows(path)
     columns = _find_columns(*next(rows))
     found: defaultdict[str, list[Marking]] = defaultdict(list)
-    places: dict[tuple[str, int | None, Box], str] = {}
+    places: dict[tuple[str, int | None, Box | None], str] = {}
     for where, cells in rows:
         marking, wanted = _to_marking(where, cells, columns, find_class)
         name = pictures.find(wanted, where)
         if name is None:
             raise InputError(f"{where}: the picture {shorten(wanted)} is not among those that are to be evaluated.")
-        key = (name, marking.index, marking.box or (0.0,) * 4)
-        if key in places:
+        line, key = where.rpartition(", ")[2], (name, marking.index, marking.box)
+        if places.setdefault(key, line) != line:
             raise InputError(f"{where}: this object of {shorten(wanted)} is there twice, first in {places[key]}.")
-        places[key] = where.rpartition(", ")[2]
         found[name].append(marking)
     if not found:
         raise InputError(f"{path}: has no boxes below its header.")
     return found
 
 
-def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a table that are not blank, each with where it is; the header must be as long as the longest.
-
-    Raises `InputError` for what cannot be read, or is no table, and for rows of another length.
-    """
+def read_rows(path: str) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a table that are not blank, with where they are. Raises `InputError`, also for another length."""
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
@@ -108,29 +89,26 @@ def _find_columns(where: str, header: list[str]) -> Columns:
             f"with {', '.join(CORNERS[0])}, or {', '.join(CORNERS[1])}, or {', '.join(SIDES)}, and perhaps with one of "
             f"{', '.join(sorted(CLASS_COLUMNS))}."
         )
-    return Columns(
-        images[0], [names.index(name) for name in kinds[0]], kinds[0] == SIDES, labels[0] if labels else None
-    )
+    numbers = [names.index(name) for name in kinds[0]]
+    return images[0], numbers, kinds[0] == SIDES, labels[0] if labels else None
 
 
-def _to_marking(
-    where: str, cells: list[str], columns: Columns, find_class: Callable[[str], int]
-) -> tuple[Marking, str]:
-    """What a row marks, and the picture that it names."""
-    wanted = cells[columns.image]
+def _to_marking(where: str, cells: list[str], columns: Columns, find_class: FindClass) -> tuple[Marking, str]:
+    image, corners, has_sides, column = columns
+    wanted = cells[image]
     if not wanted:
         raise InputError(f"{where}: names no picture.")
-    numbers = [cells[column] for column in columns.numbers]
+    numbers = [cells[it] for it in corners]
     try:
         first, second, third, fourth = map(float, numbers)
     except ValueError:
         raise InputError(f"{where}: the box is {', '.join(map(shorten, numbers))}, expected four numbers.") from None
-    box = (first, second, first + third, second + fourth) if columns.has_sides else (first, second, third, fourth)
-    label = "" if columns.label is None else cells[columns.label]
+    box = (first, second, first + third, second + fourth) if has_sides else (first, second, third, fourth)
+    label = "" if column is None else cells[column]
     return Marking(where, find_index(where, label, find_class) if label else None, check_box(where, box)), wanted
 
 
-def find_index(where: str, label: str, find_class: Callable[[str], int]) -> int:
+def find_index(where: str, label: str, find_class: FindClass) -> int:
     """The index of a class by its label, or its index in digits. Raises `InputError`, with where, for an unknown one."""
     try:
         return find_class(label)
@@ -142,19 +120,15 @@ def check_box(where: str, box: Box) -> Box:
     """The box, if it has an inside. Raises `InputError`, with where, if not."""
     left, top, right, bottom = box
     if not all(map(math.isfinite, box)) or right <= left or bottom <= top:
-        raise InputError(
-            f"{where}: the box from left {left:g}, top {top:g} to right {right:g}, bottom {bottom:g} has no inside."
-        )
+        said = f"the box from left {left:g}, top {top:g} to right {right:g}, bottom {bottom:g}"
+        raise InputError(f"{where}: {said} has no inside.")
     return box
 
 
 @dataclass(frozen=True, eq=False)
 class LabelMasks:
-    """The masks of a folder: `paths`, by the pictures' names, and the classes of their numbers, None where nobody says so.
-
-    0 is background. 255 is neither object nor background, and counts as background, unless it is the only other number, as
-    in masks that are black and white, or has a class.
-    """
+    """The masks of a folder: `paths`, by the pictures' names, and the classes of their numbers, None where there are
+    none. 0 is background, and so is 255, unless it is the only other number, as in black and white, or has a class."""
 
     paths: Mapping[str, str]
     classes: Mapping[int, int] | None
@@ -169,34 +143,23 @@ class LabelMasks:
             numbers = read_numbers(path)
         except ImageError as error:
             raise InputError(str(error)) from None
-        objects = self._list_objects(numbers)
-        return [Marking(path, self._find_class(path, it), draw=partial(np.equal, numbers, it)) for it in objects]
-
-    def _list_objects(self, numbers: NDArray[np.int64]) -> list[int]:
         found = [int(number) for number in np.unique(numbers) if number != 0]
-        has_border = len(found) > 1 and IGNORED in found and IGNORED not in (self.classes or ())
-        return [number for number in found if not (has_border and number == IGNORED)]
-
-    def _find_class(self, path: str, number: int) -> int | None:
-        if self.classes is None:
-            return None
-        if number not in self.classes:
-            raise InputError(f"{path}: has the number {number}, and {CLASS_FILE} no class for it.")
-        return self.classes[number]
+        if len(found) > 1 and IGNORED not in (self.classes or ()):
+            found = [number for number in found if number != IGNORED]
+        for number in found:
+            if self.classes is not None and number not in self.classes:
+                raise InputError(f"{path}: has the number {number}, and {CLASS_FILE} no class for it.")
+        classes = self.classes or {}
+        return [Marking(path, classes.get(it), draw=partial(np.equal, numbers, it)) for it in found]
 
 
-def read_label_masks(folder: str, pictures: Pictures, find_class: Callable[[str], int]) -> LabelMasks:
-    """The masks in a folder and below, each called as its picture is, with any suffix of a picture.
-
-    Of `cats/a.jpg` it is `cats/a.png`, say. They hold numbers: a palette's indices, or grey integers, at the size of the
-    upright picture. 0 is background, 255 ignored as `LabelMasks` says. Every other number is an object of whichever class
-    is explained; where the folder has a `classes.csv`, a table with the columns value and class, numbers are classes: by
-    it, a label or an index.
-    A mask of a picture that was not given is left out: such folders are often those of a whole data set.
-
-    Raises `InputError` where no mask is of a picture that was given, for two masks of one picture, a picture that it may be
-    several of, and a `classes.csv` that is no such table or names an unknown class.
-    """
+def read_label_masks(folder: str, pictures: Pictures, find_class: FindClass) -> LabelMasks:
+    """The masks in a folder and below, each called as its picture is, with any suffix of a picture. Of `cats/a.jpg` it
+    is `cats/a.png`, say. They hold numbers: a palette's indices, or grey integers, at the size of the upright picture.
+    0 is background, 255 ignored as `LabelMasks` says. Every other number is an object of whichever class is explained;
+    where the folder has a `classes.csv`, a table with the columns value and class, numbers are classes: by it, a label
+    or an index. A mask of a picture that was not given is left out: such folders are often those of a whole data set.
+    Raises `InputError` where none is left, for two masks of one picture, and a `classes.csv` that is no such table."""
     found: dict[str, str] = {}
     left_out = 0
     for part in walk_folder(folder, set()):
@@ -205,23 +168,19 @@ def read_label_masks(folder: str, pictures: Pictures, find_class: Callable[[str]
             name = pictures.find(part.name + file, path)
             if name is None:
                 left_out += 1
-            elif name in found:
-                raise InputError(
-                    f"{path}: is a second mask of {shorten(name)}, beside {found[name]}; keep one of them."
-                )
-            else:
-                found[name] = path
+            elif found.setdefault(name, path) != path:
+                other = found[name]
+                raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {other}; keep one of them.")
     if not found:
         raise InputError(
             f"{folder}: has {left_out} masks, and none of them is called as one of the {len(pictures.names)} pictures, such "
             f"as {shorten(pictures.names[0]) if pictures.names else 'none'}."
         )
-    return LabelMasks(found, _read_classes(os.path.join(folder, CLASS_FILE), find_class), left_out)
+    path = os.path.join(folder, CLASS_FILE)
+    return LabelMasks(found, _read_classes(path, find_class) if os.path.exists(path) else None, left_out)
 
 
-def _read_classes(path: str, find_class: Callable[[str], int]) -> dict[int, int] | None:
-    if not os.path.exists(path):
-        return None
+def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
     rows = read_rows(path)
     where, header = next(rows)
     names = [name.lower() for name in header]

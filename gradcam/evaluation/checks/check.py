@@ -13,17 +13,8 @@ from gradcam.cam.budget import Progress
 from gradcam.cam.grid import find_doubt
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, shorten
-from gradcam.evaluation.checks.verdict import (
-    MARKED,
-    QUESTIONS,
-    Exhibits,
-    Occlusion,
-    Test,
-    Verdict,
-    find_marked,
-    read_calibration,
-    read_thresholds,
-)
+from gradcam.evaluation.checks import verdict
+from gradcam.evaluation.checks.verdict import MARKED, Exhibits, Occlusion, Test, Verdict, find_marked
 from gradcam.evaluation.controls import Explain, find_explained
 from gradcam.evaluation.explainers import Counter, Explainer, run_explain
 from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, randomisation, rank_correlation
@@ -62,22 +53,19 @@ def check(
     - randomisation: does it change when the weights are randomised, from the top down (`randomisation`)? The value is the
       mean rank correlation over eight stages.
     - classes: does it differ between classes? The value is the mean rank correlation with the maps of ten other classes
-      drawn by chance. That with the strongest rival is told as well, and refutes nothing: two kinds of bear are rightly
-      looked for in one place.
+      drawn by chance. That with the strongest rival refutes nothing: two kinds of bear are rightly looked for in one place.
     - covering: does covering what it marks lower the score more than covering as much elsewhere (`occlude`)? The
       value is the share of twenty other places that it beats. An ignorant map has any value with equal chance, and a blob in
       the middle may pass where the object is there: it fails the first two.
     - stability: does it stay under noise (`max_sensitivity`)? The value is the largest relative change in ten draws.
 
-    A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`) fails whatever the tests say.
-
-    "passed" means not refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded
-    model, and the verdict says where they are uncalibrated.
-    `picture`: as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, a method itself,
-    `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library;
-    it is called one image at a time.
-    `layer`, `score`, `reshape`: as in `Classifier.explain`; for methods by name. `target`: None for the top class, an index,
-    or a label. `progress`: called with the passes done and the number of all.
+    A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`) fails whatever the tests say. "passed" means not
+    refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded model, and the
+    verdict says where they are uncalibrated.
+    `picture`: as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, a method itself, `FILE.py:NAME`, or a
+    function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one
+    image at a time. `layer`, `score`, `reshape`: as in `Classifier.explain`; for methods by name. `target`: None for the top
+    class, an index, or a label. `progress`: called with the passes done and the number of all.
 
     Raises as `Classifier.explain` does, `GradcamError` for an unknown method, `TargetError` for more than one class.
     """
@@ -88,18 +76,19 @@ def check(
     images = classifier.batch([prepared])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)
-    model = unwrap(classifier.model)
     explained = find_explained(method)
-    place = classifier.layer if layer is None else find_layer(model, layer).name
-    if layer is None and isinstance(explained, Method):
-        place = classifier.layer_for(explained)
+    if layer is not None:
+        place = find_layer(unwrap(classifier.model), layer).name
+    else:
+        place = classifier.layer_for(explained) if isinstance(explained, Method) else classifier.layer
     explain = Explainer((explained,), place, score, classifier.activation, reshape, seed).only(explained.name)
     exhibits = collect(subject, explain, seed=seed, progress=progress)
     used = place if isinstance(explained, Method) and explained.has_layer else None
-    found = int(subject.classes)
+    found, known = int(subject.classes), verdict.read_calibration()
+    is_known = classifier.name == known["model"] and describe_weights(classifier)["sha256"] == known["weights"]
     return Verdict(
         tests=_judge(exhibits, classifier.labels),
-        calibrated=_is_calibrated(classifier),
+        calibrated=bool(is_known),
         model=classifier.name,
         method=explained.name,
         layer=used,
@@ -111,19 +100,16 @@ def check(
         labels=classifier.labels,
         picture=crop(prepared.reading.picture, classifier.region(*prepared.reading.picture.shape[:2])),
         exhibits=exhibits,
-        doubt=used and find_doubt(model, images, used, to_reshape(reshape)),
+        doubt=used and find_doubt(unwrap(classifier.model), images, used, to_reshape(reshape)),
     )
-
-
-def _is_calibrated(classifier: Classifier) -> bool:
-    """Whether these are the very weights that thresholds were measured on."""
-    known = read_calibration()
-    return bool(classifier.name == known["model"] and describe_weights(classifier)["sha256"] == known["weights"])
 
 
 def collect(subject: Subject, explain: Explain, *, seed: int = 0, progress: Progress | None = None) -> Exhibits:
     """Everything of one image: N is 1. Raises as `explain` and the functions of the four tests do."""
-    rivals = _choose_rivals(subject, seed)
+    known = [int(find_rivals(subject)), int(subject.classes)]
+    count, generator = subject.all_probabilities.shape[1], draw(seed, "other classes")
+    shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
+    rivals = (known[0], *[index for index in shuffled if index not in known][:OTHERS])  # the strongest first
     counter = Counter(progress, 1 + STAGES + len(rivals) + SAMPLES + (1 + PLACES) * len(SHARES))
     noisy: list[Tensor] = []
 
@@ -151,14 +137,6 @@ def collect(subject: Subject, explain: Explain, *, seed: int = 0, progress: Prog
     return Exhibits(heatmap[0], randomised, rivals, others, likeness, occlusion, float(sensitivity), torch.cat(noisy))
 
 
-def _choose_rivals(subject: Subject, seed: int) -> tuple[int, ...]:
-    """The strongest rival, and others by chance."""
-    known = int(find_rivals(subject)), int(subject.classes)
-    count, generator = subject.all_probabilities.shape[1], draw(seed, "other classes")
-    shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
-    return (known[0], *[index for index in shuffled if index not in known][:OTHERS])
-
-
 def occlude(
     subject: Subject,
     heatmaps: Any,
@@ -169,70 +147,60 @@ def occlude(
     progress: Progress | None = None,
 ) -> Occlusion:
     """Cover the most relevant pixels with the picture's mean, share after share, and as many of the map laid elsewhere.
-
-    Elsewhere are the map's mirror images and quarter turns (half turns where the picture is no square), shifted by chance
-    and around the picture's borders: masks of the same area and shape. Three times as many are drawn as `places`, and those
-    are taken whose most relevant three tenths lie least on the map's own. Pixels of one value are in an order by
-    chance, so that a constant map is the same everywhere, with a rate of one half; a map that knows nothing of the picture
-    has any rate with equal chance.
-
-    Raises `ImageError` for heatmaps of another form.
-    """
+    Elsewhere are the map's mirror images and quarter turns (half turns where the picture is no square), shifted by
+    chance and around the picture's borders: masks of the same area and shape. Three times as many are drawn as
+    `places`, and those are taken whose most relevant three tenths lie least on the map's own. A constant map has a
+    rate of one half; one that knows nothing has any with equal chance. Raises `ImageError` for other heatmaps."""
     maps = check_heatmaps(heatmaps, subject.size, subject.images.device)
     placed = torch.stack([_choose_places(each, places, seed) for each in maps])
-    everywhere = torch.cat([maps[:, None], placed], 1)
-    counter = Counter(progress, everywhere.shape[1] * len(shares))
-    found = subject.score(_occluded(subject.images, everywhere, shares, seed, counter))
-    left = found.reshape(1 + places, len(shares), len(maps)).permute(2, 0, 1)
+    counter = Counter(progress, (1 + places) * len(shares))
+    images, means = subject.images, subject.images.mean((2, 3), keepdim=True)
+
+    def occluded() -> Iterator[Tensor]:
+        for place in (maps, *placed.unbind(1)):
+            for share in shares:
+                yield torch.where(find_marked(place, share, seed)[:, None], means, images)
+                counter.step()
+
+    left = subject.score(occluded()).reshape(1 + places, len(shares), len(maps)).permute(2, 0, 1)
     return Occlusion(tuple(shares), left[:, 0], left[:, 1:], placed)
-
-
-def _occluded(images: Tensor, maps: Tensor, shares: Sequence[float], seed: int, counter: Counter) -> Iterator[Tensor]:
-    """The images (N,C,H,W) whose pixels that a map marks have their image's mean: for each of (N,P,H,W), and each share."""
-    means = images.mean((2, 3), keepdim=True)
-    for place in maps.unbind(1):
-        for share in shares:
-            yield torch.where(find_marked(place, share, seed)[:, None], means, images)
-            counter.step()
 
 
 def _choose_places(heatmap: Tensor, places: int, seed: int) -> Tensor:
     """One map (H,W) at so many other places (P,H,W), those that overlap the least first."""
     generator = draw(seed, "elsewhere")
-    drawn = torch.stack([_move(heatmap, generator) for _ in range(DRAWN * places)])
-    marked = find_marked(heatmap[None], MARKED, seed)
-    overlaps = (find_marked(drawn, MARKED, seed) & marked).flatten(1).sum(1)
-    return drawn[overlaps.argsort(stable=True)[:places]]
-
-
-def _move(heatmap: Tensor, generator: torch.Generator) -> Tensor:
-    """Turned, mirrored and shifted by chance."""
-    height, width = heatmap.shape
-    turns, mirrored, down, right = (
-        int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
-        for most in (4, 2, height, width)
-    )
-    if height != width:
-        turns = 2 * (turns % 2)
-    turned = torch.rot90(heatmap, turns)
-    return (turned.flip(1) if mirrored else turned).roll((down, right), (0, 1))
+    drawn = []
+    for _ in range(DRAWN * places):
+        turns, mirrored, down, right = (
+            int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
+            for most in (4, 2, *heatmap.shape)
+        )
+        turned = torch.rot90(heatmap, turns if heatmap.shape[0] == heatmap.shape[1] else 2 * (turns % 2))
+        drawn.append((turned.flip(1) if mirrored else turned).roll((down, right), (0, 1)))
+    moved = torch.stack(drawn)
+    overlaps = (find_marked(moved, MARKED, seed) & find_marked(heatmap[None], MARKED, seed)).flatten(1).sum(1)
+    return moved[overlaps.argsort(stable=True)[:places]]
 
 
 def _judge(exhibits: Exhibits, labels: Sequence[str] | None) -> tuple[Test, ...]:
-    """The four tests, in the order of `QUESTIONS`."""
+    found, values = exhibits.occlusion, exhibits.values
     reasons = {
         "randomisation": _tell_randomisation(exhibits),
         "classes": _tell_classes(exhibits, labels),
-        "covering": _tell_occlusion(exhibits),
-        "stability": _tell_stability(exhibits),
+        "covering": f"With {found.shares[0]:.0%} to {found.shares[-1]:.0%} of the picture covered by it, the probability is "
+        f"{found.own.mean():.2f} on average, and {found.elsewhere.mean():.2f} by the same map laid elsewhere: it is lower "
+        f"than at {values['covering']:.0%} of {found.elsewhere.shape[1]} other places.",
+        "stability": f"Under noise of up to {NOISE:.0%} of the picture's range it changes by {exhibits.sensitivity:.0%} of "
+        f"its own length at most, in {SAMPLES} draws.",
     }
-    thresholds, values = read_thresholds(), exhibits.values
-    outcomes = {name: thresholds[name].judge(values[name]) for name in QUESTIONS}
-    if exhibits.is_constant:  # it marks nothing, so that there is nothing to cover
+    thresholds = verdict.read_thresholds()
+    outcomes = {name: thresholds[name].judge(value) for name, value in values.items()}
+    if exhibits.is_constant:
         outcomes["covering"] = "failed"
+        reasons["covering"] = "The map is the same everywhere: it marks nothing that could be covered."
     return tuple(
         Test(name, question, outcomes[name], values[name], thresholds[name], reasons[name])
-        for name, question in QUESTIONS.items()
+        for name, question in verdict.QUESTIONS.items()
     )
 
 
@@ -252,7 +220,8 @@ def _tell_classes(exhibits: Exhibits, labels: Sequence[str] | None) -> str:
     likeness = exhibits.likeness.tolist()
     if all(value == 1 for value in likeness):
         return f"It is the same for {len(likeness)} other class{'' if len(likeness) == 1 else 'es'}: no class is in it."
-    rival = _name(exhibits.rivals[0], labels)
+    first = exhibits.rivals[0]
+    rival = name_class(first, None if labels is None else labels[first])
     strongest = f"{likeness[0]:.2f} with that of its strongest rival, {rival}"
     if len(likeness) == 1:
         return f"Its rank correlation is {strongest}."
@@ -261,26 +230,3 @@ def _tell_classes(exhibits: Exhibits, labels: Sequence[str] | None) -> str:
         f"Its rank correlation with the maps of {len(likeness) - 1} classes drawn by chance is "
         f"{exhibits.values['classes']:.2f} on average, and {strongest}{hint}."
     )
-
-
-def _tell_occlusion(exhibits: Exhibits) -> str:
-    if exhibits.is_constant:
-        return "The map is the same everywhere: it marks nothing that could be covered."
-    found = exhibits.occlusion
-    places = found.elsewhere.shape[1]
-    return (
-        f"With {found.shares[0]:.0%} to {found.shares[-1]:.0%} of the picture covered by it, the probability is "
-        f"{found.own.mean():.2f} on average, and {found.elsewhere.mean():.2f} by the same map laid elsewhere: it is lower "
-        f"than at {exhibits.values['covering']:.0%} of {places} other places."
-    )
-
-
-def _tell_stability(exhibits: Exhibits) -> str:
-    return (
-        f"Under noise of up to {NOISE:.0%} of the picture's range it changes by {exhibits.sensitivity:.0%} of its own "
-        f"length at most, in {SAMPLES} draws."
-    )
-
-
-def _name(index: int, labels: Sequence[str] | None) -> str:
-    return name_class(index, None if labels is None else labels[index])

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, ImageDraw
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
+from gradcam._checks import check_count
 from gradcam.errors import GradcamError, ImageError, shorten, show_fields
 from gradcam.evaluation.metrics.soundness import Randomisation
 from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
@@ -23,6 +23,7 @@ from gradcam.images.sheets import INK, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
 from gradcam.models.labels import name_class
 
+Cell = tuple[Pixels, str]  # a picture and its caption
 Outcome = Literal["passed", "doubtful", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "doubtful", "failed")  # from the best to the worst
 PASSED = "passed means that nothing here refuted the map, never that it is correct"
@@ -77,11 +78,8 @@ class Test:
 @dataclass(frozen=True)
 class Occlusion:
     """What is left of N probabilities when shares of the picture are covered in a map's order, and in that of P others.
-
-    `own`: float32 (N,S), by the map. `elsewhere`: float32 (N,P,S), by the same map laid elsewhere. `placed`: float32
-    (N,P,H,W), these maps. `rates`: float32 (N,) in [0,1], the share of the P over which the map's own mean is lower;
-    equal ones count half.
-    """
+    `own`: float32 (N,S), by the map. `elsewhere`: float32 (N,P,S), by the same map laid elsewhere. `placed`: these maps
+    (N,P,H,W). `rates`: (N,) in [0,1], the share of the P over which the map's own mean is lower; ties count half."""
 
     shares: tuple[float, ...]
     own: Tensor
@@ -97,10 +95,8 @@ class Occlusion:
 @dataclass(frozen=True, eq=False)
 class Exhibits:
     """Of one image: its map (H,W), how alike the maps of other classes and other weights are, what occlusion does.
-
-    `rivals`: the most probable other class, and others drawn by chance; `rival_maps` (K,H,W), and `likeness` (K,), their
-    rank correlation with the map. `sensitivity`: its largest relative change among `noisy_maps` (S,H,W).
-    """
+    `rivals`: the most probable other class, and others drawn by chance; `rival_maps` (K,H,W), and `likeness` (K,),
+    their rank correlation with the map. `sensitivity`: its largest relative change among `noisy_maps` (S,H,W)."""
 
     heatmap: Tensor
     randomisation: Randomisation
@@ -122,22 +118,18 @@ class Exhibits:
     def values(self) -> dict[str, float]:
         """The number of each test. That of classes is of those drawn by chance, where there are any."""
         by_chance = self.likeness[1:] if len(self.likeness) > 1 else self.likeness
-        return {
-            "randomisation": float(self.randomisation.correlations.mean()),
-            "classes": float(by_chance.mean()),
-            "covering": float(self.occlusion.rates),
-            "stability": self.sensitivity,
-        }
+        found = self.randomisation.correlations.mean(), by_chance.mean(), self.occlusion.rates
+        return dict(zip(QUESTIONS, (*map(float, found), self.sensitivity)))
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """What four tests make of one explanation of one picture. "passed" means not refuted, never correct.
 
-    `tests`: in the order of `QUESTIONS`. `calibrated`: whether the thresholds were measured on this very model.
-    `index`, `label`, `probability`: of the class that is explained. `layer`: None where the method looks at none, or nobody
-    knows. `labels`: of all classes. `picture`: what the network saw of it. `exhibits`: what the panel shows. `doubt`: why
-    the map may lie in wrong places, None where nothing says so.
+    `tests`: in the order of `QUESTIONS`. `calibrated`: whether the thresholds were measured on this very model. `index`,
+    `label`, `probability`: of the class that is explained. `layer`: None where the method looks at none, or nobody knows.
+    `labels`: of all classes. `picture`: what the network saw of it. `exhibits`: what the panel shows. `doubt`: why the map
+    may lie in wrong places, None where nothing says so.
     """
 
     tests: tuple[Test, ...]
@@ -168,7 +160,6 @@ class Verdict:
 
     @property
     def class_name(self) -> str:
-        """The class's label and index."""
         return name_class(self.index, self.label, with_index=True)
 
     @property
@@ -184,9 +175,14 @@ class Verdict:
     def panel(self, *, height: int = 150) -> Pixels:
         """A picture that shows each test: RGB, uint8 (H,W,3), with cells of `height` pixels.
 
-        Raises `ImageError` for a height that is not a number of pixels.
+        Shown is the part that the network saw. Raises `ImageError` for a height that is not a number of pixels.
         """
-        return draw_check(self, height=height)
+        check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
+        picture = scale(self.picture, height)
+        cells = _list_cells(self, picture)
+        width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
+        blocks = [_draw_heading(self, width), *(_draw_test(test, cells[test.name], width) for test in self.tests)]
+        return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
     def to_record(self) -> dict[str, Any]:
         """All of it but the exhibits, as what JSON has."""
@@ -201,8 +197,7 @@ class Verdict:
 @functools.cache
 def read_calibration() -> dict[str, Any]:
     """What `scripts/calibrate_check` wrote: the model, its weights' hash, the thresholds, and the values behind them."""
-    found: dict[str, Any] = json.loads(resources.files(__package__).joinpath("thresholds.json").read_text("utf-8"))
-    return found
+    return json.loads(resources.files(__package__).joinpath("thresholds.json").read_text("utf-8"))
 
 
 def read_thresholds() -> dict[str, Thresholds]:
@@ -211,18 +206,14 @@ def read_thresholds() -> dict[str, Thresholds]:
 
 
 def set_thresholds(knowing: Sequence[float], ignorant: Sequence[float]) -> Thresholds:
-    """Thresholds between the values of maps that know the model and of those that do not, where lower is better.
-
-    The worst of the former and the best of the latter leave a gap: its first third passes, its last one fails. Rounded to
-    two digits. Raises `GradcamError` where there is no gap.
-    """
-    worst, best = max(knowing), min(ignorant)
-    gap = best - worst
+    """Thresholds between the values of maps that know the model and of those that do not, where lower is better. The
+    worst of the former and the best of the latter leave a gap: its first third passes, its last one fails. Rounded to
+    two digits. Raises `GradcamError` where there is no gap."""
+    low, high = max(knowing), min(ignorant)
+    gap = high - low
     if gap <= 0:
-        raise GradcamError(
-            f"Maps that know the model have up to {worst:.4g}, those that do not from {best:.4g}: no gap."
-        )
-    return Thresholds(round(best - gap * 2 / 3, 2), round(best - gap / 3, 2))
+        raise GradcamError(f"Maps that know the model have up to {low:.4g}, those that do not from {high:.4g}: no gap.")
+    return Thresholds(round(high - gap * 2 / 3, 2), round(high - gap / 3, 2))
 
 
 def find_marked(heatmaps: Tensor, share: float, seed: int = 0) -> Tensor:
@@ -230,120 +221,76 @@ def find_marked(heatmaps: Tensor, share: float, seed: int = 0) -> Tensor:
     return rank_pixels(heatmaps, seed) < count_pixels(share, heatmaps[0].numel())
 
 
-@dataclass(frozen=True)
-class _Cell:
-    picture: Pixels
-    caption: str
+def _list_cells(verdict: Verdict, picture: Pixels) -> dict[str, list[Cell]]:
+    """Up to six pictures of each test, with their captions."""
+    exhibits, most = verdict.exhibits, COLUMNS - 1
 
+    def lay(heatmap: Tensor, caption: str) -> Cell:
+        return overlay(picture, to_unit(heatmap[None])[0]), caption
 
-def draw_check(verdict: Verdict, *, height: int = 150) -> Pixels:
-    """What the verdict is, and for each test its outcome, question, reason and pictures: RGB, uint8 (H,W,3).
-
-    Shown is the part of the picture that the network saw. Raises `ImageError` for a height that is no number of pixels.
-    """
-    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
-        raise ImageError(f"height is {shorten(height)}, expected the height of each picture in pixels, 1 or more.")
-    picture = scale(verdict.picture, height)
-    draw = {"randomisation": _randomised, "classes": _classes, "covering": _occluded, "stability": _noisy}
-    rows = {name: draw[name](verdict, picture) for name in draw}
-    width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
-    blocks = [_draw_heading(verdict, width)]
-    blocks += [_draw_test(test, rows[test.name], width) for test in verdict.tests]
-    return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
-
-
-def _randomised(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits.randomisation
-    count, most = len(found.layers), COLUMNS - 1
+    drawn = exhibits.randomisation
+    count = len(drawn.layers)
     # The first, the last, and evenly between.
     chosen = range(count) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
-    captions = {i: f"{found.correlations[0, i]:.2f}   from {found.layers[i]}" for i in chosen}
-    cells = [_Cell(_lay(picture, found.heatmaps[0, i]), caption) for i, caption in captions.items()]
-    return [_as_it_is(verdict, picture), *cells]
-
-
-def _classes(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits
-    cells = []
-    for index, heatmap, likeness in zip(found.rivals, found.rival_maps, found.likeness):
-        label = name_class(index, None if verdict.labels is None else verdict.labels[index])
-        cells.append(_Cell(_lay(picture, heatmap), f"{likeness:.2f}   {label}"))
-    return [_as_it_is(verdict, picture), *cells[: COLUMNS - 1]]
-
-
-def _occluded(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits.occlusion
-    share = min(range(len(found.shares)), key=lambda i: abs(found.shares[i] - MARKED))
-    maps = [verdict.exhibits.heatmap, *found.placed[0, : COLUMNS - 1]]
-    left = [found.own[0, share], *found.elsewhere[0, : COLUMNS - 1, share]]
-    names = [f"its top {found.shares[share]:.0%} covered", *["elsewhere"] * (COLUMNS - 1)]
-    return [
-        _Cell(_cover(picture, heatmap, found.shares[share], verdict.seed), f"{probability:.2f}   {name}")
-        for heatmap, probability, name in zip(maps, left, names)
-    ]
-
-
-def _noisy(verdict: Verdict, picture: Pixels) -> list[_Cell]:
-    found = verdict.exhibits
-    length = float(found.heatmap.norm()) or 1.0
-    changes = (found.noisy_maps - found.heatmap).flatten(1).norm(dim=1) / length
-    worst = changes.argsort(descending=True, stable=True)[: COLUMNS - 1].tolist()
-    cells = [_Cell(_lay(picture, found.noisy_maps[i]), f"{changes[i]:.2f}   with noise") for i in worst]
-    return [_as_it_is(verdict, picture), *cells]
-
-
-def _as_it_is(verdict: Verdict, picture: Pixels) -> _Cell:
-    return _Cell(_lay(picture, verdict.exhibits.heatmap), "the map as it is")
-
-
-def _lay(picture: Pixels, heatmap: Tensor) -> Pixels:
-    return overlay(picture, to_unit(heatmap[None])[0])
+    tops = [(drawn.heatmaps[0, i], f"{drawn.correlations[0, i]:.2f}   from {drawn.layers[i]}") for i in chosen]
+    labels = [name_class(it, None if verdict.labels is None else verdict.labels[it]) for it in exhibits.rivals[:most]]
+    of_classes = zip(exhibits.rival_maps, exhibits.likeness, labels)
+    changes = (exhibits.noisy_maps - exhibits.heatmap).flatten(1).norm(dim=1) / (float(exhibits.heatmap.norm()) or 1.0)
+    worst = changes.argsort(descending=True, stable=True)[:most].tolist()
+    found = exhibits.occlusion
+    place = min(range(len(found.shares)), key=lambda i: abs(found.shares[i] - MARKED))
+    share, left = found.shares[place], [found.own[0, place], *found.elsewhere[0, :most, place]]
+    names = [f"its top {share:.0%} covered", *["elsewhere"] * most]
+    own = lay(exhibits.heatmap, "the map as it is")
+    return {
+        "randomisation": [own, *(lay(heatmap, caption) for heatmap, caption in tops)],
+        "classes": [own, *(lay(heatmap, f"{likeness:.2f}   {label}") for heatmap, likeness, label in of_classes)],
+        "covering": [
+            (_cover(picture, heatmap, share, verdict.seed), f"{probability:.2f}   {name}")
+            for heatmap, probability, name in zip([exhibits.heatmap, *found.placed[0, :most]], left, names)
+        ],
+        "stability": [own, *(lay(exhibits.noisy_maps[i], f"{changes[i]:.2f}   with noise") for i in worst)],
+    }
 
 
 def _cover(picture: Pixels, heatmap: Tensor, share: float, seed: int) -> Pixels:
     """The picture with the map's top share in its mean colour, as the network saw it."""
     marked = find_marked(heatmap[None], share, seed)[:, None].float().cpu()
-    mask = F.interpolate(marked, size=picture.shape[:2], mode="nearest-exact")[0, 0].numpy() > 0
-    covered = picture.copy()
-    covered[mask] = picture.mean((0, 1)).round()
-    return covered
+    mask = nn.functional.interpolate(marked, size=picture.shape[:2], mode="nearest-exact")[0, 0].numpy() > 0
+    return np.where(mask[..., None], picture.mean((0, 1)).round(), picture).astype(np.uint8)
 
 
 def _draw_heading(verdict: Verdict, width: int) -> Pixels:
-    """What is explained, the verdict, and the colours."""
     place = "" if verdict.layer is None else f" at {verdict.layer}"
     title = f"{verdict.class_name}, {verdict.probability:.0%}, by {verdict.method}{place} in {verdict.model}"
     lines = _wrap(f"Passed means not refuted, never correct. {verdict.caution}", width, TEXT)
-    bar = colour_bar(BAR, LINE - 8)
     canvas = Image.new("RGB", (width, 2 * LINE + len(lines) * LINE + LINE), WHITE)
     draw = ImageDraw.Draw(canvas)
-    left = measure_text(verdict.outcome, TITLE) + 2 * GAP
-    _write(draw, verdict.outcome, _fit(title, width - left, TITLE), lines)
+    _write(draw, verdict.outcome, _fit(title, width - measure_text(verdict.outcome, TITLE) - 2 * GAP, TITLE), lines)
     base = canvas.height - LINE // 2 + 4
     draw.text((0, base), "no evidence", PALE, find_font(LABEL), anchor="ls")
-    start = measure_text("no evidence", LABEL) + GAP
+    start, bar = measure_text("no evidence", LABEL) + GAP, colour_bar(BAR, LINE - 8)
     canvas.paste(Image.fromarray(bar), (start, base - bar.shape[0] + 1))
     draw.text((start + BAR + GAP, base), "most, in each map by itself", PALE, find_font(LABEL), anchor="ls")
     return np.array(canvas)
 
 
-def _draw_test(test: Test, cells: Sequence[_Cell], width: int) -> Pixels:
+def _draw_test(test: Test, cells: Sequence[Cell], width: int) -> Pixels:
     lines = _wrap(f"{test.reason} ({test.thresholds})", width, TEXT)
-    height = max(cell.picture.shape[0] for cell in cells)
-    top = LINE + len(lines) * LINE + GAP
-    canvas = Image.new("RGB", (width, GAP + top + height + LINE), WHITE)
+    height = max(picture.shape[0] for picture, _ in cells)
+    top = LINE + len(lines) * LINE + 2 * GAP
+    canvas = Image.new("RGB", (width, top + height + LINE), WHITE)
     draw = ImageDraw.Draw(canvas)
     _write(draw, test.outcome, test.question, lines)
-    for place, cell in enumerate(cells):
-        across = max(cell.picture.shape[1], (width + GAP) // COLUMNS - GAP)
+    for place, (picture, caption) in enumerate(cells):
+        across = max(picture.shape[1], (width + GAP) // COLUMNS - GAP)
         left = place * (across + GAP)
-        canvas.paste(Image.fromarray(cell.picture), (left, GAP + top))
-        draw.text((left, GAP + top + height + 4), _fit(cell.caption, across, LABEL), INK, find_font(LABEL))
+        canvas.paste(Image.fromarray(picture), (left, top))
+        draw.text((left, top + height + 4), _fit(caption, across, LABEL), INK, find_font(LABEL))
     return np.array(canvas)
 
 
 def _write(draw: ImageDraw.ImageDraw, outcome: str, title: str, lines: Sequence[str]) -> None:
-    """An outcome in its colour, a title beside it, and lines below."""
     draw.text((0, LINE), outcome, COLOURS[outcome], find_font(TITLE), anchor="ls")
     draw.text((measure_text(outcome, TITLE) + 2 * GAP, LINE), title, INK, find_font(TITLE), anchor="ls")
     for number, line in enumerate(lines):

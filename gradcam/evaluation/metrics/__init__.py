@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from gradcam import plugins
 from gradcam.cam.methods import papers
-from gradcam.cam.methods.papers import Paper
 from gradcam.cam.methods.table import offer
 from gradcam.errors import GradcamError, shorten
 
@@ -25,10 +24,8 @@ class Metric:
 
     Parameters
     ----------
-    name, summary
-        What it is called, and what it measures, in one line.
-    better
-        Which direction is.
+    name, summary, better
+        What it is called, what it measures, in one line, and which direction is better.
     group
         What it asks. The names of groups stand for all of their metrics; "own" for those that users add.
     source
@@ -43,17 +40,15 @@ class Metric:
         mosaic: "mosaic", the heatmaps (M,4,H,W) of its four classes.
     part
         The attribute of what the function gives that has the numbers, "" where these are all that it gives.
-    passes
-        Forward passes for one map, beside those of the method itself; metrics of one function share them.
-    reruns
-        How often the method itself is run again for one map.
+    passes, reruns
+        Forward passes for one map, which metrics of one function share, and how often the method is run again for it.
     """
 
     name: str
     summary: str
     better: Better
     group: str
-    source: Paper | None = field(repr=False)
+    source: papers.Paper | None = field(repr=False)
     function: str | Callable[..., Any] = field(repr=False)
     needs: tuple[str, ...] = field(default=("subject", "heatmaps"), repr=False)
     part: str = field(default="", repr=False)
@@ -67,7 +62,6 @@ class Metric:
 
     @property
     def paper(self) -> str:
-        """Where it is from, in one line."""
         return str(self.source or "")
 
     @property
@@ -77,16 +71,13 @@ class Metric:
 
     @property
     def needs_annotations(self) -> bool:
-        """Whether somebody has to say where the objects are."""
         return not {"masks", "boxes"}.isdisjoint(self.needs)
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """The function, imported when it is first asked for."""
         return plugins.load_late(self.function, __package__)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        """What the function gives."""
         return self.compute(*given, **options)
 
 
@@ -147,10 +138,8 @@ def metric(
 
     Parameters
     ----------
-    name
-        What it is called in tables: letters, digits, "-" and "_".
-    summary
-        What it measures, in one line.
+    name, summary
+        What it is called in tables, of letters, digits, "-" and "_", and what it measures, in one line.
     better
         Which direction is: "higher" or "lower".
     needs
@@ -188,30 +177,23 @@ def metric(
         raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(known)}.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:
-        _check_signature(name, function, needs)
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            raise GradcamError(f"The metric {name!r} is {shorten(function)}, expected a function.") from None
+        try:
+            signature.bind(*(need for need in needs if need != "seed"), **({"seed": 0} if "seed" in needs else {}))
+        except TypeError:
+            expected = ", ".join(need.replace("-", "_") for need in needs)
+            raise GradcamError(f"The metric {name!r} has the parameters {signature}, expected ({expected}).") from None
         return Metric(name, str(summary), better, "own", None, function, tuple(needs))
 
     return to_metric
 
 
-def _check_signature(name: str, function: Callable[..., Any], needs: Sequence[str]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        raise GradcamError(f"The metric {name!r} is {shorten(function)}, expected a function.") from None
-    try:
-        signature.bind(*(need for need in needs if need != "seed"), **({"seed": 0} if "seed" in needs else {}))
-    except TypeError:
-        expected = ", ".join(need.replace("-", "_") for need in needs)
-        raise GradcamError(f"The metric {name!r} has the parameters {signature}, expected ({expected}).") from None
-
-
 def find_metrics(metrics: Iterable[str | Metric]) -> list[Metric]:
-    """Metrics by their names, or by those of their groups, or "all", or metrics themselves; each once.
-
-    Those of the table come first, in its order. Another name is `FILE.py:NAME`, or an installed package's.
-    Raises `GradcamError` with the nearest for an unknown one, and for two metrics of one name.
-    """
+    """Metrics by their names, groups, "all", `FILE.py:NAME`, or themselves; each once, those of the table first, in
+    order. Raises `GradcamError` with the nearest for an unknown one, and for two metrics of one name."""
     found: dict[str, Metric] = {}
     for wanted in metrics:
         for each in _find(wanted):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from gradcam._checks import check_number
 from gradcam.batch.pipeline import check_count
 from gradcam.cam.explain import Explanation
-from gradcam.errors import GradcamError, ImageError, InputError, shorten, show_fields
+from gradcam.errors import ImageError, InputError, shorten, show_fields
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_unit
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.preserve import undisturbed
@@ -46,12 +47,10 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     """Whether maps of a mosaic's four classes are on their own pictures (Böhle et al., CVPR 2021, section 4.2).
 
     `heatmaps`: (M,4,H,W) of M mosaics, as tensors, arrays, or an `Explanation` of four classes; map k is of the class whose
-    picture is in cell k, counted by rows: top left, top right, bottom left, bottom right. The cells meet at H // 2 and
-    W // 2, as those of `make_mosaics` do.
-    For a map A with its negative values set to zero, and the pixels G_k of its cell,
-    mass = sum of A over G_k / sum of A over all, the paper's L_k; hits = 1 where the maximum is in G_k, otherwise 0.
-    A blank map scores 0 in both: it points nowhere. Several maxima count by the share of them that is in the cell. So
-    a constant map is at chance, 1/4 in both.
+    picture is in cell k, counted by rows from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
+    For a map A with its negative values set to zero, and the pixels G_k of its cell, mass = sum of A over G_k / sum of A
+    over all, the paper's L_k; hits = 1 where the maximum is in G_k, otherwise 0. A blank map scores 0 in both. Several
+    maxima count by the share of them that is in the cell, so that a constant map is at chance, 1/4 in both.
 
     Raises `ImageError` for heatmaps of another form, for cells without a pixel, and for NaN and infinite values.
     """
@@ -64,18 +63,17 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
             f"The heatmaps have the shape {shape}, expected (M,4,H,W): of each mosaic one for each of its four classes, in "
             "the order of its cells, at the mosaic's size."
         )
-    flat = check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
-    maps = to_unit(flat).unflatten(0, (-1, CELLS))
+    flat = to_unit(check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:])))
+    maps = flat.unflatten(0, (-1, CELLS))
     return GridPointing(_own_share(maps), _own_share((maps == 1).float()))
 
 
 def _own_share(maps: Tensor) -> Tensor:
     """The share of each of the maps (M,4,H,W), which are not negative, in its own cell: (M,4), 0 where all is zero."""
     rows, columns = ((slice(length // 2), slice(length // 2, None)) for length in maps.shape[2:])
-    cells = [(down, across) for down in rows for across in columns]
-    own = torch.stack([maps[:, k, down, across].sum((1, 2)) for k, (down, across) in enumerate(cells)], dim=1)
+    own = [maps[:, k, down, across].sum((1, 2)) for k, (down, across) in enumerate(product(rows, columns))]
     total = maps.sum((2, 3))
-    return own / torch.where(total > 0, total, 1.0)
+    return torch.stack(own, dim=1) / torch.where(total > 0, total, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +92,7 @@ class Tile:
 class Mosaic:
     """Four pictures in a square: `image` (C,2H,2W), and in it, by rows from the top left, their `names` and `classes`.
 
-    Each picture is as the network would see it alone, H x W; in a network that takes nothing larger, `image` is (C,H,W).
+    Each is as the network would see it alone, H x W; in a network that takes nothing larger, `image` is (C,H,W).
     """
 
     names: tuple[str, str, str, str]
@@ -109,12 +107,11 @@ def make_mosaics(
 ) -> list[Mosaic]:
     """Mosaics of the pictures that the model is sure of, for the grid pointing game (Böhle et al., CVPR 2021, section 4.2).
 
-    `pictures`: by name, whatever `classifier.prepare` takes, but floating tensors (C,H,W) are preprocessed. Those whose
-    most probable class has `least` or more are taken, and that class is theirs. Each mosaic has four of four classes, in
-    places by chance; no four pictures are together twice, and each picture is taken about as often as the others.
-    `limit`: how many mosaics at most; of few pictures there are fewer.
-    Cells are of the network's own size, so that a mosaic has twice its height and width. Where the model refuses
-    that, which is tried, mosaics have its own size, and each picture is halved: it may be less sure of these.
+    `pictures`: by name, whatever `classifier.prepare` takes, but floating tensors (C,H,W) are preprocessed. Those whose most
+    probable class has `least` or more are taken, and that class is theirs. Each mosaic has four of four classes, in places
+    by chance; no four are together twice, and each is taken about as often as the others. `limit`: how many at most.
+    Cells are of the network's own size, so that a mosaic has twice its height and width. Where the model refuses that, which
+    is tried, mosaics have its own size, and each picture is halved: it may be less sure of these.
 
     Raises `InputError` where it is sure of fewer than four classes, and as `gradcam.read_image` does.
     """
@@ -122,23 +119,33 @@ def make_mosaics(
 
 
 def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: float = LEAST) -> list[Tile]:
-    """The pictures that the model is sure of, in their order.
-
-    Raises `InputError` where these are of fewer than four classes, and `ImageError` where they are of several sizes.
-    """
-    if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least <= 1:
-        raise GradcamError(f"least is {shorten(least)}, expected a probability from 0 to 1, such as 0.5.")
+    """The pictures that the model is sure of, in order. Raises `InputError` for too few classes, `ImageError` for sizes."""
+    check_number(least, "least", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(pictures, Mapping):
         raise ImageError(f"The pictures are {shorten(pictures)}, expected a mapping from names to pictures.")
-    tiles = [_find_class(classifier, name, picture) for name, picture in pictures.items()]
+    tiles = []
+    for name, picture in pictures.items():  # each on its own: its numbers do not depend on its neighbours
+        is_prepared = isinstance(picture, Tensor) and picture.is_floating_point()
+        image = picture if is_prepared else classifier.prepare(picture).image
+        batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
+        subject = Subject(classifier.model, batch, activation=classifier.activation)
+        tiles.append(Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
     sure = [tile for tile in tiles if tile.probability >= least]
-    if len({tile.index for tile in sure}) < CELLS:
-        raise InputError(_describe_few(classifier, tiles, sure, least))
-    shapes = sorted({tuple(tile.image.shape) for tile in sure})
+    if (count := len({tile.index for tile in sure})) < CELLS:
+        listed = sorted(tiles, key=lambda tile: -tile.probability)[:NAMED]
+        names = [name_class(tile.index, classifier.label(tile.index) or None) for tile in listed]
+        seen = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(listed, names)]
+        more = f", and {len(tiles) - NAMED} less probable ones" if len(tiles) > NAMED else ""
+        raise InputError(
+            f"The model is sure of {count} class{'' if count == 1 else 'es'}, with a probability of {least:g} or more, and "
+            f"a mosaic takes pictures of four. There are {', '.join(seen) or 'no pictures'}{more}. Give pictures of more "
+            "classes, or lower that probability (least)."
+        )
+    shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in sure})]
     if len(shapes) > 1:
         raise ImageError(
-            f"The pictures are {' and '.join(' x '.join(map(str, shape)) for shape in shapes[:2])} once preprocessed, which "
-            "do not fit into one mosaic: choose a size that all of them are brought to."
+            f"The pictures are {' and '.join(shapes[:2])} once preprocessed, which do not fit into one mosaic: choose a "
+            "size that all of them are brought to."
         )
     return sure
 
@@ -147,31 +154,15 @@ def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, se
     """Mosaics of tiles that are of four classes at least, and of one size; as `make_mosaics` says."""
     check_count("limit", limit, "mosaics at most")
     chosen = [[tiles[i] for i in places] for places in _choose([tile.index for tile in tiles], limit, seed)]
-    is_large = _can_run(model, _join([tile.image for tile in chosen[0]]))
-    return [_to_mosaic(quartet, is_large=is_large) for quartet in chosen]
-
-
-def _find_class(classifier: Classifier, name: str, picture: Any) -> Tile:
-    """A picture on its own: its numbers do not depend on its neighbours."""
-    is_prepared = isinstance(picture, Tensor) and picture.is_floating_point()
-    image = picture if is_prepared else classifier.prepare(picture).image
-    batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
-    subject = Subject(classifier.model, batch, activation=classifier.activation)
-    return Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities))
-
-
-def _describe_few(classifier: Classifier, tiles: Sequence[Tile], sure: Sequence[Tile], least: float) -> str:
-    """How many classes there are, which pictures come near, and what to do."""
-    classes = {tile.index for tile in sure}
-    listed = sorted(tiles, key=lambda tile: -tile.probability)[:NAMED]
-    names = [name_class(tile.index, classifier.label(tile.index) or None) for tile in listed]
-    seen = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(listed, names)]
-    more = f", and {len(tiles) - NAMED} less probable ones" if len(tiles) > NAMED else ""
-    return (
-        f"The model is sure of {len(classes)} class{'' if len(classes) == 1 else 'es'}, with a probability of {least:g} or "
-        f"more, and a mosaic takes pictures of four. There are {', '.join(seen) or 'no pictures'}{more}. Give pictures of "
-        "more classes, or lower that probability (least)."
-    )
+    try:
+        with undisturbed(model), torch.no_grad():
+            image = _join([tile.image for tile in chosen[0]])[None]
+            model(image.to(find_input_device(model), find_input_dtype(model)))
+    except Exception as error:  # whatever it raises otherwise is its way to refuse an image of this size
+        if is_out_of_memory(error):
+            raise
+        return [_to_mosaic(quartet, is_large=False) for quartet in chosen]
+    return [_to_mosaic(quartet, is_large=True) for quartet in chosen]
 
 
 def _choose(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
@@ -183,8 +174,10 @@ def _choose(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
         for attempt in range(ATTEMPTS):
             # Chance decides between places of equal use; and between others, the longer nothing new is found.
             drawn = torch.rand(len(classes), generator=generator, dtype=torch.float32, device="cpu")
-            chance = drawn * (1 + attempt / 10)
-            quartet = _take_four(classes, (uses + chance).argsort().tolist())
+            first: dict[int, int] = {}  # place of each class
+            for place in (uses + drawn * (1 + attempt / 10)).argsort().tolist():
+                first.setdefault(classes[place], place)
+            quartet = list(first.values())[:CELLS]
             if frozenset(quartet) not in chosen:
                 shuffled = torch.randperm(CELLS, generator=generator, dtype=torch.int64, device="cpu").tolist()
                 chosen[frozenset(quartet)] = [quartet[i] for i in shuffled]
@@ -195,40 +188,18 @@ def _choose(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
     return list(chosen.values())
 
 
-def _take_four(classes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The first place of each class in that order, of four classes."""
-    first: dict[int, int] = {}
-    for place in order:
-        first.setdefault(classes[place], place)
-    return list(first.values())[:CELLS]
-
-
 def _join(images: Sequence[Tensor]) -> Tensor:
     """Four images (C,h,w), by rows, as one; those of a row have one height, those of a column one width."""
     return torch.cat([torch.cat(list(row), dim=2) for row in (images[:2], images[2:])], dim=1)
 
 
-def _can_run(model: nn.Module, image: Tensor) -> bool:
-    """Whether the model runs with an image of this size; whatever it raises otherwise is its way to refuse it."""
-    try:
-        with undisturbed(model), torch.no_grad():
-            model(image[None].to(find_input_device(model), find_input_dtype(model)))
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return False
-    return True
-
-
 def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
     images = [tile.image for tile in tiles]
     if not is_large:
-        height, width = images[0].shape[1:]
         # Of an odd length, the second part has the odd pixel, as in `grid_pointing_game`.
-        rows, columns = ((length // 2, length - length // 2) for length in (height, width))
-        sizes = [(down, across) for down in rows for across in columns]
-        halve = partial(F.interpolate, mode="bilinear", antialias=True, align_corners=False)
-        images = [halve(image[None].float(), size=size)[0] for image, size in zip(images, sizes)]
+        rows, columns = ((length // 2, length - length // 2) for length in images[0].shape[1:])
+        halve = partial(nn.functional.interpolate, mode="bilinear", antialias=True, align_corners=False)
+        images = [halve(image[None].float(), size=size)[0] for image, size in zip(images, product(rows, columns))]
     one, two, three, four = tiles
     names = (one.name, two.name, three.name, four.name)
     return Mosaic(names, _join(images), (one.index, two.index, three.index, four.index))

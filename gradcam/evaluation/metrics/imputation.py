@@ -3,26 +3,21 @@
 With B the binomial filter (1 2 1) x (1 2 1) / 16, weights of 1/6 for direct and 1/12 for diagonal neighbours are
 (4 B - 1) / 3: a pixel is that mean of its neighbours where x = B x, and beside the border, with nothing beyond it, where
 x = B x / B 1. So the equations are of B alone, which is a few additions of the shifted picture.
-
 Conjugate gradients solve them, preconditioned by a V-cycle over the grids. A coarse cell is unknown if all of its four
 pixels are: what stands right beside known ones is left to the finer grid, whose smoothing is fast there.
-
 Nothing simpler does: a direct solver would be SciPy's, which is no dependency and works on the processor alone, and
 without the grids conjugate gradients take steps by the width of the unknown areas, where these take 4 to 7 in all.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, ImageError, shorten
+from gradcam._checks import check_number
+from gradcam.errors import ImageError
 from gradcam.evaluation.subject import describe, draw
 
 TOLERANCE = 5e-4  # the last step: one that changes no pixel by more than this share of the picture's range
@@ -40,11 +35,9 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     Noisy linear imputation (Rong et al., ICML 2022, section 5.1, equation 6): each unknown pixel is the mean of its eight
     neighbours, known or not, with weights of 1/6 for the direct and 1/12 for the diagonal ones; at the border, of those
     that there are, their weights over the sum of these. All equations are solved together, and to each unknown value noise
-    is added, normally distributed, with the standard deviation `noise` in the images' units.
-
-    The solution is exact to 1/1000 of the range of the known values: with images from -1 to 1, to a fifth of the default
-    noise at worst, and usually to a hundredth. What stands in unknown pixels is not read. Where an image has no known pixel
-    at all, every constant solves the equations; it is zero then, and noise.
+    is added, normally distributed, with the standard deviation `noise` in the images' units. The solution is exact to 1/1000
+    of the known values' range: with images from -1 to 1, to a fifth of the default noise at worst, and usually a hundredth.
+    What stands in unknown pixels is not read. An image without any known pixel is zero, and noise.
 
     `generator`: the noise's, by default that of seed 0. One draw (C,H,W) serves all images, so what one becomes does not
     depend on those beside it. Computed in float32, or float64 where images are; the result has the images' type and device.
@@ -54,11 +47,9 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
         raise ImageError(f"The images are {describe(images)}, expected a floating tensor (N,C,H,W).")
     size = (len(images), *images.shape[2:])
     if not isinstance(known, Tensor) or known.dtype != torch.bool or known.shape != size:
-        raise ImageError(
-            f"known is {describe(known)}, expected torch.bool {size}: which pixels of each image are known."
-        )
-    if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not 0 <= noise < math.inf:
-        raise GradcamError(f"noise is {shorten(noise)}, expected a standard deviation: a number, 0 or more.")
+        expected = f"expected torch.bool {size}: which pixels of each image are known."
+        raise ImageError(f"known is {describe(known)}, {expected}")
+    check_number(noise, "noise", "a standard deviation: a number, 0 or more.")
     precise = images.detach() if images.dtype == torch.float64 else images.detach().float()
     known = known.to(images.device)
     hopeless = ~known.flatten(1).any(1)
@@ -73,28 +64,18 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     return torch.where(known[:, None], images.detach(), found.to(images.dtype))
 
 
-@dataclass(frozen=True)
 class _Grid:
     """`unknown`: (N,1,h,w), 1 where a value is to be found and 0 elsewhere; `inside`: (1,1,h,w), B 1."""
 
-    unknown: Tensor
-    inside: Tensor
-
-    @classmethod
-    def of(cls, unknown: Tensor) -> _Grid:
-        return cls(unknown, _add_neighbours(torch.ones_like(unknown[:1])) / 16)
-
-    @cached_property
-    def shares(self) -> Tensor:
-        return self.unknown / self.inside
-
-    @cached_property
-    def weights(self) -> Tensor:
-        return self.shares / 16
+    def __init__(self, unknown: Tensor) -> None:
+        self.unknown = unknown
+        self.inside = _add_neighbours(torch.ones_like(unknown[:1])) / 16
+        self.shares = unknown / self.inside
+        self.weights = self.shares / 16
 
     def coarser(self) -> _Grid:
         pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # fewer than four in the last cell of an odd side
-        return _Grid.of((_add_fours(self.unknown) == pixels).to(self.unknown))
+        return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
     def defect(self, values: Tensor) -> Tensor:
         """How far the mean is above the value, where it is unknown; zero elsewhere."""
@@ -108,11 +89,10 @@ class _Grid:
 
 
 def fill(images: Tensor, unknown: Tensor) -> Tensor:
-    """Images (N,C,H,W), float32 or float64, whose unknown pixels (N,H,W) are their neighbours' means; not all are unknown.
-
-    What stands at unknown pixels is not read. Each image stops by itself, as if it were alone.
-    """
-    grids = _make_grids(unknown[:, None].to(images.dtype))
+    """Images (N,C,H,W), float32 or float64, whose unknown pixels (N,H,W), not all, are their neighbours' means."""
+    grids = [_Grid(unknown[:, None].to(images.dtype))]
+    while grids[-1].unknown.any():  # to the first one that has nothing unknown
+        grids.append(grids[-1].coarser())
     values = _start(images, grids)
     if len(grids) == 1:
         return values
@@ -130,18 +110,11 @@ def fill(images: Tensor, unknown: Tensor) -> Tensor:
         values.addcmul_(direction, length)
         rest.addcmul_(change, length)
         before = gain
+        # Each image stops by itself, as if it were alone.
         moving &= (direction.abs().amax((2, 3), keepdim=True) * length).amax(1, keepdim=True) > least
         if not moving.any():
             break
     return values
-
-
-def _make_grids(unknown: Tensor) -> list[_Grid]:
-    """From the finest to the first one that has nothing unknown."""
-    grids = [_Grid.of(unknown)]
-    while grids[-1].unknown.any():
-        grids.append(grids[-1].coarser())
-    return grids
 
 
 def _start(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
@@ -152,8 +125,7 @@ def _start(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
         finer, counts = counts, _add_fours(counts)
         means.append(_add_fours(means[-1] * finer) / counts.clamp(min=1))
     values = means.pop()
-    for number in reversed(range(len(means))):
-        grid = grids[number]
+    for number, grid in reversed([*enumerate(grids[:-1])]):
         values = torch.addcmul(means[number] * (1 - grid.unknown), _spread(values, grid.unknown), grid.unknown)
         if number:  # the first step begins with that of the finest
             grid.smooth(values)
@@ -189,7 +161,7 @@ def _add_fours(values: Tensor) -> Tensor:
     """The sums of cells of 2 x 2, of fewer at the end of an odd side."""
     height, width = values.shape[2:]
     if height % 2 or width % 2:
-        values = F.pad(values, (0, width % 2, 0, height % 2))
+        values = nn.functional.pad(values, (0, width % 2, 0, height % 2))
     rows = values[..., ::2, :] + values[..., 1::2, :]
     return rows[..., ::2] + rows[..., 1::2]
 

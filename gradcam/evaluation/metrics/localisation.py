@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, ImageError, shorten, show_fields
+from gradcam._checks import check_number, refuse
+from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.evaluation.subject import check_heatmaps, describe, to_unit
 
 SHARE = 0.15  # of the maximum
@@ -27,8 +27,8 @@ Values = NDArray[np.float64]
 class Localisation:
     """Where each map says that the object is, and whether it is there.
 
-    `boxes`: float32 (N,4), left, top, right, bottom; zeros where the map is blank. `iou`: float32 (N,) in [0,1], the
-    overlap with the nearest object; higher is better. `errors`: float32 (N,), 1 where it is below one half; lower is better.
+    `boxes`: float32 (N,4), left, top, right, bottom; zeros where the map is blank. `iou`: float32 (N,) in [0,1], the overlap
+    with the nearest object; higher is better. `errors`: float32 (N,), 1 where it is below one half; lower is better.
     """
 
     boxes: Tensor = field(repr=False)
@@ -44,27 +44,22 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
     `heatmaps`: (N,H,W), of any scale; negative values are zero. `boxes`: for each image, one or more objects as (B,4): left,
     top, right, bottom in pixels of the heatmap, measured at the pixels' edges, so that the whole picture is 0, 0, W, H and
     right and bottom are not inside. Selvaraju et al. (Grad-CAM, section 4.1) take a share of 15 %.
-
     Pixels are connected to all eight around them. Of several largest parts it is the topmost, then the leftmost. The
     overlap is that of intersection and union, and of several objects the best one, as ILSVRC counts it. A constant map's
     box is the whole picture; a blank map has none: its overlap is 0.
 
-    Raises `ImageError` for heatmaps of another form, for boxes of another form or number and those that are empty, and
-    `GradcamError` for a share out of range.
+    Raises `ImageError` for heatmaps or boxes of another form or number, and empty boxes, `GradcamError` for the share.
     """
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-        raise GradcamError(
-            f"share is {shorten(share)}, expected a share of the maximum from 0 to below 1, such as 0.15."
-        )
+        raise refuse(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
     if not isinstance(boxes, (Sequence, Tensor, np.ndarray)) or not len(boxes):
         raise ImageError(f"The boxes are {shorten(boxes)}, expected for each image one or more as (B,4).")
     objects = [_check_boxes(each, number) for number, each in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
     found = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))  # of any height and width, for these boxes
-    drawn = np.stack([_bound_largest(each) for each in (found > share).cpu().numpy()])
+    drawn = np.stack([_bound_largest(each) for each in (found > share).cpu().numpy().astype(np.uint8)])
     overlaps = [float(measure_overlap(box, each).max()) for box, each in zip(drawn, objects)]
-    iou = torch.tensor(overlaps, dtype=torch.float32, device=found.device)
-    marked = torch.tensor(drawn, dtype=torch.float32, device=found.device)
+    iou, marked = (torch.tensor(it, dtype=torch.float32, device=found.device) for it in (overlaps, drawn))
     return Localisation(marked, iou, (iou < ENOUGH).float())
 
 
@@ -75,14 +70,12 @@ def measure_overlap(box: Values, objects: Values) -> Values:
     return np.asarray(common / ((box[2:] - box[:2]).prod() + (objects[:, 2:] - objects[:, :2]).prod(1) - common))
 
 
-def _bound_largest(above: NDArray[np.bool_]) -> Values:
+def _bound_largest(above: NDArray[np.uint8]) -> Values:
     """The box around the largest connected part of a mask (H,W); zeros where there is none."""
     from gradcam.images.opencv import cv2
 
-    _, _, parts, _ = cv2.connectedComponentsWithStats(above.astype(np.uint8), connectivity=8)
-    if len(parts) == 1:  # the background
-        return np.zeros(4)
-    left, top, width, height, _ = max(parts[1:].tolist(), key=lambda part: (part[4], -part[1], -part[0]))
+    parts = cv2.connectedComponentsWithStats(above, connectivity=8)[2].tolist()[1:]  # without the background
+    left, top, width, height, _ = max(parts, key=lambda it: (it[4], -it[1], -it[0]), default=[0] * 5)
     return np.array([left, top, left + width, top + height], dtype=np.float64)
 
 
@@ -91,15 +84,11 @@ def _check_boxes(boxes: Any, number: int) -> Values:
         found = np.asarray(boxes.detach().cpu() if isinstance(boxes, Tensor) else boxes, dtype=np.float64)
     except (TypeError, ValueError):
         found = np.empty(0)
+    said = f"The boxes of image {number} are"
     if found.ndim != 2 or found.shape[1] != 4 or not len(found):
-        raise ImageError(
-            f"The boxes of image {number} are {shorten(boxes)}, expected one or more as (B,4): left, top, right, bottom."
-        )
+        raise ImageError(f"{said} {shorten(boxes)}, expected one or more as (B,4): left, top, right, bottom.")
     if not np.isfinite(found).all() or (found[:, 2:] <= found[:, :2]).any():
-        raise ImageError(
-            f"The boxes of image {number} are {shorten(found.tolist())}: right must be greater than left, and bottom than "
-            "top."
-        )
+        raise ImageError(f"{said} {shorten(found.tolist())}: right must be greater than left, and bottom than top.")
     return found
 
 
@@ -107,16 +96,14 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
     """1 where the map's maximum is on the object, or within `tolerance` pixels of it; float32 (N,). Higher is better.
 
     `heatmaps`: (N,H,W), of any sign and scale. `masks`: bool (N,H,W), where the object is. The distance is that of the
-    centres of two pixels, in pixels of the heatmap; one of exactly `tolerance` is within. Of several maxima each counts
-    by its share: a constant map scores the share of the picture that is on the object or near it, which is chance. A blank
-    map points nowhere: 0. The mean over pictures is Zhang et al.'s Hits / (Hits + Misses) (2018, section 4.2), for one
-    class; TorchRay takes the first maximum alone, and leaves out a distance of exactly `tolerance`.
+    centres of two pixels, in pixels of the heatmap; one of exactly `tolerance` is within. Of several maxima each counts by
+    its share: a constant map scores the share of the picture that is on the object or near it, which is chance; a blank one
+    0. The mean over pictures is Zhang et al.'s Hits / (Hits + Misses) (2018, section 4.2), for one class; TorchRay takes the
+    first maximum alone, and leaves out a distance of exactly `tolerance`.
 
-    Raises `ImageError` for heatmaps or masks of another form, for masks without an object, and `GradcamError` for a
-    tolerance that is no length.
+    Raises `ImageError` for heatmaps or masks of another form, and masks without an object, `GradcamError` for a tolerance.
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
-        raise GradcamError(f"tolerance is {shorten(tolerance)}, expected a distance in pixels, 0 or more.")
+    check_number(tolerance, "tolerance", "a distance in pixels, 0 or more.")
     found, inside = _check(heatmaps, masks)
     maxima = found == found.amax((1, 2), keepdim=True)
     hits, all_maxima = (it.sum((1, 2), dtype=torch.float32) for it in (maxima & _grow(inside, tolerance), maxima))
@@ -129,7 +116,6 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     `heatmaps`: (N,H,W), of any scale; negative values are zero. `masks`: bool (N,H,W), where the object is. Wang et al.
     (Score-CAM, 2020, section 4.3): the sum of the map inside, divided by its sum. A constant map scores the object's share
     of the picture, which is chance; a blank one 0.
-
     Raises `ImageError` for heatmaps or masks of another form, and for masks without an object.
     """
     found, inside = _check(heatmaps, masks)
@@ -139,7 +125,6 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 
 
 def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
-    """Both as tensors (N,H,W) on the heatmaps' device."""
     inside = torch.from_numpy(np.ascontiguousarray(masks)) if isinstance(masks, np.ndarray) else masks
     if not isinstance(inside, Tensor) or inside.dtype != torch.bool or inside.ndim != 3:
         what = describe(masks, Tensor, np.ndarray)
@@ -157,7 +142,7 @@ def _grow(masks: Tensor, tolerance: float) -> Tensor:
     values, grown = masks[:, None].float(), masks.clone()
     for down in range(min(math.floor(tolerance), rows - 1) + 1):
         reach = min(math.floor(math.sqrt(tolerance**2 - down**2)), columns)
-        wide = F.max_pool2d(values, (1, 2 * reach + 1), stride=1, padding=(0, reach))[:, 0] > 0
+        wide = nn.functional.max_pool2d(values, (1, 2 * reach + 1), stride=1, padding=(0, reach))[:, 0] > 0
         grown[:, down:] |= wide[:, : rows - down]
         grown[:, : rows - down] |= wide[:, down:]
     return grown

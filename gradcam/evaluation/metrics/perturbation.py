@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gradcam._checks import refuse
 from gradcam.cam.methods.perturbation import check_integer, check_number
 from gradcam.errors import BlindLayerError, GradcamError, shorten, show_fields
 from gradcam.evaluation.controls import Explain
@@ -26,8 +26,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # that ROAD takes away
 class Curve:
     """The probability of each image's class, step by step.
 
-    `shares`: float32 (S,), of the pixels that have changed, from 0 to 1. `probabilities`: float32 (N,S). `areas`: float32
-    (N,), under these, by the trapezoid rule.
+    `shares`: float32 (S,), of the pixels changed, from 0 to 1. `probabilities`: (N,S). `areas`: (N,), by the trapezoid rule.
     """
 
     shares: Tensor
@@ -42,19 +41,15 @@ class Curve:
 def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
     """The class's probability as pixels appear on a baseline, the map's highest first: a `Curve`; more area is better.
 
-    Petsiuk et al., BMVC 2018 (RISE), section 4.2. `heatmaps`: one per image, of any library, as
-    `check_heatmaps` takes them; their order alone counts, so that signed ones are taken as they are. `baseline`: one of
-    `BASELINES`. `steps`: of about equally many pixels, to the nearest; the curve has one point more, and `shares` are those
-    of the pixels that did change. Areas are in [0,1] where probabilities are. RISE's own code changes 224 pixels at a time
-    in pictures of 224 x 224: `steps=224` gives its numbers.
-    Pixels of one value, all of them in a blank or constant map, appear in an order drawn by `seed`.
+    Petsiuk et al., BMVC 2018 (RISE), section 4.2. `heatmaps`: one per image, of any library, as `check_heatmaps` takes them;
+    their order alone counts, so that signed ones are taken as they are. `baseline`: one of `BASELINES`. `steps`: of about
+    equally many pixels, to the nearest; the curve has one point more, and `shares` are those of the pixels that did change.
+    Areas are in [0,1] where probabilities are. RISE's own code changes 224 pixels at a time in pictures of 224 x 224:
+    `steps=224` gives its numbers. Pixels of one value, such as all of a blank map, appear in an order drawn by `seed`.
     Raises `ImageError` for heatmaps that do not fit, and `GradcamError` for an unknown baseline and for steps below 1.
     """
     check_integer("insertion", "steps", steps, 1)
-    places = _places(subject, heatmaps, seed)
-    start, counts = subject.baseline(baseline), _counts(steps, places)
-    between = subject.score(_replace(start, subject.images, places, counts[1:-1]))
-    return _curve(counts, [subject.baseline_probabilities(baseline)[None], between, subject.probabilities[None]])
+    return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=1)
 
 
 def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
@@ -63,10 +58,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
     Petsiuk et al., BMVC 2018 (RISE), section 4.2. All else, errors too, is as in `insertion`.
     """
     check_integer("deletion", "steps", steps, 1)
-    places = _places(subject, heatmaps, seed)
-    end, counts = subject.baseline(baseline), _counts(steps, places)
-    between = subject.score(_replace(subject.images, end, places, counts[1:-1]))
-    return _curve(counts, [subject.probabilities[None], between, subject.baseline_probabilities(baseline)[None]])
+    return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=-1)
 
 
 def sufficiency(
@@ -80,8 +72,8 @@ def sufficiency(
     """
     check_number("sufficiency", "share", share, most=1)
     places = _places(subject, heatmaps, seed)
-    count = count_pixels(share, places[0].numel())
-    (kept,) = subject.score(_replace(subject.baseline(baseline), subject.images, places, [count]))
+    counts = [count_pixels(share, places[0].numel())]
+    (kept,) = subject.score(_replace(subject.baseline(baseline), subject.images, places, counts))
     return subject.probabilities - kept
 
 
@@ -90,23 +82,19 @@ def _places(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
     return rank_pixels(check_heatmaps(heatmaps, subject.size, subject.images.device), seed)[:, None].int()
 
 
-def _counts(steps: int, places: Tensor) -> list[int]:
-    """How many pixels have changed at each point of a curve."""
-    pixels = places[0].numel()
-    return [count_pixels(step / steps, pixels) for step in range(steps + 1)]
-
-
 def _replace(before: Tensor, after: Tensor, places: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """`before` with the first pixels of `after` in it, so many after one another.
-
-    Interpolation by a weight of 0 or 1 gives these exactly, in a tenth of the time that `torch.where` takes on a processor.
-    """
-    for count in counts:
+    """`before` with the first pixels of `after` in it, so many after one another."""
+    for count in counts:  # a weight of 0 or 1 gives these exactly, in a tenth of `torch.where`'s time on a processor
         yield torch.lerp(before, after, (places < count).to(before.dtype))
 
 
-def _curve(counts: Sequence[int], rows: Sequence[Tensor]) -> Curve:
-    probabilities = torch.cat(list(rows)).T
+def _curve(subject: Subject, places: Tensor, baseline: str, steps: int, *, order: Literal[1, -1]) -> Curve:
+    """From the baseline to the images, and where `order` is -1 the other way."""
+    counts = [count_pixels(step / steps, places[0].numel()) for step in range(steps + 1)]
+    before, after = (subject.baseline(baseline), subject.images)[::order]
+    between = subject.score(_replace(before, after, places, counts[1:-1]))
+    rows = [subject.baseline_probabilities(baseline)[None], between, subject.probabilities[None]]
+    probabilities = torch.cat(rows[::order]).T
     shares = torch.tensor(counts, device=probabilities.device, dtype=torch.float32) / counts[-1]
     return Curve(shares, probabilities, torch.trapezoid(probabilities, shares))
 
@@ -134,61 +122,47 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
     With Y the probability of the picture, and O that of picture times map, drop is max(0, Y - O) / Y, and increase says
     whether O > Y (Chattopadhay et al., WACV 2018 (Grad-CAM++), section 4.1); gain is max(0, O - Y) / (1 - Y) (Zhang et al.,
-    CVIU 2024 (Opti-CAM)). The picture is multiplied as the model takes it, after preprocessing, by the map in
-    [0,1]: negative values are zero, and the rest is divided by the maximum.
-    Where Y is zero nothing can be lost, and the drop is zero; where Y is one nothing can be won, and the gain is zero. A map
-    that is one everywhere hides nothing: O is Y itself, without the rounding of another pass. A blank map hides all.
+    CVIU 2024 (Opti-CAM)). The picture is multiplied as the model takes it, after preprocessing, by the map in [0,1]:
+    negative values are zero, the rest is divided by the maximum. Where Y is zero the drop is zero; where Y is one the gain.
+    A map that is one everywhere hides nothing: O is Y itself, without the rounding of another pass. A blank map hides all.
     `heatmaps`: one per image, as `check_heatmaps` takes them; raises `ImageError` for those that do not fit.
     """
     units = to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     before = subject.probabilities
-    (after,) = subject.score([_multiply(subject.images, units)])
+    (after,) = subject.score([subject.images * units[:, None].to(subject.images.dtype)])
     after = torch.where(units.amin((1, 2)) == 1, before, after)
-    lost, won = (before - after).clamp(min=0), (after - before).clamp(min=0)
-    can_lose, can_win = before > 0, before < 1
-    drop = torch.where(can_lose, lost / torch.where(can_lose, before, 1.0), 0.0)
-    gain = torch.where(can_win, won / torch.where(can_win, 1 - before, 1.0), 0.0)
+    drop, gain = (
+        torch.where(most > 0, change.clamp(min=0) / torch.where(most > 0, most, 1.0), 0.0)
+        for change, most in ((before - after, before), (after - before, 1 - before))
+    )
     return ConfidenceChange(drop, (after > before).float(), gain)
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
     """How alike a map is to that of picture times map, for the same class: float32 (N,) in [0,1]; more is better.
 
-    Poppi et al., CVPR Workshops 2021 (ADCC): Pearson's correlation r of the two, as (1 + r) / 2. Both are taken
-    in [0,1], as in `confidence_change`. `explain`: what made the maps, from the model, images (N,C,H,W) and classes (N,) to
-    heatmaps (N,H,W); the model is in evaluation mode meanwhile.
-    A blank or constant map varies with nothing: r is 0 where either is one, and also where the second map cannot be made
-    since no gradient is left (`BlindLayerError`); images whose first map is one are not explained again.
+    Poppi et al., CVPR Workshops 2021 (ADCC): Pearson's correlation r of the two, as (1 + r) / 2. Both are taken in [0,1], as
+    in `confidence_change`. `explain`: what made the maps, from the model, which is in evaluation mode meanwhile, images
+    (N,C,H,W) and classes (N,) to heatmaps (N,H,W). r is 0 where either map is constant, and where the second cannot be made
+    since no gradient is left (`BlindLayerError`); images whose first map is constant are not explained again.
     Raises `ImageError` for heatmaps of either kind that do not fit, and whatever else `explain` raises.
     """
     units = to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     correlations = torch.zeros_like(subject.probabilities)
-    varied = ~_is_flat(units)
+    varied = units.amax((1, 2)) != units.amin((1, 2))
     if varied.any():
         units = units[varied]
-        images, classes = _multiply(subject.images[varied], units), subject.classes[varied]
+        images = subject.images[varied] * units[:, None].to(subject.images.dtype)
         try:
             with torch.enable_grad():
-                again = run_explain(explain, subject.model, images, classes)
+                again = run_explain(explain, subject.model, images, subject.classes[varied])
         except BlindLayerError:
             again = torch.zeros_like(units)
-        correlations[varied] = _correlate(units, to_unit(check_heatmaps(again, units.shape, units.device)))
+        again = to_unit(check_heatmaps(again, units.shape, units.device))
+        a, b = (each.flatten(1) - each.mean((1, 2))[:, None] for each in (units, again))
+        found = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN for a flat one
+        correlations[varied] = torch.where(again.amax((1, 2)) == again.amin((1, 2)), 0.0, found.clamp(-1, 1))
     return (1 + correlations) / 2
-
-
-def _multiply(images: Tensor, units: Tensor) -> Tensor:
-    return images * units[:, None].to(images.dtype)
-
-
-def _is_flat(maps: Tensor) -> Tensor:
-    return maps.amax((1, 2)) == maps.amin((1, 2))
-
-
-def _correlate(maps: Tensor, others: Tensor) -> Tensor:
-    """Pearson's correlation of each pair (N,H,W) of maps: (N,), zero where one of the two is flat."""
-    a, b = (each.flatten(1) - each.mean((1, 2))[:, None] for each in (maps, others))
-    found = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN for a flat one
-    return torch.where(_is_flat(maps) | _is_flat(others), 0.0, found.clamp(-1, 1))
 
 
 @dataclass(frozen=True)
@@ -217,20 +191,17 @@ def road(
     package grad-cam: the mean over the shares of (p_least - p_most) / 2, with the class's probabilities. Higher is better.
     grad-cam's percentile is 100 x (1 - share), which is what stays.
 
-    Exactly so many pixels are taken away, `count_pixels`, also where many have one value: pixels of one value are in an
-    order by chance, the seed's, the same for both ends. So a constant map scores what a random one does, about 0.
-    grad-cam takes away all pixels that are as high as the percentile, which may be the whole picture.
-    Share 0 is the image itself; share 1, where nothing is known, is zero and noise.
-
-    `noise`, drawn by the seed: one draw for each share. Probabilities of 0 and 1 need no rule: nothing is divided by them.
+    Exactly so many pixels are taken away, `count_pixels`: those of one value are in an order by chance, the seed's, the same
+    for both ends, so that a constant map scores what a random one does, about 0. grad-cam takes away all pixels that are as
+    high as the percentile, which may be the whole picture. Share 0 is the image itself; share 1, where nothing is known, is
+    zero and noise. `noise` is drawn by the seed, once for each share. Nothing is divided by probabilities, such as of 0.
     Raises `ImageError` for heatmaps of another form, `GradcamError` for shares that are not in [0,1] and for the noise.
     """
     maps = check_heatmaps(heatmaps, subject.size, subject.images.device)
     checked = tuple(shares) if isinstance(shares, Sequence) else ()
-    if not checked or not all(_is_number(share) and 0 <= share <= 1 for share in checked):
-        raise GradcamError(
-            f"shares is {shorten(shares)}, expected numbers from 0 to 1: the parts of the pixels to take."
-        )
+    are_numbers = all(isinstance(share, (int, float)) and not isinstance(share, bool) for share in checked)
+    if not checked or not are_numbers or not all(0 <= share <= 1 for share in checked):
+        raise refuse(shares, "shares", "numbers from 0 to 1: the parts of the pixels to take.")
     checked = tuple(map(float, checked))
     scores = subject.score(_remove(subject.images, rank_pixels(maps, seed), checked, noise, seed))
     most, least = scores[0::2].T.contiguous(), scores[1::2].T.contiguous()
@@ -247,16 +218,11 @@ def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: floa
         yield from impute(twice, known, noise=noise, generator=draw(seed, "road", share)).split(len(images))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def complexity(heatmaps: Any) -> Tensor:
     """How much of the picture a map marks: its mean in [0,1], float32 (N,); less is better.
 
     Poppi et al., CVPR Workshops 2021 (ADCC): the map's L1 norm, by the number of its pixels. Negative values are zero, and
-    the rest is divided by the maximum: a blank map has 0, and a constant one 1. `heatmaps`: (N,H,W), as `check_heatmaps`
-    takes them, which says what it raises.
+    the rest is divided by the maximum: a blank map has 0, a constant one 1. `heatmaps`, errors: as in `check_heatmaps`.
     """
     return to_unit(check_heatmaps(heatmaps)).mean((1, 2))
 
@@ -266,24 +232,20 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
 
     Poppi et al., CVPR Workshops 2021: 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), of each image. The three
     are what `coherency`, `complexity` and `confidence_change(...).drop` give: (N,), in [0,1]. Where one of the three parts
-    is zero, so is their mean.
-    Raises `GradcamError` for values of another form, or outside [0,1].
+    is zero, so is their mean. Raises `GradcamError` for values of another form, or outside [0,1].
     """
-    values = {"drop": drop, "coherency": coherency, "complexity": complexity}
-    shares = {name: _check_shares(name, value) for name, value in values.items()}
+    shares: dict[str, Tensor] = {}
+    for name, value in {"drop": drop, "coherency": coherency, "complexity": complexity}.items():
+        device = value.device if isinstance(value, Tensor) else "cpu"
+        try:
+            shares[name] = torch.as_tensor(value, dtype=torch.float32, device=device)
+        except (TypeError, ValueError, RuntimeError):
+            shares[name] = torch.empty((), dtype=torch.float32, device="cpu")
+        if shares[name].ndim != 1 or not ((shares[name] >= 0) & (shares[name] <= 1)).all():
+            raise GradcamError(f"The {name} is {shorten(value)}, expected a tensor (N,) of values from 0 to 1.")
     if len({len(share) for share in shares.values()}) > 1:
         lengths = ", ".join(f"{len(share)} of {name}" for name, share in shares.items())
         raise GradcamError(f"There are {lengths}, expected one of each for every image.")
     parts = torch.stack([shares["coherency"], 1 - shares["complexity"], 1 - shares["drop"]])
     inverse = (1 / torch.where(parts > 0, parts, 1.0)).sum(0)
     return torch.where((parts > 0).all(0), len(parts) / inverse, 0.0)
-
-
-def _check_shares(name: str, value: Any) -> Tensor:
-    try:
-        found = torch.as_tensor(value, dtype=torch.float32, device=value.device if isinstance(value, Tensor) else "cpu")
-    except (TypeError, ValueError, RuntimeError):
-        found = torch.empty((), dtype=torch.float32, device="cpu")
-    if found.ndim != 1 or not ((found >= 0) & (found <= 1)).all():
-        raise GradcamError(f"The {name} is {shorten(value)}, expected a tensor (N,) of values from 0 to 1.")
-    return found

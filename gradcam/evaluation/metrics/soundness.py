@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,15 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import (
-    BlindLayerError,
-    GradcamError,
-    ModelError,
-    TargetError,
-    describe_unexpected,
-    shorten,
-    show_fields,
-)
+from gradcam._checks import check_count, check_number
+from gradcam.errors import BlindLayerError, ModelError, TargetError, describe_unexpected, show_fields
 from gradcam.evaluation.controls import Explain
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_tensor
@@ -29,14 +21,10 @@ from gradcam.hooks.preserve import undisturbed
 
 
 def rank_correlation(a: Any, b: Any) -> Tensor:
-    """Spearman's rank correlation of heatmaps `a` and `b` (N,H,W), of any library: float32 (N,) in [-1,1].
-
-    Pixels of one value share the mean of their ranks. 1 is the same order, -1 the opposite one. What a constant map, such
-    as a blank one, has in common with others is not defined; here it is 1 where both are constant, since they agree
-    everywhere, and 0 where one is.
-
-    Raises `ImageError` where the heatmaps are none, hold NaN, or are not of one size.
-    """
+    """Spearman's rank correlation of heatmaps `a` and `b` (N,H,W), of any library: float32 (N,) in [-1,1]. Pixels of
+    one value share the mean of their ranks. 1 is the same order, -1 the opposite one. Of a constant map, such as a
+    blank one, it is not defined; here it is 1 where both are constant, since they agree everywhere, and 0 where one is.
+    Raises `ImageError` where the heatmaps are none, hold NaN, or are not of one size."""
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
     second = check_heatmaps(b, first.shape, first.device)
@@ -62,17 +50,19 @@ def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -
 
     Whether maps tell classes apart is what Selvaraju et al. ask of them ("Grad-CAM", ICCV 2017, section 5.1); the measure is
     that of Adebayo et al. (NeurIPS 2018, section 3). 0 says that the map is the same for both, 1 that they have nothing in
-    common. The rival is the most probable other class. Where both are of one kind, such as two dogs, they may rightly be
-    looked for in one place: a small difference alone refutes nothing, none at all does.
-    `explain` makes heatmaps (N,H,W) from a model, images and classes; `heatmaps`, those of the subject's classes, are made
-    by it where they are not given. Constant maps are as in `rank_correlation`.
-
+    common. The rival is the most probable other class. Two of one kind, such as dogs, may rightly be looked for in one
+    place: a small difference alone refutes nothing, none at all does. `explain` makes heatmaps (N,H,W) from a model, images
+    and classes, also those of the subject's classes if they are not given. Constant maps are as in `rank_correlation`.
     Raises `TargetError` where the model has one class only, `ImageError` for heatmaps of another form.
     """
-    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
-    before = check_heatmaps(made, subject.size, subject.images.device)
+    before = _explain_unless(heatmaps, subject, explain)
     rivals = run_explain(explain, subject.model, subject.images, find_rivals(subject))
     return 1 - rank_correlation(before, check_heatmaps(rivals, subject.size, subject.images.device))
+
+
+def _explain_unless(heatmaps: Any, subject: Subject, explain: Explain) -> Tensor:
+    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
+    return check_heatmaps(made, subject.size, subject.images.device)
 
 
 def find_rivals(subject: Subject) -> Tensor:
@@ -80,8 +70,7 @@ def find_rivals(subject: Subject) -> Tensor:
     count = subject.all_probabilities.shape[1]
     if count < 2:
         raise TargetError(f"The model has {count} class: there is no other to compare its map with.")
-    others = subject.all_probabilities.scatter(1, subject.classes[:, None], float("-inf"))
-    return others.argmax(1)
+    return subject.all_probabilities.scatter(1, subject.classes[:, None], float("-inf")).argmax(1)
 
 
 def max_sensitivity(
@@ -94,17 +83,11 @@ def max_sensitivity(
     usual it is divided by the map's own norm, so that maps of any scale compare; a blank map's change is left as it is.
     `radius` is in the units of the images, as preprocessed. `explain` makes heatmaps (N,H,W) from a model, images and
     classes, which are the subject's with noise too; `heatmaps` are those without noise, made by it where not given.
-
     Raises `GradcamError` for a radius or a number of samples that cannot be, `ImageError` for heatmaps of another form.
     """
-    is_number = isinstance(radius, (int, float)) and not isinstance(radius, bool)
-    if not is_number or not 0 <= radius < math.inf:
-        raise GradcamError(f"radius is {shorten(radius)}, expected how far a value may change, a number from 0 on.")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise GradcamError(f"samples is {shorten(samples)}, expected how often to draw noise, 1 or more.")
-    images = subject.images
-    made = run_explain(explain, subject.model, images, subject.classes) if heatmaps is None else heatmaps
-    before = check_heatmaps(made, subject.size, images.device)
+    check_number(radius, "radius", "how far a value may change, a number from 0 on.")
+    check_count(samples, "samples", "how often to draw noise, 1 or more.")
+    images, before = subject.images, _explain_unless(heatmaps, subject, explain)
     generator = draw(seed, "noise")
     most = torch.zeros(len(images), dtype=torch.float32, device=images.device)
     for _ in range(samples):
@@ -138,24 +121,20 @@ def randomisation(
     """Cascading randomisation (Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, section 4.1).
 
     A map that explains the model must change when the model's weights do: correlations near 0 are good, and 1 says that
-    the map does not depend on the weights at all. `explain` makes heatmaps (N,H,W) from a model, images and classes;
-    `heatmaps`, those of the model as it is, are made by it where they are not given.
+    the map does not depend on the weights at all. `explain` makes heatmaps (N,H,W) from a model, images and classes, which
+    are the subject's; `heatmaps`, those of the model as it is, are made by it where they are not given.
 
-    Weights are drawn anew on a copy of the model; the model itself is not touched. Each parameter's values are put into an
-    order by chance, which keeps their scale: a network with weights of another scale may have no signal left, of which
-    every map is blank. Statistics of batch norms stay. Layers are those that own parameters, in the reverse of the order in
-    which they start; `stages` of them are looked at, the topmost one, the last, where all weights are drawn, and between
-    these about as many layers from one to the next. The classes are those of the subject.
-    A map that cannot be had at such a network, because its gradient is zero or its numbers overflow, counts as blank, and
-    a blank map's correlation is as `rank_correlation` has it.
+    Weights are drawn anew on a copy of the model. Each parameter's values are put into an order by chance, which keeps their
+    scale: a network with weights of another scale may have no signal left, of which every map is blank. Statistics of batch
+    norms stay. Layers are those that own parameters, in the reverse of the order in which they start; `stages` of them are
+    looked at: the topmost one, the last, where all weights are drawn, and about evenly between. A map that cannot be had at
+    such a network, because its gradient is zero or its numbers overflow, counts as blank, as `rank_correlation` has it.
 
     Raises `ModelError` for a model without parameters, or that cannot be copied; `GradcamError` for `stages` below 1;
     `ImageError` for heatmaps of another form.
     """
-    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
-        raise GradcamError(f"stages is {shorten(stages)}, expected how many layers to look at, 1 or more.")
-    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
-    before = check_heatmaps(made, subject.size, subject.images.device)
+    check_count(stages, "stages", "how many layers to look at, 1 or more.")
+    before = _explain_unless(heatmaps, subject, explain)
     try:
         model = copy.deepcopy(subject.model)
     except Exception as error:
@@ -163,8 +142,13 @@ def randomisation(
             f"{type(subject.model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
             f"{describe_unexpected(error)}"
         ) from error
-    stops = _draw_anew(model, subject.images[:1], stages, seed)
-    found = {name: _explain_blankly(subject, explain, model) for name in stops}  # each of the model at that stage
+    found: dict[str, Tensor] = {}
+    for name in _draw_anew(model, subject.images[:1], stages, seed):  # at each the model is of that stage
+        try:
+            made = to_tensor(run_explain(explain, model, subject.images, subject.classes)).nan_to_num(0, 0, 0)
+        except BlindLayerError:
+            made = torch.zeros(subject.size, dtype=torch.float32, device=subject.images.device)
+        found[name] = check_heatmaps(made, subject.size, subject.images.device)
     correlations = torch.stack([rank_correlation(before, maps) for maps in found.values()], 1)
     return Randomisation(tuple(found), correlations, torch.stack([*found.values()], 1))
 
@@ -174,35 +158,25 @@ def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iter
     layers = _find_layers(model, images)
     if not layers:
         raise ModelError(f"{type(model).__name__} has no parameters: there is nothing that could be drawn anew.")
-    ends = _divide(len(layers), stages)
+    last = len(layers) - 1
+    ends = {round(stage * last / (stages - 1)) for stage in range(stages)} if stages > 1 else {last}
     drawn: set[Tensor] = set()
-    for number, (name, parameters) in enumerate(layers, start=1):
+    for number, (name, parameters) in enumerate(layers):
         for parameter_name, parameter in parameters:
             if parameter not in drawn:  # tied ones are drawn once
-                _shuffle(parameter, draw(seed, "weights", parameter_name))
+                generator = draw(seed, "weights", parameter_name)
+                order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu")
+                with torch.no_grad():
+                    parameter.copy_(parameter.flatten()[order.to(parameter.device)].reshape(parameter.shape))
                 drawn.add(parameter)
         if number in ends:
             yield name
 
 
-def _divide(layers: int, stages: int) -> set[int]:
-    """After how many of the layers to stop: 1 and all of them, and evenly between."""
-    return {1 + round(stage * (layers - 1) / (stages - 1)) for stage in range(stages)} if stages > 1 else {layers}
-
-
-def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
-    order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu").to(parameter.device)
-    with torch.no_grad():
-        parameter.copy_(parameter.flatten()[order].reshape(parameter.shape))
-
-
 def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:
-    """Modules that own parameters, the last to start first, each with these and their names.
-
-    Parameters of a module that is never called, since another one computes with them, are the one's around it.
-    """
+    """Modules that own parameters, the last to start first, each with these and their names. Parameters of a module
+    that is never called, since another one computes with them, are the one's around it."""
     starts: dict[str, int] = {}
-
     with torch.no_grad(), Hooks() as hooks, undisturbed(model):
         for name, module in model.named_modules():
             hooks.before_forward(module, lambda *_, name=name: starts.__setitem__(name, len(starts)))
@@ -214,12 +188,3 @@ def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple
             owner = owner.rpartition(".")[0]
         owners[owner].append((name, parameter))
     return sorted(owners.items(), key=lambda item: -starts[item[0]])
-
-
-def _explain_blankly(subject: Subject, explain: Explain, model: nn.Module) -> Tensor:
-    """The maps of a model whose weights are drawn anew; blank where it has none."""
-    try:
-        found = run_explain(explain, model, subject.images, subject.classes)
-    except BlindLayerError:
-        return torch.zeros(subject.size, dtype=torch.float32, device=subject.images.device)
-    return check_heatmaps(to_tensor(found).nan_to_num(0, 0, 0), subject.size, subject.images.device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from filelock import Timeout
@@ -17,18 +17,15 @@ from gradcam.storage.disk import LineFile, blaming_disk, take_lock
 from gradcam.storage.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 
 FIELDS = ("gradcam", "versions", "device", "model", "settings", "pictures")  # of those of a run
+Entries = dict[tuple[str, str], Entry]  # by image and SHA-256
 Mode = Literal["new", "resume", "overwrite"]
 
 
-class Journal:
-    """A file of JSON lines, open for one study. `notes`: what a person should know who goes on with it.
+class Journal(AbstractContextManager["Journal"]):
+    """A file of JSON lines, open for one study. `notes`: what a person should know who goes on with it. Each entry is
+    in the file before it is given to anybody; what was not written to its end is cut off by whoever goes on."""
 
-    Each entry is in the file before it is given to anybody; what was not written to its end is cut off by whoever goes on.
-    """
-
-    def __init__(
-        self, path: Path, entries: Mapping[tuple[str, str], Entry], release: Callable[[], None], notes: list[str]
-    ) -> None:
+    def __init__(self, path: Path, entries: Entries, release: Callable[[], None], notes: list[str]) -> None:
         self.path = path
         self.notes = notes
         self._entries = entries
@@ -37,14 +34,16 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
-        """Take the file for this study. `run`: what its numbers depend on, as `Conditions.to_run` gives it.
-
-        `mode`: "new" wants that there is none yet, "resume" goes on with one of the same `run`, if there is one, and
-        "overwrite" starts anew. Raises `OutputError` otherwise, and where another process is at work on it.
-        """
+        """Take the file for this study. `run`: what its numbers depend on, as `Conditions.to_run` gives it. `mode`:
+        "new" wants that there is none yet, "resume" goes on with one of the same `run`, if there is one, and
+        "overwrite" starts anew. Raises `OutputError` otherwise, and where another process is at work on it."""
         with blaming_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            release = _lock(path)
+            try:
+                release = take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
+            except Timeout:
+                busy = f"{path}: another process is at work on it; let it finish, or choose another --output"
+                raise OutputError(busy) from None
             try:
                 entries, notes = _begin(path, run, mode)
                 return cls(path, entries, release, notes)
@@ -66,32 +65,18 @@ class Journal:
         self._lines.close()
         self._release()
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def check_journal(path: Path, mode: Mode) -> None:
     """What can be told before anything is computed. Raises `OutputError` for a journal where there must be none."""
     if mode == "new" and path.exists():
-        raise OutputError(
-            f"{path}: is of an earlier study; give --resume to go on with it, --overwrite to start anew, or another --output"
-        )
+        ways = "--resume to go on with it, --overwrite to start anew, or another --output"
+        raise OutputError(f"{path}: is of an earlier study; give {ways}")
 
 
-def _lock(path: Path) -> Callable[[], None]:
-    try:
-        return take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
-    except Timeout:
-        busy = f"{path}: another process is at work on it; let it finish, or choose another --output"
-        raise OutputError(busy) from None
-
-
-def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[dict[tuple[str, str], Entry], list[str]]:
+def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, list[str]]:
     """What is done already, and notes; a file that is not there yet begins with the run."""
     check_journal(path, mode)
     lines = _read_lines(path) if path.exists() and mode == "resume" else iter(())
@@ -101,14 +86,12 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[dict[tuple[s
         return {}, []
     earlier = load_fields(first)
     if earlier is None or earlier.get("schema") != SCHEMA or find_fault(earlier, FIELDS) is not None:
+        expected = "does not begin as a study's journal of this version does"
+        raise OutputError(f"{path}: {expected}; start anew with --overwrite")
+    if differences := list_differences(earlier, run):
         raise OutputError(
-            f"{path}: does not begin as a study's journal of this version does; start anew with --overwrite"
-        )
-    differences = list_differences(earlier, run)
-    if differences:
-        raise OutputError(
-            f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same ones, start anew with "
-            "--overwrite, or choose another --output"
+            f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same ones, start anew "
+            "with --overwrite, or choose another --output"
         )
     entries = {}
     for number, line in enumerate(lines, 2):

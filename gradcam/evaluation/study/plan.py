@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam import plugins
+from gradcam._checks import refuse
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import GradcamError, join_names, shorten, show_fields
@@ -36,12 +37,9 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, by which metrics.
-
-    `methods`, `controls`, `metrics`: names, in the order of `METHODS`, `CONTROLS` and `METRICS`; what users add comes last.
-    `asked_methods`, `asked_metrics`: those of them that somebody named, or whose group of metrics: if one of these cannot
-    be had, that is an error; others are left out. `own_methods`, `own_metrics`: by name, what is not in those tables.
-    """
+    """What is compared, by which metrics: names, in the order of the tables; what users add comes last.
+    `asked_methods`, `asked_metrics`: those that somebody named, or whose group of metrics: if one of these cannot be
+    had, that is an error; others are left out. `own_methods`, `own_metrics`: by name, what is not in those tables."""
 
     methods: tuple[str, ...]
     controls: tuple[str, ...]
@@ -55,25 +53,20 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Methods and controls."""
         return self.methods + self.controls
 
     def explained(self, name: str) -> Any:
-        """The method or control of that name."""
         return self.own_methods.get(name) or METHODS.get(name) or CONTROLS[name]
 
     def metric(self, name: str) -> Metric:
-        """The metric of that name."""
         return self.own_metrics.get(name) or METRICS[name]
 
     @property
     def of_pictures(self) -> tuple[Metric, ...]:
-        """The metrics of single pictures."""
         return tuple(it for it in map(self.metric, self.metrics) if not it.is_of_mosaics)
 
     @property
     def of_mosaics(self) -> tuple[Metric, ...]:
-        """The metrics of mosaics."""
         return tuple(it for it in map(self.metric, self.metrics) if it.is_of_mosaics)
 
     def describe_own(self) -> dict[str, Any]:
@@ -93,28 +86,29 @@ def make_plan(
     controls: Sequence[str] | None = None,
     has_annotations: bool = False,
 ) -> Plan:
-    """A plan of methods and metrics by name.
-
-    `methods`: names, "single-pass" or "all"; those of controls too, methods themselves, and functions, as `check` takes
-    them. `metrics`: names, those of groups, or "all", and metrics themselves; None for those that need nothing but pictures,
-    and with annotations those too. `controls`: names of them, None for all.
-    Raises `GradcamError` for unknown names, for none at all, for two of one name, and for metrics that were named and need
-    annotations.
-    """
+    """A plan of methods, metrics and controls as `evaluate` takes them. Raises `GradcamError` for unknown names, for
+    none at all, for two of one name, and for metrics that were named and need annotations."""
     found, asked_methods = _find_methods(_check(methods, "methods"))
-    added = CONTROLS if controls is None else _check_controls(controls)
+    if controls is not None and (isinstance(controls, str) or any(name not in CONTROLS for name in controls)):
+        raise refuse(controls, "controls", f"a list of some of {join_names(CONTROLS)}.")
     if metrics is None:
-        groups = (*(("annotations",) if has_annotations else ()), *DEFAULT)
-        wanted, asked = find_metrics(groups), []
+        wanted, asked = find_metrics((*(("annotations",) if has_annotations else ()), *DEFAULT)), []
     else:
         wanted = find_metrics(_check(metrics, "metrics"))
         asked = find_metrics([it for it in metrics if not isinstance(it, str) or it.strip().lower() != "all"])
     if not has_annotations:
-        wanted = _without_annotations(wanted, asked)
+        if named := [it.name for it in wanted if it.needs_annotations and it in asked]:
+            raise GradcamError(
+                f"{join_names(named)} ask whether the map is on the object: give annotations, which say where that is "
+                "(--annotations PATH)."
+            )
+        wanted = [it for it in wanted if not it.needs_annotations]
+        if not wanted:
+            raise GradcamError(f"There is no metric left, expected one of {join_names([*GROUPS, 'all'])}, or names.")
     ours = [it.name for it in found.values() if not isinstance(it, Control)]
     return Plan(
         methods=tuple(sorted(ours, key=[*METHODS, *ours].index)),
-        controls=tuple(name for name in CONTROLS if name in added or name in found),
+        controls=tuple(name for name in CONTROLS if controls is None or name in controls or name in found),
         metrics=tuple(it.name for it in wanted),
         asked_methods=asked_methods,
         asked_metrics=frozenset(it.name for it in asked),
@@ -125,26 +119,15 @@ def make_plan(
 
 def _check(given: Sequence[Any], what: str) -> Sequence[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable) or not given:
-        raise GradcamError(f"{what} is {shorten(given)}, expected a list of at least one name.")
+        raise refuse(given, what, "a list of at least one name.")
     return given
-
-
-def _check_controls(names: Sequence[str]) -> Sequence[str]:
-    if isinstance(names, str) or any(name not in CONTROLS for name in names):
-        raise GradcamError(f"controls is {shorten(names)}, expected a list of some of {join_names(CONTROLS)}.")
-    return names
 
 
 def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozenset[str]]:
     """Those that are meant, by name, and the names of those that were named themselves."""
-    groups: list[Method] = []
-    asked: list[Explained] = []
-    for each in wanted:
-        group = METHOD_GROUPS.get(each.strip().lower()) if isinstance(each, str) else None
-        if group is None:
-            asked.append(find_explained(each, *METHOD_GROUPS))
-        else:
-            groups += [METHODS[name] for name in group]
+    members = [METHOD_GROUPS.get(each.strip().lower()) if isinstance(each, str) else None for each in wanted]
+    groups = [METHODS[name] for group in members for name in group or ()]
+    asked = [find_explained(each, *METHOD_GROUPS) for each, group in zip(wanted, members) if group is None]
     methods = [*groups, *(it for it in asked if isinstance(it, Method))]
     found: dict[str, Explained] = {it.name: it for it in (find_methods(methods) if methods else ())}
     for it in asked:
@@ -153,19 +136,6 @@ def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozense
         if not isinstance(it, Method) and found.setdefault(it.name, it) != it:
             raise GradcamError(f"There are two methods {it.name!r}: give one of them another name.")
     return found, frozenset({it.name for it in asked} | found.keys() - {it.name for it in groups})
-
-
-def _without_annotations(metrics: Sequence[Metric], asked: Sequence[Metric]) -> list[Metric]:
-    named = [it.name for it in metrics if it.needs_annotations and it in asked]
-    if named:
-        raise GradcamError(
-            f"{join_names(named)} ask whether the map is on the object: give annotations, which say where that is "
-            "(--annotations PATH)."
-        )
-    kept = [it for it in metrics if not it.needs_annotations]
-    if not kept:
-        raise GradcamError(f"There is no metric left, expected one of {join_names([*GROUPS, 'all'])}, or names.")
-    return kept
 
 
 def count_passes(plan: Plan) -> int:
@@ -190,13 +160,10 @@ def describe_cost(plan: Plan, pictures: int, mosaics: int) -> list[str]:
     of_pictures = f"{_count(maps, 'map')} x {_count(passes, 'forward pass')} x {_count(pictures, 'picture')}"
     of_mosaics = f", 1 for each of {_count(mosaics, 'mosaic')}" if mosaics else ""
     again = f"{_count(runs, 'run')} of each method a picture{of_mosaics}"
+    methods = map(plan.explained, plan.methods)
+    costs = ", ".join(f"{it.name} {it.cost}" for it in methods if isinstance(it, Method) and not it.needs)
     lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,}, and {again}."]
-    costs = [
-        f"{it.name} {it.cost}" for it in map(plan.explained, plan.methods) if isinstance(it, Method) and not it.needs
-    ]
-    if costs:
-        lines.append(f"Methods that run the model again, forward passes a run: {', '.join(costs)}.")
-    return lines
+    return lines + ([f"Methods that run the model again, forward passes a run: {costs}."] if costs else [])
 
 
 def _count(number: int, what: str) -> str:

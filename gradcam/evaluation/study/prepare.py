@@ -11,15 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
+from gradcam._checks import check_count, refuse
 from gradcam.batch.read import read_item
 from gradcam.cam.budget import Progress
-from gradcam.errors import GradcamError, ModelError, shorten
-from gradcam.evaluation.annotations import Annotations, read_annotations
+from gradcam.errors import GradcamError, ModelError
+from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
 from gradcam.evaluation.metrics.grid import MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Plan, StudyOptions, make_plan
-from gradcam.evaluation.study.results import Results, describe_conditions
+from gradcam.evaluation.study.results import Results, list_conditions
 from gradcam.evaluation.study.run import Composition, Evaluator, Study
 from gradcam.evaluation.subject import derive
 from gradcam.layers.find import find_layer
@@ -61,14 +62,13 @@ def evaluate(
     a function; None for all that need nothing but pictures, and annotations where these are given. Names may also be
     `FILE.py:NAME`, or those of installed packages. `controls`: keys of `CONTROLS`, to compare with; None for all of them.
     `layer`: dotted name, None for `classifier.layer_for(method)`. `target`: the class to explain in all pictures, by label
-    or index; None for what a list asks for, or the most probable one, of those that annotations name in a picture if they
-    do.
+    or index; None for what a list asks for, or the most probable one, of those that annotations name in a picture if any.
     `score`: a key of `SCORES`; a method that explains a score of its own does so. `reshape`: as in `gradcam.explain`.
-    `annotations`: where objects are, as `read_annotations` takes it. `limit`: at most so many pictures, drawn by the
-    seed; those of a smaller limit are among those of a larger one. `progress`: called with how many maps are judged, and
-    of how many. `journal`: a file that keeps what was judged; the same study goes on with it where it was stopped.
-
+    `annotations`: where objects are, as `read_annotations` takes it. `limit`: at most so many pictures, drawn by the seed;
+    those of a smaller limit are among those of a larger one. `progress`: called with the maps judged, and all of them.
+    `journal`: a file that keeps what was judged; the same study goes on with it where it was stopped.
     The same pictures, seed and versions give the same numbers, to the last digit, on one machine.
+
     Raises `GradcamError` for unknown names, and for a metric or method that was named and cannot be had: grid metrics need
     confident pictures of four classes, those of localisation need annotations, some methods need attention. Raises
     `InputError` where there is no picture, and `OutputError` for a journal of another study.
@@ -84,35 +84,30 @@ def evaluate(
 
 
 def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Plan, options: StudyOptions) -> Study:
-    """A study of these pictures, ready to run; where mosaics are made, the model runs once on each of them.
-
-    Raises as `evaluate` does.
-    """
-    _check_options(options)
-    index = _find_target(classifier, options.target, items)
-    annotations = _read_annotations(classifier, options.annotations, items)
+    """A study of these pictures, ready to run; where mosaics are made, the model runs once on each. Raises as `evaluate`."""
+    if options.score not in SCORES:
+        raise refuse(options.score, "score", f"one of {', '.join(SCORES)}.")
+    for name, value, least in (("limit", options.limit, 1), ("seed", options.seed, 0)):
+        if value is not None:
+            check_count(value, name, f"an integer, {least} or more.", least=least)
+    index, annotations = _find_target(classifier, options.target, items), None
+    if options.annotations is not None:
+        names = [item.name for item in items]
+        annotations = read_annotations(options.annotations, names=names, find_class=classifier.find_class)
     items = choose_items(items, options.limit, options.seed)
     layer = _find_layers(classifier, plan, options.layer)
     evaluator = Evaluator(classifier, plan, layer, options.score, options.reshape, seed=options.seed)
     evaluator, left_out = _without_unfit(evaluator, items)
     evaluator, compositions, notes = _with_mosaics(evaluator, items)
-    conditions = describe_conditions(
-        classifier,
-        evaluator.plan,
-        options,
-        layer=_describe_layers(layer, evaluator.plan),
-        target=_describe_target(classifier, index, items, annotations),
-    )
+    place = _describe_layers(layer, evaluator.plan)
+    target = "the most probable class" if annotations is None else "the most probable annotated class"
+    if index is not None:
+        target = name_class(index, classifier.label(index), with_index=True)
+    elif any(item.wanted is not None for item in items):
+        target = "the class that the list asks for, or the most probable one"
+    conditions = list_conditions(classifier, evaluator.plan, options, layer=place, target=target)
     notes = [*(() if annotations is None else annotations.notes), *left_out, *notes]
     return Study(evaluator, items, compositions, conditions, index, annotations, notes)
-
-
-def _check_options(options: StudyOptions) -> None:
-    if options.score not in SCORES:
-        raise GradcamError(f"score is {shorten(options.score)}, expected one of {', '.join(SCORES)}.")
-    for name, value, least in (("limit", options.limit, 1), ("seed", options.seed, 0)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise GradcamError(f"{name} is {shorten(value)}, expected an integer, {least} or more.")
 
 
 def _find_target(classifier: Classifier, target: str | int | None, items: Iterable[Item]) -> int | None:
@@ -122,28 +117,13 @@ def _find_target(classifier: Classifier, target: str | int | None, items: Iterab
         raise GradcamError("The list says which classes to explain, and so does the target: leave that out.")
     for name in wanted:
         classifier.find_class(name)
-    if target is None or isinstance(target, str):
-        return None if target is None else classifier.find_class(target)
-    if isinstance(target, bool) or not isinstance(target, int):
-        raise GradcamError(f"target is {shorten(target)}, expected one class for all pictures, by label or index.")
-    check_range([target], classifier.classes)
+    if isinstance(target, str):
+        return classifier.find_class(target)
+    if target is not None:
+        if isinstance(target, bool) or not isinstance(target, int):
+            raise refuse(target, "target", "one class for all pictures, by label or index.")
+        check_range([target], classifier.classes)
     return target
-
-
-def _describe_target(
-    classifier: Classifier, index: int | None, items: Iterable[Item], annotations: Annotations | None
-) -> str:
-    if index is not None:
-        return name_class(index, classifier.label(index), with_index=True)
-    if any(item.wanted is not None for item in items):
-        return "the class that the list asks for, or the most probable one"
-    return "the most probable annotated class" if annotations is not None else "the most probable class"
-
-
-def _read_annotations(classifier: Classifier, path: Path | None, items: Iterable[Item]) -> Annotations | None:
-    if path is None:
-        return None
-    return read_annotations(path, names=[item.name for item in items], find_class=classifier.find_class)
 
 
 def choose_items(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
@@ -155,7 +135,6 @@ def choose_items(items: Sequence[Item], limit: int | None, seed: int) -> Sequenc
 
 
 def _find_layers(classifier: Classifier, plan: Plan, wanted: str | None) -> str | dict[str, str]:
-    """The layer of all methods, or each one's own where none is named."""
     if wanted is not None:
         return find_layer(classifier.model, wanted).name
     methods = [it for it in map(plan.explained, plan.methods) if it.place == "layer"]
@@ -167,19 +146,15 @@ def _describe_layers(layer: str | dict[str, str], plan: Plan) -> str:
     """In one line: "layer4", or "layer4; head.0 for xgradcam, scorecam"."""
     if isinstance(layer, str):
         return layer
-    methods: dict[str, list[str]] = {}
-    for name in plan.methods:
-        if name in layer:
-            methods.setdefault(layer[name], []).append(name)
+    used = [name for name in plan.methods if name in layer]
+    methods = {layer[name]: [it for it in used if layer[it] == layer[name]] for name in used}
     first, *others = sorted(methods, key=lambda it: -len(methods[it])) or [""]
     return "; ".join([first, *(f"{it} for {', '.join(methods[it])}" for it in others)])
 
 
 def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluator, list[str]]:
-    """The evaluator without the methods that this model cannot have, as the first picture shows, and why.
-
-    Those that run the model many times over are not tried. Raises `ModelError` where one was named that it cannot have.
-    """
+    """The evaluator without the methods that this model cannot have, as the first picture shows, and why. Those that
+    run the model many times over are not tried. Raises `ModelError` where one was named."""
     plan = evaluator.plan
     tried = [it.name for it in map(plan.explained, plan.methods) if it.needs or it.place in ("attention", "own")]
     read = (read_item(evaluator.classifier, item).picture for item in (items if tried else ()))
@@ -190,9 +165,8 @@ def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluat
     for name, reason in reasons.items():
         if name in plan.asked_methods:
             raise ModelError(f"{name} cannot be had of this model: {reason}")
-    kept = tuple(name for name in plan.methods if name not in reasons)
-    evaluator = replace(evaluator, plan=replace(plan, methods=kept))
-    return evaluator, [f"{name} is left out: {reason}" for name, reason in reasons.items()]
+    plan = replace(plan, methods=tuple(name for name in plan.methods if name not in reasons))
+    return replace(evaluator, plan=plan), [f"{name} is left out: {reason}" for name, reason in reasons.items()]
 
 
 def _find_reason(evaluator: Evaluator, methods: Sequence[str], prepared: Prepared) -> str | None:
@@ -206,39 +180,27 @@ def _find_reason(evaluator: Evaluator, methods: Sequence[str], prepared: Prepare
 
 
 def _with_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluator, Sequence[Composition], list[str]]:
-    """The mosaics that the plan's metrics need; where there can be none, the evaluator without these, and why.
-
-    Raises `GradcamError` for that where they were named.
-    """
-    plan = evaluator.plan
+    """The mosaics, by the pictures' names in order, that the metrics need; if none can be, the evaluator without, and
+    why. Pictures that cannot be read are passed over. Raises `GradcamError` where such metrics were named."""
+    plan, classifier, seed = evaluator.plan, evaluator.classifier, evaluator.seed
     wanted = [it.name for it in plan.of_mosaics]
     if not wanted:
         return evaluator, (), []
+    images: dict[str, Tensor] = {}
+    digests: dict[str, str] = {}
     try:
-        compositions, notes = compose(evaluator, items)
+        for item in sorted(choose_items(items, CANDIDATES, seed), key=lambda item: item.name):
+            read = read_item(classifier, item, audit=True)
+            if isinstance(read.picture, Prepared) and read.fetched.sha256 is not None:
+                images[item.name], digests[item.name] = read.picture.image, read.fetched.sha256
+        mosaics = make_mosaics(classifier, images, limit=min(MOSAICS, max(1, len(images))), seed=seed)
     except GradcamError as error:
         kept = tuple(it.name for it in plan.of_pictures)
         if plan.asked_metrics.intersection(wanted) or not kept:
             raise
         note = f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} left out: {error}"
         return replace(evaluator, plan=replace(plan, metrics=kept)), (), [note]
-    return evaluator, compositions, notes
-
-
-def compose(evaluator: Evaluator, items: Sequence[Item]) -> tuple[list[Composition], list[str]]:
-    """Mosaics of the pictures in the order of their names, and notes of how they were made.
-
-    Pictures that cannot be read are passed over. Raises `GradcamError` where fewer than four classes are confident.
-    """
-    classifier, seed = evaluator.classifier, evaluator.seed
-    images: dict[str, Tensor] = {}
-    digests: dict[str, str] = {}
-    for item in sorted(choose_items(items, CANDIDATES, seed), key=lambda item: item.name):
-        read = read_item(classifier, item, audit=True)
-        if isinstance(read.picture, Prepared) and read.fetched.sha256 is not None:
-            images[item.name], digests[item.name] = read.picture.image, read.fetched.sha256
-    mosaics = make_mosaics(classifier, images, limit=min(MOSAICS, max(1, len(images))), seed=seed)
-    joined = ["\n".join(digests[name] for name in mosaic.names) for mosaic in mosaics]
-    found = [Composition(it, hashlib.sha256(text.encode()).hexdigest()) for it, text in zip(mosaics, joined)]
+    hashes = [hashlib.sha256("\n".join(digests[name] for name in it.names).encode()).hexdigest() for it in mosaics]
+    found = [Composition(" + ".join(it.names), it, sha256) for it, sha256 in zip(mosaics, hashes)]
     is_halved = mosaics[0].image.shape == images[mosaics[0].names[0]].shape
-    return found, [HALVED] if is_halved else []
+    return evaluator, found, [HALVED] if is_halved else []

@@ -29,12 +29,9 @@ Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, pr
 
 @dataclass(frozen=True)
 class Conditions:
-    """Of one study.
-
-    `weights`: the SHA-256 of the model's tensors. `target`: which class of each picture is explained, in words.
-    `resizing`: from a picture to what the network takes, in words. `annotations`: the SHA-256 of what says where objects
-    are, None without. `versions`: of whatever has a part in the numbers. `settings`: the rest of what they depend on.
-    """
+    """Of one study. `weights`, `annotations`: SHA-256s, of the model's tensors and of what says where objects are.
+    `target`: which class of each picture is explained; `resizing`: from a picture to what the network takes, both in
+    words. `versions`: of whatever has a part in the numbers. `settings`: the rest of what they depend on."""
 
     model: str
     weights: str
@@ -52,31 +49,28 @@ class Conditions:
     __repr__ = show_fields
 
     def to_fields(self) -> dict[str, Any]:
-        """As they are written to files."""
         return {name: value for name, value in asdict(self).items() if name != "settings"}
 
     def to_run(self, pictures: int) -> dict[str, Any]:
         """What a journal begins with, of the form of a batch's run.json: where all of it is alike, the numbers are."""
-        counted = ("layer", "score", "target", "seed", "annotations", "precision")
-        versions = dict(self.versions)
-        fields = {
+        names, versions = ("layer", "score", "target", "seed", "annotations", "precision"), dict(self.versions)
+        counted = {
             "schema": SCHEMA,
             "gradcam": versions.pop("gradcam"),
             "versions": versions,
             "device": self.device,
             "model": {"name": self.model, "weights": {"sha256": self.weights}},
-            "settings": {name: getattr(self, name) for name in counted} | dict(self.settings),
+            "settings": {name: getattr(self, name) for name in names} | dict(self.settings),
             "pictures": pictures,
         }
-        found: dict[str, Any] = json.loads(json.dumps(fields))
-        return found
+        return json.loads(json.dumps(counted))
 
 
-def describe_conditions(
-    classifier: Classifier, plan: Plan, options: StudyOptions, *, layer: str, target: str
-) -> Conditions:
+def list_conditions(classifier: Classifier, plan: Plan, options: StudyOptions, layer: str, target: str) -> Conditions:
     """The conditions of a study. Raises `OSError` where the annotations cannot be read."""
-    reshape, preprocess, annotations = options.reshape, classifier.preprocess, options.annotations
+    reshape, annotations = options.reshape, options.annotations
+    preprocess: Any = classifier.preprocess
+    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
     return Conditions(
         model=classifier.name,
         weights=describe_weights(classifier)["sha256"],
@@ -91,7 +85,8 @@ def describe_conditions(
         versions={"gradcam": __version__, **describe_versions()},
         settings={
             "activation": classifier.activation,
-            "preprocessing": _describe_preprocess(classifier.preprocess),
+            # Of code that is not ours, its name: a repr may have an address in it.
+            "preprocessing": asdict(preprocess) if is_ours else type(preprocess).__qualname__,
             "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
             "methods": list(plan.names),
             "metrics": list(plan.metrics),
@@ -104,29 +99,19 @@ def describe_resizing(preprocess: Any) -> str:
     """What is done to a picture before the network sees it, for a sentence."""
     if not isinstance(preprocess, Preprocessing):
         return f"as {type(preprocess).__name__} does"
-    size = " x ".join(map(str, preprocess.size))
-    if isinstance(preprocess.resize, int):
-        return f"shorter side to {preprocess.resize}, the central {size} of it, {preprocess.interpolation}"
-    if preprocess.resize == preprocess.size:
-        return f"the whole picture to {size}, {preprocess.interpolation}"
-    resized = " x ".join(map(str, preprocess.resize))
-    return f"the whole picture to {resized}, the central {size} of it, {preprocess.interpolation}"
-
-
-def _describe_preprocess(preprocess: Any) -> Any:
-    """Its values, or, of code that is not ours, its name: a repr may have an address in it."""
-    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
-    return asdict(preprocess) if is_ours else type(preprocess).__qualname__
+    size, resize = " x ".join(map(str, preprocess.size)), preprocess.resize
+    part, sides = ("shorter side", [resize]) if isinstance(resize, int) else ("the whole picture", resize)
+    done = f"{part} to {' x '.join(map(str, sides))}"
+    return f"{done}{'' if resize == preprocess.size else f', the central {size} of it'}, {preprocess.interpolation}"
 
 
 def _hash_all(path: Path) -> str:
     """The SHA-256 of a file, or of all files in a folder with their names. Raises `OSError`."""
     if not path.is_dir():
         return hash_file(path)
-    digest = hashlib.sha256()
-    for each in sorted(each for each in path.rglob("*") if each.is_file()):
-        digest.update(f"{each.relative_to(path).as_posix()} {hash_file(each)}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+    files = sorted(each for each in path.rglob("*") if each.is_file())
+    text = "".join(f"{each.relative_to(path).as_posix()} {hash_file(each)}\n" for each in files)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -148,16 +133,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured of one image by all methods; one that failed has an error, and nothing measured.
-
-    `sha256`: of the file, None where it could not be read; of a mosaic, of its pictures'. `index`, `label`,
-    `probability`: of the class that was explained; a mosaic has four, and only their labels are here.
-    """
-
-    image: str
-    kind: Kind = "picture"
+    """What was measured of one image by all methods; one that failed has an error, and nothing measured. `sha256`: of
+    the file, None where it could not be read; of a mosaic, of its pictures'. `index`, `label`, `probability`: of the
+    class that was explained; a mosaic has four, and only their labels are here."""
 
     __repr__ = show_fields
+    image: str
+    kind: Kind = "picture"
     sha256: str | None = None
     error: str | None = None
     index: int | None = None
@@ -168,7 +150,6 @@ class Entry:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """The numbers one by one."""
         return [
             Measurement(self.image, method, metric, value, self.index, self.label)
             for method, numbers in self.values.items()
@@ -181,22 +162,17 @@ class Entry:
 
     @staticmethod
     def from_json(line: str | bytes) -> Entry:
-        """The entry in one line, as `to_json` gives it; keys that are not known here are left out.
-
-        Raises `GradcamError` for what is no entry.
-        """
+        """The entry in one line, as `to_json` gives it, without unknown keys. Raises `GradcamError` for what is no entry."""
         try:
             found = json.loads(line)
             entry = Entry(**{each.name: found[each.name] for each in fields(Entry)})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GradcamError(f"it is no whole entry of a study ({type(error).__name__}: {error})") from error
-        if not isinstance(entry.image, str) or not _is_table(entry.values) or not _is_table(entry.curves):
+        tables = (entry.values, entry.curves)
+        are_tables = all(isinstance(it, dict) and all(isinstance(row, dict) for row in it.values()) for it in tables)
+        if not isinstance(entry.image, str) or not are_tables:
             raise GradcamError(f"it is {shorten(found)}, expected an entry of a study")
         return entry
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(row, dict) for row in value.values())
 
 
 @dataclass(frozen=True)
@@ -216,7 +192,6 @@ class Results:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """One number for each image, method and metric."""
         return [measurement for entry in self.entries for measurement in entry.measurements]
 
     @property
@@ -247,14 +222,10 @@ class Results:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Where one method stands by one metric.
-
-    `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by picture; None
-    for the best itself. `is_best`: of the methods, the first where several have the same mean. `is_level`: a method whose
-    difference from the best may be chance: its interval holds zero. `is_control`: a map that knows nothing; it is never the
-    best, and `beats_all` where it is at least as good as the best method, so that the metric says little.
-    Of too few pictures (`count_needed`) none is the best, and nothing is compared.
-    """
+    """Where one method stands by one metric; of too few pictures (`count_needed`) none is the best, and none is
+    compared. `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by
+    picture; None for the best, the first of several. `is_level`: a method whose difference may be chance: its interval
+    holds zero. `is_control`: knows nothing, is never the best, and `beats_all` where it is as good as that."""
 
     method: str
     metric: str
@@ -279,34 +250,21 @@ def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
     """How each method and control ranks by each metric: by (method, metric), of metrics that have numbers."""
-    found = {}
-    for metric in results.plan.metrics:
-        values = {name: results.values(name, metric) for name in results.plan.names}
-        if any(value is not None for row in values.values() for value in row):
-            found.update({(it.method, metric): it for it in _compare(results, metric, values)})
+    found, plan, seed = {}, results.plan, results.conditions.seed
+    for metric in plan.metrics:
+        values = {name: results.values(name, metric) for name in plan.names}
+        if all(value is None for row in values.values() for value in row):
+            continue
+        means = {name: mean_interval(row, seed=seed) for name, row in values.items()}
+        sign = 1 if plan.metric(metric).better == "higher" else -1
+        known = {name: sign * means[name].mean for name in plan.methods if means[name].is_known}
+        best = next((name for name, mean in known.items() if mean >= max(known.values()) - ROUNDING), None)
+        for name, row in values.items():
+            is_control, is_level, beats_all = name in plan.controls, False, False
+            difference = None if best in (None, name) else paired_difference(row, values[best], seed=seed)
+            if difference is not None:
+                is_near = not difference.excludes(0) or abs(difference.mean) <= ROUNDING
+                is_level, beats_all = not is_control and is_near, is_control and sign * difference.mean >= -ROUNDING
+            own, is_best = means[name], name == best
+            found[name, metric] = Ranking(name, metric, own, difference, is_best, is_level, is_control, beats_all)
     return found
-
-
-def _compare(results: Results, metric: str, values: Mapping[str, list[float | None]]) -> list[Ranking]:
-    seed = results.conditions.seed
-    means = {name: mean_interval(row, seed=seed) for name, row in values.items()}
-    sign = 1 if results.plan.metric(metric).better == "higher" else -1
-    best = _find_best({name: sign * means[name].mean for name in results.plan.methods if means[name].is_known})
-    rankings = []
-    for name, row in values.items():
-        is_control = name in results.plan.controls
-        difference = None if best in (None, name) else paired_difference(row, values[best], seed=seed)
-        is_level = difference is not None and not is_control and _is_level(difference)
-        beats_all = difference is not None and is_control and sign * difference.mean >= -ROUNDING
-        rankings.append(Ranking(name, metric, means[name], difference, name == best, is_level, is_control, beats_all))
-    return rankings
-
-
-def _find_best(means: Mapping[str, float]) -> str | None:
-    """The first of those with the highest mean, None where there is no method."""
-    most = max(means.values(), default=0.0)
-    return next((name for name, mean in means.items() if mean >= most - ROUNDING), None)
-
-
-def _is_level(difference: Interval) -> bool:
-    return not difference.excludes(0) or abs(difference.mean) <= ROUNDING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -35,25 +36,18 @@ EXAMPLES = 5  # pictures whose heatmaps are kept, to be shown
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """A mosaic, and the SHA-256 of its pictures' own."""
+    """A mosaic, named by its pictures, and the SHA-256 of these pictures' own."""
 
+    name: str
     mosaic: Mosaic
     sha256: str
-
-    @property
-    def name(self) -> str:
-        """Its four pictures' names."""
-        return " + ".join(self.mosaic.names)
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that is settled before the first picture is judged.
-
-    `index`: the class that is explained in all pictures; None for what a list asks for, the most probable one of those
-    that annotations name, or the most probable of all. `notes`: what was left out, and why.
-    `kept`: heatmaps (1,H,W) of the first pictures, by name and method, as far as they were computed here.
-    """
+    """All that is settled before the first picture is judged. `notes`: what was left out, and why. `index`: the class
+    of all pictures; None for what a list asks for, or the most probable one, of those annotated if any. `kept`:
+    heatmaps (1,H,W) of the first pictures, by name and method, as far as they were computed here."""
 
     evaluator: Evaluator
     items: Sequence[Item]
@@ -66,45 +60,31 @@ class Study:
 
     @property
     def plan(self) -> Plan:
-        """What is compared, by which metrics."""
         return self.evaluator.plan
 
     @property
     def classifier(self) -> Classifier:
-        """The model, with its preprocessing."""
         return self.evaluator.classifier
 
     @property
     def total(self) -> int:
-        """How many maps are judged in all."""
         return len(self.plan.names) * (len(self.items) + len(self.compositions))
 
     def run(self, journal: Journal | None = None, *, progress: Progress | None = None) -> Iterator[Entry]:
         """What is measured of each picture, in their order, then of each mosaic; a picture that fails has an error.
-
-        What the journal has is not computed again; the rest is added to it before it is given. `progress` is told how
-        many maps are judged, and of how many.
-        """
+        What the journal has is not computed again; the rest is added to it before it is given. `progress`: of maps."""
         counter = Counter(progress, self.total)
         of_pictures = (self._judge_item(item, journal, counter) for item in self.items)
-        of_mosaics = (self._judge_mosaic(composition, journal, counter) for composition in self.compositions)
+        of_mosaics = (
+            _recall_or(partial(self.evaluator.judge_mosaic, it, counter), journal, it.name, "mosaic", it.sha256)
+            for it in self.compositions
+        )
         for number, entry in enumerate(chain(of_pictures, of_mosaics), 1):
             counter.reach(number * len(self.plan.names))
             yield entry
 
     def conclude(self, entries: Sequence[Entry]) -> Results:
-        """The results of all entries."""
         return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
-
-    def choose_class(self, prepared: Prepared, name: str, wanted: int | None) -> Subject:
-        """One picture and the class that is explained in it."""
-        index = self.index if wanted is None else wanted
-        subject = self.evaluator.look(prepared, index)
-        annotated = () if index is not None or self.annotations is None else self.annotations.classes(name)
-        if not annotated:
-            return subject
-        probabilities = subject.all_probabilities[0]
-        return self.evaluator.look(prepared, max(sorted(annotated), key=lambda it: float(probabilities[it])))
 
     def _judge_item(self, item: Item, journal: Journal | None, counter: Counter) -> Entry:
         read = read_item(self.classifier, item, audit=True)
@@ -113,8 +93,15 @@ class Study:
         def judge() -> Entry:
             if isinstance(read.picture, GradcamError):
                 return Entry(item.name, sha256=sha256, error=str(read.picture))
-            subject = self.choose_class(read.picture, item.name, read.wanted)
-            truth = self._find_truth(item.name, read.picture, subject)
+            index, truth = self.index if read.wanted is None else read.wanted, None
+            subject = self.evaluator.look(read.picture, index)
+            if self.annotations is not None:
+                if index is None and (annotated := self.annotations.classes(item.name)):
+                    best = max(annotated, key=subject.all_probabilities[0].tolist().__getitem__)
+                    subject = self.evaluator.look(read.picture, best)
+                size: tuple[int, int] = read.picture.reading.picture.shape[:2]
+                region, index = self.classifier.region(*size), int(subject.classes)
+                truth = self.annotations.truth(item.name, region, subject.size[1:], index, picture=size)
             entry, heatmaps = self.evaluator.judge(item.name, sha256 or "", subject, truth, counter)
             if item in self.items[:EXAMPLES]:
                 self.kept[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
@@ -122,22 +109,10 @@ class Study:
 
         return _recall_or(judge, journal, item.name, "picture", sha256)
 
-    def _judge_mosaic(self, composition: Composition, journal: Journal | None, counter: Counter) -> Entry:
-        judge = partial(self.evaluator.judge_mosaic, composition, counter)
-        return _recall_or(judge, journal, composition.name, "mosaic", composition.sha256)
-
-    def _find_truth(self, name: str, prepared: Prepared, subject: Subject) -> Truth | None:
-        if self.annotations is None:
-            return None
-        height, width = prepared.reading.picture.shape[:2]
-        region = self.classifier.region(height, width)
-        return self.annotations.truth(name, region, subject.size[1:], int(subject.classes), picture=(height, width))
-
 
 def _recall_or(judge: Callable[[], Entry], journal: Journal | None, name: str, kind: Kind, sha256: str | None) -> Entry:
     """What the journal has of an image, or else what `judge` gives, which is added to the journal."""
-    earlier = None if journal is None else journal.find(name, sha256)
-    if earlier is not None:
+    if journal is not None and (earlier := journal.find(name, sha256)) is not None:
         return earlier
     try:
         entry = judge()
@@ -150,11 +125,8 @@ def _recall_or(judge: Callable[[], Entry], journal: Journal | None, name: str, k
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """What is the same for all pictures: the model, the plan, the layer, the score and the seed.
-
-    Chance is drawn from the seed and the picture's own bytes, so that neither its name nor its neighbours change its
-    numbers, and all methods meet the same.
-    """
+    """What is the same for all pictures. Chance is drawn from the seed and a picture's own bytes: neither its name nor
+    its neighbours change its numbers."""
 
     classifier: Classifier
     plan: Plan
@@ -164,25 +136,16 @@ class Evaluator:
     seed: int = field(default=0, kw_only=True)
 
     def explainer(self, sha256: str) -> Explainer:
-        """What explains the image with these bytes."""
-        return Explainer(
-            names=[self.plan.explained(name) for name in self.plan.names],
-            layer=self.layer,
-            score=self.score,
-            activation=self.classifier.activation,
-            reshape=self.reshape,
-            seed=derive(self.seed, sha256),
-        )
+        names, seed = [self.plan.explained(name) for name in self.plan.names], derive(self.seed, sha256)
+        return Explainer(names, self.layer, self.score, self.classifier.activation, self.reshape, seed)
 
-    def explain(self, subject: Subject, sha256: str) -> dict[str, Tensor]:
-        """Heatmaps (1,H,W) of one picture for its class, by method."""
+    def explain(self, subject: Subject, sha256: str) -> dict[str, Tensor]:  # heatmaps (1,H,W), by method
         found = self.explainer(sha256).explain(self.classifier.model, subject.images, subject.classes[:, None])
         return {name: maps[:, 0] for name, maps in found.items()}
 
     def look(self, prepared: Prepared, index: int | None) -> Subject:
         """One picture and its class, by default the most probable one; it runs the model once."""
-        classes = None if index is None else [index]
-        images = self._to_batch(prepared.image)
+        images, classes = self._to_batch(prepared.image), None if index is None else [index]
         return Subject(self.classifier.model, images, classes, activation=self.classifier.activation)
 
     def judge(
@@ -226,24 +189,23 @@ class Case:
         self._made: dict[Any, Any] = {}  # by function
 
     def measure(self, metrics: Iterable[Metric]) -> dict[str, float]:
-        """The numbers by these metrics; those that need annotations are left out where there are none.
-
-        Raises as the metrics do, and `GradcamError` for a number that is NaN or infinite.
-        """
-        wanted = [it for it in metrics if not it.needs_annotations or "masks" in self._given]
-        return {it.name: self._to_number(it) for it in wanted}
+        """The numbers by these metrics; those that need annotations are left out where there are none. Raises as the
+        metrics do, and `GradcamError` for a number that is NaN or infinite."""
+        found: dict[str, float] = {}
+        for it in metrics:
+            if not it.needs_annotations or "masks" in self._given:
+                numbers = self._compute(it)
+                number = float(numbers.float().flatten(1).mean(1)[0] if numbers.ndim > 1 else numbers[0])
+                if not math.isfinite(number):
+                    why = "the model's output, or the map, has no number of it."
+                    raise GradcamError(f"{it.name} is {number} here: {why}")
+                found[it.name] = number
+        return found
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
         """The probabilities along the curves that these metrics are areas under, as far as they were measured."""
         made = {it.name: self._made.get(it.function) for it in metrics}
         return {name: it.probabilities[0].tolist() for name, it in made.items() if isinstance(it, Curve)}
-
-    def _to_number(self, metric: Metric) -> float:
-        numbers = self._compute(metric)
-        number = float(numbers.float().flatten(1).mean(1)[0] if numbers.ndim > 1 else numbers[0])
-        if not math.isfinite(number):
-            raise GradcamError(f"{metric.name} is {number} here: the model's output, or the map, has no number of it.")
-        return number
 
     def _compute(self, metric: Metric) -> Any:
         """What it gives for each image, (N,) or (N,...)."""
@@ -267,13 +229,9 @@ def _call_own(metric: Metric, *given: Any, **options: Any) -> Tensor:
     except Exception as error:
         raise GradcamError(f"The metric {metric.name!r} failed: {describe_unexpected(error)}") from error
     images = len(next((it.images for it in given if isinstance(it, Subject)), given[0]))
-    try:
+    with suppress(TypeError, ValueError, RuntimeError):
         numbers = to_tensor(made)
         if np.shape(made) == (images,) and numbers.is_floating_point():
             return numbers
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    said = describe(made, Tensor, np.ndarray)
-    raise GradcamError(
-        f"The metric {metric.name!r} gives {said}, expected floats ({images},): a number for each image."
-    )
+    said, expected = describe(made, Tensor, np.ndarray), f"expected floats ({images},): a number for each image."
+    raise GradcamError(f"The metric {metric.name!r} gives {said}, {expected}")

@@ -79,6 +79,19 @@ def to_json(results: Results) -> str:
     """A document: conditions, what each method reached by each metric, every number, and what failed."""
     rankings = compare_methods(results)
     shortage = describe_shortage(rankings)
+    summaries = [
+        {
+            "method": it.method,
+            "metric": it.metric,
+            "better": results.plan.metric(it.metric).better,
+            **it.interval.to_fields(),
+            "difference_from_best": it.difference and it.difference.to_fields(),
+            "best": it.is_best,
+            "level_with_best": it.is_level,
+            "control": it.is_control,
+        }
+        for it in rankings.values()
+    ]
     found = {
         "schema": SCHEMA,
         "conditions": results.conditions.to_fields(),
@@ -87,65 +100,42 @@ def to_json(results: Results) -> str:
         "mosaics": len(results.judged("mosaic")),
         "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
         "notes": [*results.notes, *filter(None, [shortage])],
-        "summaries": [_to_fields(results, ranking) for ranking in rankings.values()],
+        "summaries": summaries,
         "measurements": [vars(measurement) for measurement in results.measurements],
     }
     return json.dumps(found, indent=1, allow_nan=False) + "\n"
 
 
-def _to_fields(results: Results, ranking: Ranking) -> dict[str, Any]:
-    return {
-        "method": ranking.method,
-        "metric": ranking.metric,
-        "better": results.plan.metric(ranking.metric).better,
-        **ranking.interval.to_fields(),
-        "difference_from_best": None if ranking.difference is None else ranking.difference.to_fields(),
-        "best": ranking.is_best,
-        "level_with_best": ranking.is_level,
-        "control": ranking.is_control,
-    }
-
-
 def to_latex(results: Results) -> str:
     """A `table*` of means with their 95 % intervals, the best of each column bold; needs `\\usepackage{booktabs}`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     rankings = compare_methods(results)
     metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in rankings)]
     groups = [metrics[start : start + WIDEST] for start in range(0, len(metrics), WIDEST)]
-    return str(
-        _open_template().render(
-            conditions=results.conditions,
-            data=results.data,
-            pictures=len(results.judged()),
-            mosaics=len(results.judged("mosaic")),
-            has_best=any(ranking.is_best for ranking in rankings.values()),
-            shortage=describe_shortage(rankings),
-            parts=[_to_part(results, rankings, group) for group in groups],
-        )
+    environment = Environment(
+        loader=PackageLoader("gradcam.evaluation.study"), undefined=StrictUndefined,
+        autoescape=False,  # it is of HTML; `tex` escapes for LaTeX
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, block_start_string="<%", block_end_string="%>",
+        variable_start_string="<<", variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
+    )  # fmt: skip
+    environment.filters["tex"] = escape
+    text = environment.get_template("table.tex.j2").render(
+        conditions=results.conditions,
+        data=results.data,
+        pictures=len(results.judged()),
+        mosaics=len(results.judged("mosaic")),
+        has_best=any(ranking.is_best for ranking in rankings.values()),
+        shortage=describe_shortage(rankings),
+        parts=[_to_part(results, rankings, group) for group in groups],
     )
+    return str(text)
 
 
 def escape(text: object) -> str:
     """Any text as LaTeX sets it: its special characters escaped, and what is no character left out."""
     plain = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "?", str(text))
     return "".join(SPECIAL.get(character, character) for character in plain)
-
-
-def _open_template() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    marks: dict[str, Any] = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
-    marks |= {"variable_end_string": ">>", "comment_start_string": "<#", "comment_end_string": "#>"}
-    environment = Environment(
-        loader=PackageLoader("gradcam.evaluation.study"),
-        autoescape=False,  # it is of HTML; `tex` escapes for LaTeX
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        **marks,
-    )
-    environment.filters["tex"] = escape
-    return environment.get_template("table.tex.j2")
 
 
 def _to_part(results: Results, rankings: Mapping[tuple[str, str], Ranking], metrics: Sequence[str]) -> dict[str, Any]:
@@ -170,11 +160,9 @@ def _to_cell(ranking: Ranking) -> str:
 
 
 def draw_examples(study: Study, results: Results) -> Pixels:
-    """Up to five pictures below one another, and beside each its maps by all methods: RGB, uint8 (H,W,3).
-
-    Maps are on the part of the picture that the network saw; those that were not computed in this run are computed again.
-    Raises `GradcamError` where no picture was judged, and where one cannot be read any more.
-    """
+    """Up to five pictures below one another, and beside each its maps by all methods: RGB, uint8 (H,W,3). Maps are on
+    the part that the network saw; those that were not computed in this run are computed again. Raises `GradcamError`
+    where no picture was judged, and where one cannot be read any more."""
     items = {item.name: item for item in study.items}
     rows = [_to_row(study, items[entry.image], entry) for entry in results.judged()[:EXAMPLES]]
     if not rows:
@@ -190,8 +178,7 @@ def _to_row(study: Study, item: Item, entry: Entry) -> PanelRow:
     heatmaps = study.kept.get(entry.image)
     if heatmaps is None:
         subject = study.evaluator.look(read.picture, entry.index)
-        found = study.evaluator.explain(subject, entry.sha256 or "")
-        heatmaps = {name: maps.cpu() for name, maps in found.items()}
+        heatmaps = study.evaluator.explain(subject, entry.sha256 or "")
     seen = crop(picture, study.classifier.region(*picture.shape[:2]))
     drawn = [overlay(seen, to_unit(heatmaps[name])[0]) for name in study.plan.names]
     label = name_class(entry.index, entry.label)
@@ -205,13 +192,10 @@ def list_curves(results: Results) -> list[str]:
 
 
 def draw_curves(results: Results) -> Pixels:
-    """Mean probability along insertion and deletion, a line for each method: RGB, uint8 (H,W,3).
-
-    The band is the 95 % interval of the best method's mean, by the same bootstrap as in the tables, and the legend has
-    those of the areas, the best first; of too few pictures there is neither. More bands would cover one another: pictures
-    differ more than methods do, which the tables compare picture by picture. Controls are grey.
-    Raises `GradcamError` where matplotlib is missing, and where neither metric was measured.
-    """
+    """Mean probability along insertion and deletion, a line for each method, controls in grey: RGB, uint8 (H,W,3). The
+    band is the 95 % interval of the best method's mean, and the legend has those of the areas, the best first; of too
+    few pictures there is neither. More bands would cover one another: pictures differ more than methods do. Raises
+    `GradcamError` where matplotlib is missing, and where neither metric was measured."""
     metrics = list_curves(results)
     if not metrics:
         raise GradcamError("There are no curves: neither insertion nor deletion was measured.")
@@ -220,7 +204,8 @@ def draw_curves(results: Results) -> Pixels:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise GradcamError(f"Drawing curves needs matplotlib: {PLOTS}. The numbers need nothing.") from error
-    count = len(metrics)  # and a figure by itself: pyplot would keep it, and choose a display
+    count = len(metrics)
+    # A figure by itself: pyplot would keep it, and choose a display.
     figure = Figure(figsize=(WIDTH * count, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
     for place, metric in enumerate(metrics, 1):
         _draw(figure.add_subplot(1, count, place), results, metric)
@@ -242,14 +227,12 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     axes.tick_params(color=QUIET, labelcolor=INK, length=3)
     for name in (*methods, *plan.controls):
         style, area = _style(plan, name), areas[name]
-        half = f" ±{(area.high - area.low) / 2:.3f}" if area.is_known else ""
-        label = f"{area.mean:.3f}{half}  {name}"
+        label = f"{area.mean:.3f}{f' ±{(area.high - area.low) / 2:.3f}' if area.is_known else ''}  {name}"
         curves = np.array(results.curves(name, metric))
         shares = np.linspace(0, 100, curves.shape[1])
         axes.plot(shares, curves.mean(0), label=label, zorder=3 if name in methods else 2, **style)
         if name in methods[:1] and has_band:
-            means = [mean_interval(column, seed=seed) for column in curves.T]
-            low, high = [it.low for it in means], [it.high for it in means]
+            low, high = zip(*((it.low, it.high) for it in (mean_interval(column, seed=seed) for column in curves.T)))
             axes.fill_between(shares, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
     count = len(results.curves(plan.names[0], metric))
     axes.set_title(
@@ -258,8 +241,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     )  # fmt: skip
     axes.set_xlabel(f"% of {CURVES[metric]}", color=INK)
     axes.set_ylabel("probability of the class", color=INK)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, min(1.0, axes.get_ylim()[1]))
+    axes.set(xlim=(0, 100), ylim=(0, min(1.0, axes.get_ylim()[1])))
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, alignment="left",
         title="area ±95 %, band: the best's" if has_band else "area", borderaxespad=0.2, handlelength=2.2,
@@ -267,7 +249,6 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
 
 
 def _style(plan: Plan, name: str) -> dict[str, Any]:
-    """The same in both plots; controls are grey."""
     if name in plan.controls:
         return {"color": QUIET, "ls": GREY_STYLES[plan.controls.index(name) % len(GREY_STYLES)], "lw": 1.2}
     place = plan.methods.index(name)
