@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -20,10 +20,7 @@ Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Find(Protocol[Found_co]):
-    """What runs the model on pictures of one size, all in one batch: what is found in each, or why that is nothing.
-
-    `classes`: one for each picture, where items ask for them.
-    """
+    """What runs the model on pictures of one size, in one batch: what is found in each, or why that is nothing."""
 
     def __call__(
         self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None
@@ -40,36 +37,42 @@ class Explainer(Generic[Found]):
     """Explains batches, in parts that fit into memory: once one did not, the parts are smaller from then on."""
 
     def __init__(self, find: Find[Found], device: torch.device, *, largest: int, tell: Tell) -> None:
-        self._run = find
-        self._device = device
-        self._largest = largest
-        self._tell = tell
+        self._find, self._device, self._largest, self._tell = find, device, largest, tell
         self._cores = count_cores()
 
     def explain(self, batch: Sequence[Read]) -> list[Found | GradcamError]:
         """What is found in each picture, in the batch's order; an error, with its name, for each that has none."""
+        groups: dict[object, list[Read]] = {}  # of pictures that fit into one tensor and one question
+        for each in batch:
+            if isinstance(each.picture, Prepared):
+                image = each.picture.image
+                groups.setdefault((image.shape, image.dtype, each.wanted is None), []).append(each)
         results: dict[Read, Found | GradcamError] = {}
-        with _threads(self._cores):
-            for group in _group(batch):
-                results.update(zip(group, self._explain_group(group)))
+        with contextlib.ExitStack() as stack:
+            if (before := torch.get_num_threads()) > self._cores:  # PyTorch does not know of quotas
+                torch.set_num_threads(self._cores)
+                stack.callback(torch.set_num_threads, before)
+            for group in groups.values():
+                found: list[Found | GradcamError] = []
+                while len(found) < len(group):
+                    found += self._try(group[len(found) : len(found) + self._largest])
+                results.update(zip(group, found))
         return [each.picture if isinstance(each.picture, GradcamError) else results[each] for each in batch]
-
-    def _explain_group(self, group: Sequence[Read]) -> list[Found | GradcamError]:
-        found: list[Found | GradcamError] = []
-        while len(found) < len(group):
-            found += self._try(group[len(found) : len(found) + self._largest])
-        return found
 
     def _try(self, part: Sequence[Read]) -> list[Found | GradcamError]:
         """What is found in the part; nothing if it does not fit into memory, and smaller parts have to be tried."""
         try:
-            return self._find(part)
+            pictures = [receive(each.picture, self._device) for each in part if isinstance(each.picture, Prepared)]
+            classes = [each.wanted for each in part if each.wanted is not None]  # all of a group, or none
+            found = self._find(pictures, classes=classes or None)
+            return [_fail(each, it) if isinstance(it, GradcamError) else it for each, it in zip(part, found)]
         except (Exception, SystemExit) as error:
             lacks_memory = is_out_of_memory(error)
             failure = _fail(part[0], error) if len(part) == 1 else None
         # Outside of the handler: the error's traceback keeps tensors alive.
         if lacks_memory:
-            _free()
+            gc.collect()
+            torch.cuda.empty_cache()  # does nothing where there is no CUDA
         if failure is not None:
             return [failure]
         if lacks_memory:
@@ -77,28 +80,6 @@ class Explainer(Generic[Found]):
             self._tell("out of memory", pictures=len(part), from_now_on=self._largest)
             return []
         return [found for each in part for found in self._try([each])]  # only whose fault it is fails
-
-    def _find(self, part: Sequence[Read]) -> list[Found | GradcamError]:
-        pictures = [receive(_picture(each), self._device) for each in part]
-        classes = [each.wanted for each in part if each.wanted is not None]  # all of a group, or none
-        found = self._run(pictures, classes=classes or None)
-        return [_fail(each, it) if isinstance(it, GradcamError) else it for each, it in zip(part, found)]
-
-
-def _group(batch: Sequence[Read]) -> list[list[Read]]:
-    """The pictures that were read, in groups that fit into one tensor and one question, in the order of their first."""
-    groups: dict[object, list[Read]] = {}
-    for each in batch:
-        if isinstance(each.picture, Prepared):
-            image = each.picture.image
-            groups.setdefault((image.shape, image.dtype, each.wanted is None), []).append(each)
-    return list(groups.values())
-
-
-def _picture(each: Read) -> Prepared:
-    if isinstance(each.picture, GradcamError):  # never in a group
-        raise each.picture
-    return each.picture
 
 
 def _fail(each: Read, error: BaseException) -> GradcamError:
@@ -108,23 +89,3 @@ def _fail(each: Read, error: BaseException) -> GradcamError:
         advice = "take a layer or a method that needs less, a smaller model, or another device"
         return ImageError(f"{name}: does not fit into memory even alone: {advice}")
     return GradcamError(describe_failure(name, error))
-
-
-def _free() -> None:
-    """Give back to the device what nothing refers to any more."""
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing where there is no CUDA
-
-
-@contextlib.contextmanager
-def _threads(most: int) -> Iterator[None]:
-    """PyTorch computes with no more threads than there are cores: it does not know of quotas."""
-    before = torch.get_num_threads()
-    if before <= most:
-        yield
-        return
-    torch.set_num_threads(most)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

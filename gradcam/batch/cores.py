@@ -14,10 +14,8 @@ from pathlib import Path, PurePosixPath
 
 
 def count_cores(root: Path = Path("/")) -> int:
-    """The cores that this process may use, by its CPU affinity and its control groups' quotas; at least 1.
-
-    A quota of part of a core counts as one. `root`: where `proc` and `sys` are.
-    """
+    """The cores that this process may use, by its CPU affinity and its control groups' quotas (part of a core counts as
+    one); at least 1. `root`: where `proc` and `sys` are."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min([cores, *map(math.ceil, _list_quotas(root))]))

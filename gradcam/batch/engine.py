@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gradcam.batch.compute import Tell
 from gradcam.batch.findings import Request, find
-from gradcam.batch.formats.base import Results
+from gradcam.batch.formats import Results
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.save import Saver
 from gradcam.errors import OutputError, StoreError
@@ -22,11 +22,8 @@ from gradcam.storage.records import Record, Report
 
 @dataclass(frozen=True)
 class Work:
-    """What a run is about: pictures, in the order of the manifest, and how they are explained.
-
-    `workers`: threads that read, draw and write, beside each model. `audit`: whether records have each input's SHA-256.
-    `device`: what models compute on, where that is not where `classifier` is.
-    """
+    """What a run is about: pictures, in the order of the manifest, and how they are explained. `workers`: threads
+    beside each model. `device`: of models, where that is not `classifier`'s."""
 
     classifier: Classifier
     request: Request
@@ -37,33 +34,19 @@ class Work:
     device: str | None = None
 
 
+Needed = Callable[[Item], bool]
+Late = Callable[[Report], None] | None
+Reports = Generator[Report, None, None]
+
+
 class Engine(Protocol):
-    """What does the work: a report for each picture that is needed, in the order of the items.
+    """What does the work: a report for each picture that is needed, in the order of the items. Once it is closed, or
+    has raised, nothing is written any more, and `late` has got what was finished and not taken."""
 
-    Batches are cut at the same places whatever is needed, so that the same items give the same numbers. `tell` hears of
-    what happens, in the caller's thread. Once it is closed, or has raised, nothing is written any more, and `late` has got
-    what was finished and not taken.
-    """
-
-    def __call__(
-        self,
-        work: Work,
-        saver: Saver,
-        *,
-        is_needed: Callable[[Item], bool],
-        tell: Tell,
-        late: Callable[[Report], None] | None = None,
-    ) -> Generator[Report, None, None]: ...
+    def __call__(self, work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports: ...
 
 
-def explain_here(
-    work: Work,
-    saver: Saver,
-    *,
-    is_needed: Callable[[Item], bool],
-    tell: Tell,
-    late: Callable[[Report], None] | None = None,
-) -> Generator[Report, None, None]:
+def explain_here(work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports:
     """The engine in this process: threads read ahead and write behind, and the model is in the caller's."""
     return compute_items(
         work.classifier,
@@ -82,15 +65,9 @@ def explain_here(
 def explain_into(
     results: Results, saver: Saver, work: Work, limit: FailureLimit | None = None, *, engine: Engine = explain_here
 ) -> Generator[Record, None, None]:
-    """Explain whatever there is no record of yet; each record is kept before it is given.
-
-    Whatever ends it early, what was written by then is recorded. Pictures that an earlier run recorded as failed are tried
-    again, and do not count once more: a run that stopped beyond its limit can be gone on with.
-    Once it is closed, or has raised, nothing is written any more.
-    Raises `TooManyFailuresError` beyond the limit, and `OutputError` and `StoreError` where results cannot be written.
-    """
-    pictures, failures = len(work.items), 0
-    most = None if limit is None else limit.count(pictures)
+    """Explain whatever there is no record of yet; each record is kept before it is given. What an earlier run recorded
+    as failed is tried again, and does not count once more towards `limit`. Raises `TooManyFailuresError`."""
+    failures, most = 0, None if limit is None else limit.count(len(work.items))
     left = sum(item.name not in results.done for item in work.items)
     late: list[Report] = []
 
@@ -109,9 +86,9 @@ def explain_into(
                 yield record
                 failures += record.error is not None and record.image not in results.failed
                 left -= 1
-                if most is not None and failures > most and left:  # behind the last picture there is nothing to stop
+                if limit and most is not None and failures > most and left:  # behind the last there is nothing to stop
                     times = "1 failure" if failures == 1 else f"{failures} failures"
-                    share = f" ({most} of {pictures} pictures)" if limit is not None and limit.is_share else ""
+                    share = f" ({most} of {len(work.items)} pictures)" if limit.is_share else ""
                     raise TooManyFailuresError(
                         f"Stopped after {times}: --max-failures is {limit}{share}. What failed is tried again with "
                         "--resume, and does not count again."

@@ -80,8 +80,15 @@ def explain_files(
     later, where a store does not answer any more.
     """
     filled = fill_options(options, "explain_files")
-    classifier = _to_classifier(classifier)
-    found, wanted = _find_layers(classifier, layers), _to_target(classifier, target)
+    if classifier is not None and not isinstance(classifier, Classifier):
+        raise ModelError(
+            f"classifier is {shorten(classifier)}, expected what gradcam.load_classifier gives, which takes any model."
+        )
+    classifier = classifier or load_classifier()
+    if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
+        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
+    found = list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
+    wanted = _to_target(classifier, target)
     filled["reshape"] = to_reshape(filled["reshape"])
     request = Request(found, *_sort_methods(methods, filled), target=wanted, options=filled)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
@@ -96,36 +103,14 @@ def explain_files(
     )
 
 
-def _to_classifier(classifier: Any) -> Classifier:
-    if classifier is not None and not isinstance(classifier, Classifier):
-        raise ModelError(
-            f"classifier is {shorten(classifier)}, expected what gradcam.load_classifier gives, which takes any model."
-        )
-    return load_classifier() if classifier is None else classifier
-
-
 def _to_result(fetched: Fetched, found: PictureResult | GradcamError) -> FileResult:
-    item = fetched.item
+    name, path = fetched.item.name, fetched.item.content.path
     if isinstance(found, GradcamError):
-        return FileResult(item.name, item.content.path, found)
-    return FileResult(
-        name=item.name,
-        path=item.content.path,
-        explanations=found.maps,
-        attributions=found.attributions,
-        predictions=found.predictions,
-        note=found.note,
-    )
-
-
-def _find_layers(classifier: Classifier, layers: Sequence[str] | None) -> list[str]:
-    if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
-        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
-    return list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
+        return FileResult(name, path, found)
+    return FileResult(name, path, None, found.maps, found.attributions, found.predictions, found.note)
 
 
 def _sort_methods(given: Any, options: ExplainOptions) -> tuple[list[Method], list[AttributionMethod]]:
-    """What makes maps, and attributions, checked as far as that can be without a picture."""
     maps, attributions = given, []
     if isinstance(given, (list, tuple)):
         named = [ATTRIBUTIONS.get(each, each) if isinstance(each, str) else each for each in given]

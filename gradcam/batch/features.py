@@ -12,8 +12,7 @@ import zipfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -50,11 +49,12 @@ class Extractor:
     def extract(self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None) -> list[Row]:
         """What the layers give for pictures of one size, from one pass; `classes` make no difference."""
         images = torch.stack([picture.image for picture in pictures])
-        found = self._extract(images.to(self.classifier.device, find_input_dtype(self.classifier.model)))
+        found = self.run(images.to(self.classifier.device, find_input_dtype(self.classifier.model)))
         on_cpu = {name: tensor.cpu() for name, tensor in found.items()}
         return [{name: tensor[i] for name, tensor in on_cpu.items()} for i in range(len(pictures))]
 
-    def _extract(self, images: Tensor) -> Row:
+    def run(self, images: Tensor) -> Row:
+        """What the layers give for images (N,...), on their device. Raises `LayerError` where rows are not pictures."""
         found = features(self.classifier.model, images, self.layers)
         for name, tensor in found.items():
             if not tensor.ndim or len(tensor) != len(images):
@@ -88,15 +88,13 @@ def prepare_extractor(
     reshape: str | tuple[int, ...] | None = None,
     batch_size: int,
 ) -> Extractor:
-    """An extractor of the layers that these names and patterns mean, tried out on pictures of noise.
-
-    Raises `LayerError` where `inspection.features` does, and for a layer that gives nothing for each picture.
-    """
+    """An extractor of the layers that these names and patterns mean, tried out on pictures of noise. Raises
+    `LayerError` where `inspection.features` does, and for a layer that gives nothing for each picture."""
     noise = make_noise(classifier.preprocess, classifier.model)
     images = noise.repeat(min(batch_size, 2), *[1] * (noise.ndim - 1))
     found = features(classifier.model, images, layers)  # of a pattern, those that run
     extractor = Extractor(classifier, list(found), pools, reshape)
-    extractor._extract(images)
+    extractor.run(images)
     return extractor
 
 
@@ -104,14 +102,13 @@ def extract_items(
     extractor: Extractor, items: Iterable[Item], *, batch_size: int, workers: int
 ) -> Generator[tuple[str, Row | GradcamError], None, None]:
     """Each picture's name, and what the layers give for it or why that cannot be had, in the order of the items."""
+
+    def name(fetched: Fetched, found: Row | GradcamError) -> tuple[str, Row | GradcamError]:
+        return fetched.item.name, found
+
     unasked = (replace(item, wanted=None) for item in items)  # no class is looked at
-    return compute_items(
-        extractor.classifier, extractor.extract, unasked, finish=_name, batch_size=batch_size, workers=workers
-    )
-
-
-def _name(fetched: Fetched, found: Mapping[str, Tensor] | GradcamError) -> tuple[str, Row | GradcamError]:
-    return fetched.item.name, found if isinstance(found, GradcamError) else dict(found)
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    return compute_items(extractor.classifier, extractor.extract, unasked, finish=name, **how)
 
 
 NAMES = "names"  # what the pictures' names are called in a file
@@ -132,17 +129,10 @@ class _Spool:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def size(self, rows: int) -> int:
-        """The bytes of so many rows."""
-        return rows * math.prod(self.shape) * self.dtype.itemsize
-
 
 class FeatureFile:
-    """Gathers pictures' features as a context, row by row on the disk, and writes them to one file at the end.
-
-    `path`: ends in .npz or .safetensors. Nothing is there under that name before `write`, and then all of it.
-    While both are there it takes the disk twice; in memory there is never more than a row, and the names.
-    """
+    """Gathers pictures' features as a context, row by row on the disk, as in memory there is room for one; at the end
+    they are written to one file, .npz or .safetensors by its path, which has its name when it is whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -154,27 +144,20 @@ class FeatureFile:
     def __enter__(self) -> FeatureFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # of a disk that is full: what was in their buffers is not wanted any more
             self._files.close()
 
     @property
     def layers(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Each layer's shape, the pictures' axis first, and dtype, as they are written."""
-        rows = len(self.names)
-        return {
-            name: ((rows, *spool.shape), str(spool.dtype).removeprefix("torch."))
-            for name, spool in self._spools.items()
-        }
+        shapes = {name: (len(self.names), *spool.shape) for name, spool in self._spools.items()}
+        return {name: (shape, str(self._spools[name].dtype).removeprefix("torch.")) for name, shape in shapes.items()}
 
     def add(self, name: str, row: Mapping[str, Tensor]) -> None:
-        """Add one picture's.
-
-        Raises `LayerError` where a layer's shape differs from that of the pictures before, `OutputError` for the disk.
-        """
-        tensors = {layer: self._convert(tensor) for layer, tensor in row.items()}
+        """Add one picture's. Raises `LayerError` where a layer's shape differs from that of the pictures before,
+        `OutputError`."""
+        tensors = {layer: it.to(it.dtype if it.dtype in self._known else torch.float32) for layer, it in row.items()}
         for layer, tensor in tensors.items():
             first = self._spools.get(layer)
             if first is not None and first.shape != tuple(tensor.shape):
@@ -184,21 +167,13 @@ class FeatureFile:
                 )
         with _blaming(self.path):
             for layer, tensor in tensors.items():
-                spool = self._spools.get(layer) or self._open(layer, tensor)
-                spool.file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                if layer not in self._spools:
+                    file = self._files.enter_context(tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115
+                    self._spools[layer] = _Spool(file, tuple(tensor.shape), tensor.dtype)
+                self._spools[layer].file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         self.names.append(name)
 
-    def _convert(self, tensor: Tensor) -> Tensor:
-        return tensor.to(tensor.dtype if tensor.dtype in self._known else torch.float32)
-
-    def _open(self, layer: str, tensor: Tensor) -> _Spool:
-        file = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115  (it stays open until the context ends)
-        self._files.enter_context(file)
-        self._spools[layer] = _Spool(file, tuple(tensor.shape), tensor.dtype)
-        return self._spools[layer]
-
     def write(self, about: Mapping[str, str]) -> None:
-        """Write the file. `about`: what else is said in a .safetensors file. Raises `OutputError`."""
         with _blaming(self.path), replacing(self.path) as file:
             if self._known is SAFETENSORS:
                 self._write_safetensors(file, about)
@@ -211,11 +186,8 @@ class FeatureFile:
         with zipfile.ZipFile(file, "w") as archive:
             for name, spool in self._spools.items():
                 with _entry(archive, name) as entry:
-                    about = {
-                        "descr": NPZ[spool.dtype],
-                        "fortran_order": False,
-                        "shape": (len(self.names), *spool.shape),
-                    }
+                    shape = (len(self.names), *spool.shape)
+                    about = {"descr": NPZ[spool.dtype], "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(entry, about)
                     _copy(spool, entry)
             with _entry(archive, NAMES) as entry:
@@ -227,8 +199,8 @@ class FeatureFile:
         spools = sorted(self._spools.items(), key=lambda it: -it[1].dtype.itemsize)
         start = 0
         for name, spool in spools:
-            end = start + spool.size(len(self.names))
             shape = [len(self.names), *spool.shape]
+            end = start + math.prod(shape) * spool.dtype.itemsize
             header[name] = {"dtype": SAFETENSORS[spool.dtype], "shape": shape, "data_offsets": [start, end]}
             start = end
         text = json.dumps(header).encode()
@@ -249,12 +221,10 @@ def check_feature_file(path: Path, names: Sequence[str]) -> None:
 
 def check_layers(path: Path, layers: Sequence[str]) -> None:
     """Raises `GradcamError` for a layer whose name means something else in such a file."""
-    if RESERVED[path.suffix.lower()] in layers:
-        other = next(suffix for suffix in RESERVED if suffix != path.suffix.lower())
-        what = "the pictures' names are" if path.suffix.lower() == ".npz" else "what is said of the file is"
-        raise GradcamError(
-            f"A layer is called '{RESERVED[path.suffix.lower()]}', as {what} in a {path.suffix} file: write a {other} file."
-        )
+    name, is_npz = RESERVED[path.suffix.lower()], path.suffix.lower() == ".npz"
+    if name in layers:
+        what, other = ("the pictures' names are", ".safetensors") if is_npz else ("what is said of the file is", ".npz")
+        raise GradcamError(f"A layer is called '{name}', as {what} in a {path.suffix} file: write a {other} file.")
 
 
 @contextlib.contextmanager
@@ -271,7 +241,6 @@ def _copy(spool: _Spool, file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Whatever the disk refuses is an `OutputError` that says what to do."""
     try:
         yield
     except OSError as error:

@@ -27,10 +27,8 @@ LISTED = 5  # predictions
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of each picture: `methods` make maps at `layers`, `attributions` say what each pixel matters.
-
-    Without layers, each method looks at its own: `Classifier.layer_for`.
-    """
+    """What is asked of each picture: `methods` make maps at `layers`, or else at their own, as `Classifier.layer_for`
+    finds it; `attributions` say what each pixel matters."""
 
     layers: Sequence[str] = ()
     methods: Sequence[Method] = (METHODS["gradcam"],)
@@ -43,7 +41,6 @@ class Request:
 
     @property
     def all_methods(self) -> list[Method | AttributionMethod]:
-        """Those of both kinds."""
         return [*self.methods, *self.attributions]
 
     @property
@@ -54,7 +51,6 @@ class Request:
         return self.target.top if self.target.classes is None else len(self.target.classes[0])
 
     def list_layers(self, classifier: Classifier) -> list[str]:
-        """The layers, those of the methods' own too."""
         own = [classifier.layer_for(method) for method in self.methods]
         return list(self.layers) or list(dict.fromkeys([*own, *([classifier.layer] if self.attributions else [])]))
 
@@ -95,7 +91,6 @@ class PictureResult:
 
     @property
     def picture(self) -> Pixels:
-        """What is drawn on: RGB, uint8 (H,W,3)."""
         return self._sources[0].pictures[0]
 
     @property
@@ -105,16 +100,13 @@ class PictureResult:
 
     @property
     def note(self) -> str | None:
-        """What a person should know of how the picture is shown."""
         return self._sources[0].notes[0]
 
     @cached_property
     def results(self) -> list[MapResult]:
-        """All results, one by one: the maps first, and the classes of each in their order."""
         return [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
-        """The record of a picture of that name. `files`: what was written of each result, by its kind."""
         height, width = self.picture.shape[:2]
         return Record(
             image=image,
@@ -141,9 +133,7 @@ def find(
     classifier: Classifier, request: Request, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None
 ) -> list[PictureResult | GradcamError]:
     """What is found in pictures of one size, all in one batch; an error for each whose output is NaN or infinite.
-
-    `classes`: one for each picture, in place of the request's own. Raises as `Classifier.compare` does.
-    """
+    `classes`: one for each picture, in place of the request's own. Raises as `Classifier.compare` does."""
     if classifier.fit != "crop" and len(pictures) > 1:  # as they are shown, they may be of different sizes
         chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
         return [found for one, its in zip(pictures, chosen) for found in find(classifier, request, [one], classes=its)]
@@ -159,7 +149,12 @@ def find(
     if request.methods:
         layers = request.layers or None
         maps = classifier.compare(pictures, layers=layers, methods=request.methods, target=target, **request.options)
-    attributions = _attribute(classifier, request, pictures, target)
+    attributions: list[PictureAttribution] = []
+    more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
+    for method in request.attributions:
+        more["reshape"] = request.options["reshape"] if method.has_layer else None
+        own: Sequence[str | None] = (method.has_layer and request.layers) or [None]
+        attributions += [classifier.attribute(pictures, method, layer=layer, **more) for layer in own]
     first = [*maps.values(), *attributions][0]
     probabilities, is_of_classes = first.scores.cpu(), False
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
@@ -177,18 +172,6 @@ def find(
         else GradcamError("The model's output is NaN or infinite in places: look at its weights.")
         for i in range(len(pictures))
     ]
-
-
-def _attribute(
-    classifier: Classifier, request: Request, pictures: Sequence[Prepared], target: Any
-) -> list[PictureAttribution]:
-    found: list[PictureAttribution] = []
-    for method in request.attributions:
-        layers: Sequence[str | None] = (method.has_layer and request.layers) or [None]
-        more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
-        more["reshape"] = request.options["reshape"] if method.has_layer else None
-        found += [classifier.attribute(pictures, method, layer=layer, **more) for layer in layers]
-    return found
 
 
 def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:

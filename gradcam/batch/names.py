@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
 def list_endings(request: Request, results: Sequence[MapResult], *, suffix: str = ".png") -> list[str]:
-    """What follows the stem in the name of each result of one picture: class and layer are in it where there are several."""
+    """What follows the stem in the name of each result of one picture: class and layer where there are several."""
     entries = [result.entry for result in results]
     several_classes = len({(entry.index, entry.label) for entry in entries}) > 1
     layered = {each.name for each in request.all_methods if each.has_layer} if len(request.layers) > 1 else set()
@@ -58,10 +59,8 @@ def name_evidence(evidence: str) -> str | None:
 
 
 def name_result(stem: str, ending: str) -> str:
-    """A result's name, relative to the output folder; `stem` may have folders.
-
-    A stem that is too long is cut, and gets a hash of all of it, so that no other picture's results are called alike.
-    """
+    """A result's name, relative to the output folder; `stem` may have folders. One that is too long is cut, and gets a
+    hash of all of it, so that no other picture's results are called alike."""
     folders, slash, name = stem.rpartition("/")
     room = LONGEST_NAME - len(os.fsencode(ending))
     if len(os.fsencode(name)) > room:
@@ -76,17 +75,8 @@ MAP_SUFFIX = ".npy"
 
 @dataclass(frozen=True)
 class Saving:
-    """What is written of each result, and how.
-
-    `kinds`: keys of `options.SAVED`. "overlay": the heatmap on the picture, or an attribution's own. "heatmap": its colours
-    alone, as large as the picture, on black. "map": the raw values as NumPy's float32, (h,w) on the region that the
-    network saw, or an attribution's signed (C,H,W). "panel": one picture with all maps side by side.
-    `format`: one of `options.FORMATS`; `quality`, 1 to 100, is of jpg and webp. `alpha`, `colormap`: as in
-    `gradcam.overlay`.
-    `views`: whether a report's views are written as well.
-
-    Raises `GradcamError` for anything else.
-    """
+    """What is written of each result, and how. `kinds`: keys of `options.SAVED`; "map" is the raw values as NumPy's
+    float32. `quality`, 1 to 100, is of jpg and webp. `views`: whether a report's are written as well."""
 
     kinds: tuple[str, ...] = ("overlay",)
     format: str = "jpg"
@@ -110,7 +100,6 @@ class Saving:
 
     @property
     def suffix(self) -> str:
-        """What pictures end in."""
         return f".{self.format}"
 
 
@@ -127,7 +116,6 @@ class Endings:
     labels: frozenset[str]
 
     def can_end(self, words: Words, suffix: str) -> bool:
-        """Whether a name can end so."""
         return any(suffix == other and self._alike(words, form) for form, other in self.forms)
 
     def can_meet(self, rest: Words) -> bool:
@@ -135,17 +123,15 @@ class Endings:
         longer = [(form, suffix) for form, suffix in self.forms if self._alike(rest, form[: len(rest)])]
         return any(self.can_end(form[len(rest) :], suffix) for form, suffix in longer)
 
-    def _alike(self, one: Words, other: Words) -> bool:
-        return len(one) == len(other) and all(map(self._same, one, other))
+    def _alike(self, some: Words, others: Words) -> bool:
+        return len(some) == len(others) and all(
+            one == other or self._can_be(one, other) or self._can_be(other, one) for one, other in zip(some, others)
+        )
 
-    def _same(self, one: str, other: str) -> bool:
-        if INDEX in (one, other):
-            word = other if one == INDEX else one
-            return word in (INDEX, LABEL) or word.isdecimal()
-        if LABEL in (one, other):
-            word = other if one == LABEL else one
-            return word == LABEL or word in self.labels
-        return one == other
+    def _can_be(self, place: str, word: str) -> bool:
+        if place == INDEX:
+            return word == LABEL or word.isdecimal()
+        return place == LABEL and (word == INDEX or word in self.labels)
 
 
 def check_outputs(
@@ -157,11 +143,8 @@ def check_outputs(
     request: Request,
     labels: Sequence[str] | None,
 ) -> None:
-    """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input.
-
-    `stems`: what the names of each picture's results begin with, by the picture's name, as `plan_stems` gives them.
-    Raises `GradcamError` where a panel is asked for, and there are no maps to put on it.
-    """
+    """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input, and as
+    `check_panel`. `stems`: as `plan_stems` gives them."""
     check_panel(saving, request)
     endings = list_forms(saving, request, labels)
     names = {stems[item.name].casefold(): item.name for item in items}
@@ -174,9 +157,9 @@ def check_outputs(
                 )
     places: dict[str, list[str]] = {}  # where results go, whatever links lead there
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
-        places.setdefault(_locate(folder, parent).casefold(), []).append(parent.casefold())
-    inputs = _list_places(item.content.path for item in items) if isinstance(folder, Path) else _list_objects(items)
-    for path, above, file in inputs:
+        place = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
+        places.setdefault(place.casefold(), []).append(parent.casefold())
+    for path, above, file in _list_places(items) if isinstance(folder, Path) else _list_objects(items):
         for parent in places.get(above, ()):
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
             if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
@@ -194,24 +177,16 @@ def check_panel(saving: Saving, request: Request) -> None:
         )
 
 
-def _locate(folder: Path | Store, parent: str) -> str:
-    return folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
-
-
 def _list_objects(items: Iterable[Item]) -> Iterator[tuple[Path | str, str, str]]:
-    """Each object in a store with the folder that it is in, and its name."""
     for url in filter(None, map(find_url, items)):
         above, _, name = url.rpartition("/")
         yield url, above.casefold(), name.casefold()
 
 
-def _list_places(paths: Iterable[Path | None]) -> Iterator[tuple[Path | str, str, str]]:
-    """Each file with the folder and the name that it really has; a link's own as well as its target's."""
-    folders: dict[Path, str] = {}
-    for path in filter(None, paths):
-        if path.parent not in folders:
-            folders[path.parent] = os.path.realpath(path.parent)
-        yield path, folders[path.parent].casefold(), path.name.casefold()
+def _list_places(items: Iterable[Item]) -> Iterator[tuple[Path | str, str, str]]:
+    resolve = cache(os.path.realpath)  # of a folder, once
+    for path in filter(None, (item.content.path for item in items)):
+        yield path, resolve(path.parent).casefold(), path.name.casefold()
         if path.is_symlink():
             above, name = os.path.split(os.path.realpath(path))
             yield path, above.casefold(), name.casefold()
@@ -241,7 +216,6 @@ def list_forms(saving: Saving, request: Request, labels: Sequence[str] | None) -
 
 
 def _divide(stem: str) -> Iterator[tuple[str, Words]]:
-    """Each part of a stem that ends at a dash, and the words behind it."""
     words = stem.split("-")
     for many in range(1, len(words)):
         yield "-".join(words[:many]), tuple(words[many:])
@@ -255,41 +229,30 @@ UNSAFE = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
 
 
 def plan_stems(items: Iterable[Item], *, ending: int = ENDING) -> dict[str, str]:
-    """For each item's name the path below the output folder that its results' names begin with: `<folders>/<stem>`.
-
-    It is the name without its suffix. Where two pictures would have the same, case and Unicode's forms aside, each gets
+    """For each item's name the path below the output folder that its results' names begin with: `<folders>/<stem>`. It
+    is the name without its suffix. Where two pictures would have the same, case and Unicode's forms aside, each gets
     its suffix, `<stem>-<suffix>`, and where that is taken as well a number, from 2. Other pictures make no difference,
-    nor does any order. Stems and folders that are too long are cut, and end in a hash of the whole.
-    `ending`: how many bytes may follow a stem, so that the name fits and need not be cut again.
-    """
-    names = [item.name for item in items]
+    nor does any order. Stems and folders that are too long are cut, and end in a hash of the whole. `ending`: how many
+    bytes may follow a stem, so that the name fits and need not be cut again."""
     room = LONGEST_NAME - ending - NUMBER
-    stems = {name: _to_stem(name, room, with_suffix=False) for name in names}
+    stems = {item.name: _to_stem(item.name, room, with_suffix=False) for item in items}
     shared = _find_shared(stems)
-    if not shared:
-        return stems
-    taken = {_fold(stem) for name, stem in stems.items() if name not in shared}
-    for name in shared:
-        stems[name] = _to_stem(name, room, with_suffix=True)
-    still_shared = _find_shared({name: stems[name] for name in shared})
-    still_shared |= {name for name in shared if _fold(stems[name]) in taken}
-    taken |= {_fold(stems[name]) for name in shared - still_shared}
-    numbers = {_fold(stems[name]): count(2) for name in still_shared}
+    taken = {_fold(stem) for name, stem in stems.items() if name not in shared} if shared else set()
+    own = {name: _to_stem(name, room, with_suffix=True) for name in shared}
+    still_shared = _find_shared(own) | {name for name, stem in own.items() if _fold(stem) in taken}
+    taken |= {_fold(own[name]) for name in shared - still_shared}
+    numbers = {_fold(own[name]): count(2) for name in still_shared}
     for name in sorted(still_shared):
-        stem = stems[name]
-        while _fold(stem) in taken:
-            stem = f"{stems[name]}-{next(numbers[_fold(stems[name])])}"
-        taken.add(_fold(stem))
-        stems[name] = stem
-    return stems
+        wish = own[name]
+        while _fold(own[name]) in taken:
+            own[name] = f"{wish}-{next(numbers[_fold(wish)])}"
+        taken.add(_fold(own[name]))
+    return stems | own
 
 
 def _find_shared(stems: dict[str, str]) -> set[str]:
-    """The names whose stems are not theirs alone."""
     counts = Counter(map(_fold, stems.values()))
-    if len(counts) == len(stems):
-        return set()
-    return {name for name, stem in stems.items() if counts[_fold(stem)] > 1}
+    return {name for name, stem in stems.items() if counts[_fold(stem)] > 1} if len(counts) < len(stems) else set()
 
 
 def _fold(text: str) -> str:

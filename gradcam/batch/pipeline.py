@@ -37,27 +37,24 @@ def compute_items(
     audit: bool = False,
     late: Callable[[T], None] | None = None,
 ) -> Generator[T, None, None]:
-    """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are done.
-
-    Batches are cut at fixed positions, whatever is needed of them, and one without any needed picture is passed over; a
-    picture that cannot be read drops out of its batch. So the same items give the same numbers, also in a second run for
-    what the first did not come to. `items` are taken as they are needed, and only a few batches are in memory.
-
-    `find`: what runs the model. `finish`: from what was read and found, or the `GradcamError` that names the picture, to a
-    result; called in one of the `workers` threads, as reading is. What it raises ends the generator in that picture's
-    place. `tell` hears, in the caller's thread, of each "batch", and of "out of memory". `audit`: have the SHA-256 of what
-    was read. `late` gets, in order, what was finished and not taken when this ended early, whatever ended it.
-    The model runs in the thread that asks for results. However this ends, no thread is left.
-    """
+    """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are
+    done. Batches are cut at fixed positions, whatever is needed of them, so that the same items give the same numbers.
+    `finish` runs in one of the `workers` threads, as reading does; what it raises ends the generator. `audit`: have the
+    SHA-256 of what was read. `late` gets what was finished and not taken when this ended early. No thread is left
+    then."""
     check_count("batch_size", batch_size, "pictures to explain at once")
     check_count("workers", workers, "threads")
-    tell = tell or _tell_nobody
+    tell = tell or (lambda event, **details: None)
     explainer = Explainer(find, classifier.device, largest=batch_size, tell=tell)
     read = partial(read_item, classifier, audit=audit, upload=find_upload(classifier.device))
     finishing: deque[Future[T]] = deque()
     try:
         with one_opencv_thread(), Pool(workers) as pool:
-            for batch, reading in _read_ahead(pool, read, cut(items, batch_size, is_needed)):
+            started = (
+                (batch, [pool.submit(LATER, partial(read, item)) for item in batch.items])
+                for batch in cut(items, batch_size, is_needed)
+            )
+            for batch, reading in _look_ahead(started):
                 yield from _take(finishing, most=BEHIND * batch_size, until=reading)
                 start = perf_counter()
                 finishing.extend(pool.submit(URGENT, task) for task in _explain(explainer, batch, reading, finish))
@@ -71,17 +68,14 @@ def compute_items(
         raise
 
 
-def _read_ahead(
-    pool: Pool, read: Callable[[Item], Read], batches: Iterable[Cut]
-) -> Iterator[tuple[Cut, list[Future[Read]]]]:
-    """Each batch with its pictures, which may still be being read, as those of the next ones are."""
-    window: deque[tuple[Cut, list[Future[Read]]]] = deque()
-    for batch in batches:
-        window.append((batch, [pool.submit(LATER, partial(read, item)) for item in batch.items]))
+def _look_ahead(each: Iterator[T]) -> Iterator[T]:
+    """The same, but `AHEAD` of them are begun before they are needed."""
+    window: deque[T] = deque()
+    for one in each:
+        window.append(one)
         if len(window) > AHEAD:
             yield window.popleft()
-    while window:
-        yield window.popleft()
+    yield from window
 
 
 def _explain(
@@ -90,13 +84,10 @@ def _explain(
     reading: list[Future[Read]],
     finish: Callable[[Fetched, Found | GradcamError], T],
 ) -> list[Callable[[], T]]:
-    """Run the model on a batch; what is left to do for each picture that is needed."""
     pictures = [each.result() for each in reading]
     reading.clear()  # or they would still be held while more are read
-    found = explainer.explain(pictures)
-    return [
-        partial(finish, picture.fetched, it) for picture, it, needed in zip(pictures, found, batch.needed) if needed
-    ]
+    found = zip(pictures, explainer.explain(pictures), batch.needed)
+    return [partial(finish, picture.fetched, it) for picture, it, needed in found if needed]
 
 
 def _take(results: deque[Future[T]], *, most: int, until: Sequence[Future[Any]] = ()) -> Iterator[T]:
@@ -115,7 +106,3 @@ def check_count(name: str, value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise GradcamError(f"{name} is {shorten(value)}, expected a number of {what}, 1 or more.")
     return value
-
-
-def _tell_nobody(event: str, **details: Any) -> None:
-    pass

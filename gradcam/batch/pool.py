@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -33,10 +32,8 @@ class Cut:
 
 
 def cut(items: Iterable[Item], size: int, is_needed: Callable[[Item], bool]) -> Iterator[Cut]:
-    """Batches of so many items, those without any needed one left out: what a batch holds does not depend on the others.
-
-    Numbers change a little with the batch. So a picture is always explained among the same others.
-    """
+    """Batches of so many items, those without any needed one left out: what a batch holds does not depend on the
+    others. Numbers change a little with the batch. So a picture is always explained among the same others."""
     remaining = iter(items)
     for start in itertools.count(0, size):
         taken = list(itertools.islice(remaining, size))
@@ -72,7 +69,6 @@ class Pool:
         self._numbers = itertools.count()  # of one urgency, the first comes first
 
     def submit(self, urgency: int, task: Callable[[], T]) -> Future[T]:
-        """Have it done, before all that are less urgent."""
         future: Future[T] = Future()
         self._tasks.put((urgency, next(self._numbers), future, task))
         self._executor.submit(self._do_next)
@@ -81,11 +77,9 @@ class Pool:
     def _do_next(self) -> None:
         _, _, future, task = self._tasks.get_nowait()  # there is one for each call
         try:
-            result = task()
+            future.set_result(task())
         except BaseException as error:  # for whoever asks for the result
             future.set_exception(error)
-        else:
-            future.set_result(result)
 
     def __enter__(self) -> Pool:
         before = torch.get_num_threads()
@@ -102,9 +96,7 @@ class Pool:
             torch.set_num_threads(before)  # what a thread sets is the default of those that follow
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
 
@@ -123,13 +115,7 @@ def _begin(barrier: threading.Barrier) -> None:
 class _OpenCV:
     """How many hold it to one thread, and how many threads it had before."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.holders = 0
-        self.before = 0
-
-
-_opencv = _OpenCV()
+    lock, holders, before = threading.Lock(), 0, 0
 
 
 @contextlib.contextmanager
@@ -137,15 +123,15 @@ def one_opencv_thread() -> Iterator[None]:
     """OpenCV computes in the threads that call it alone; the last of overlapping contexts puts back what was."""
     from gradcam.images.opencv import cv2
 
-    with _opencv.lock:
-        if _opencv.holders == 0:
-            _opencv.before = cv2.getNumThreads()
+    with _OpenCV.lock:
+        if _OpenCV.holders == 0:
+            _OpenCV.before = cv2.getNumThreads()
             cv2.setNumThreads(1)
-        _opencv.holders += 1
+        _OpenCV.holders += 1
     try:
         yield
     finally:
-        with _opencv.lock:
-            _opencv.holders -= 1
-            if _opencv.holders == 0:
-                cv2.setNumThreads(_opencv.before)
+        with _OpenCV.lock:
+            _OpenCV.holders -= 1
+            if _OpenCV.holders == 0:
+                cv2.setNumThreads(_OpenCV.before)

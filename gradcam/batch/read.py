@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from gradcam.errors import GradcamError, ImageError, StoreError, describe_failur
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier, Prepared
-from gradcam.models.readers import Reader, Reading, read_bytes, read_picture
+from gradcam.models.readers import Reading, read_bytes, read_picture
 from gradcam.sources.contents import GivenContent, Item
 
 Upload = Callable[[Tensor], Tensor]
@@ -22,29 +23,25 @@ Upload = Callable[[Tensor], Tensor]
 
 def find_upload(device: torch.device) -> Upload | None:
     """A function for threads that brings a picture's tensor to the device; None where that has nothing to gain."""
-    return Uploader(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)  # which runs beside the computation's
 
-
-class Uploader:
-    """Copies from pinned memory on a stream of its own, which runs beside the computation's."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def __call__(self, image: Tensor) -> Tensor:
+    def upload(image: Tensor) -> Tensor:
         """The tensor on the device, wholly there; the same one where the device, or pinned memory, has no room now."""
         if image.device.type != "cpu":
             return image
         try:
-            with torch.cuda.stream(self._stream):
-                uploaded = image.pin_memory().to(self._device, non_blocking=True)
-                self._stream.synchronize()  # only the calling thread waits
+            with torch.cuda.stream(stream):
+                uploaded = image.pin_memory().to(device, non_blocking=True)
+                stream.synchronize()  # only the calling thread waits
                 return uploaded
         except RuntimeError as error:  # of the pinned memory, which is the machine's, there is no kind of its own
             if not is_out_of_memory(error):
                 raise
             return image
+
+    return upload
 
 
 def receive(picture: Prepared, device: torch.device) -> Prepared:
@@ -68,29 +65,17 @@ class Fetched:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What became of reading an item: a picture for the model, or the reason why there is none.
-
-    `wanted`: the index of the class that the item asks for.
-    """
+    """What became of reading an item: a picture for the model, or the reason why there is none. `wanted`: the index of
+    the class that the item asks for."""
 
     fetched: Fetched
     picture: Prepared | GradcamError
     wanted: int | None = None
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file of its own, for a reader of the user's, and how it was before."""
-
-    path: Path
-    state: tuple[int, ...]
-
-
 def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None) -> Read:
     """Read and preprocess one picture. Whatever goes wrong with it is in what comes back, in a line that names it.
-
-    Raises `StoreError` where its store is the reason, which other pictures would meet as well.
-    """
+    Raises `StoreError` where its store is the reason, which other pictures would meet as well."""
     fetched = Fetched(item)
     try:
         wanted = None if item.wanted is None else classifier.find_class(item.wanted)
@@ -98,11 +83,20 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
             prepared = classifier.prepare(item.content.picture)
             if audit:
                 fetched = Fetched(item, hashlib.sha256(prepared.reading.values.tobytes()).hexdigest())
-        else:
-            content = _fetch(item, classifier.reader)
+        elif classifier.reader is read_picture or item.content.path is None:
+            content = item.content.read()
             if audit:
-                fetched = Fetched(item, _digest(content))
-            prepared = classifier.prepare(_decode(item.name, content, classifier.reader))
+                fetched = Fetched(item, hashlib.sha256(content).hexdigest())
+            decode = partial(read_bytes, data=content, reader=classifier.reader)
+            prepared = classifier.prepare(_blaming(item.name, Path(item.name), decode))
+        else:  # a reader of the user's reads files
+            path = item.content.path
+            before, digest = _look_at(path, hashes=audit)
+            fetched = Fetched(item, digest)
+            reading = _blaming(item.name, path, classifier.reader)
+            if _look_at(path)[0] != before:
+                raise ImageError("was changed while it was read: try again once it is whole")
+            prepared = classifier.prepare(reading)
         return Read(fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), wanted)
     except StoreError:
         raise
@@ -113,38 +107,14 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
         return Read(fetched, ImageError(describe_failure(item.name, error)))
 
 
-def _fetch(item: Item, reader: Reader) -> bytes | _File:
-    """The bytes, or the file where the reader is the user's, who reads files."""
-    path = item.content.path
-    if reader is read_picture or path is None:
-        return item.content.read()
-    return _File(path, _state(path))
-
-
-def _state(path: Path) -> tuple[int, ...]:
+def _look_at(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ...], str | None]:
+    """What tells two states of a file apart, and its SHA-256 where that is asked for."""
     try:
         found = path.stat()
+        state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return state, hash_file(path) if hashes else None
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror})") from error
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _digest(content: bytes | _File) -> str:
-    if not isinstance(content, _File):
-        return hashlib.sha256(content).hexdigest()
-    try:
-        return hash_file(content.path)
-    except OSError as error:
-        raise ImageError(f"cannot be opened ({error.strerror})") from error
-
-
-def _decode(name: str, content: bytes | _File, reader: Reader) -> Reading:
-    if isinstance(content, _File):
-        reading = _blaming(name, content.path, reader)
-        if _state(content.path) != content.state:
-            raise ImageError("was changed while it was read: try again once it is whole")
-        return reading
-    return _blaming(name, Path(name), lambda path: read_bytes(path, content, reader))
 
 
 def _blaming(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:

@@ -7,12 +7,12 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gradcam.batch.findings import MapResult, PictureResult, Request
 from gradcam.batch.names import HEATMAP, MAP_SUFFIX, Saving, list_endings, name_result, panel_ending
@@ -36,12 +36,8 @@ DrawViews = Callable[..., Mapping[str, bytes]]  # (stem, picture, overlays), `re
 
 @dataclass(frozen=True, eq=False)
 class Saver:
-    """Writes what was found in pictures; several threads may save at once.
-
-    `place`: where files go; None where they go along with the report. `stems`: what the names of each picture's results
-    begin with, by the picture's name, relative to the place, with "/". `draw_views`: `report.draw_views`, called where
-    `saving.views` asks for it.
-    """
+    """Writes what was found in pictures; several threads may save at once. `place`: None where files go along with the
+    report. `stems`: what results' names begin with, by the picture's. `draw_views`: `report.draw_views`."""
 
     place: Place | None
     stems: Mapping[str, str]
@@ -51,10 +47,8 @@ class Saver:
     draw_views: DrawViews | None = None
 
     def save(self, fetched: Fetched, found: PictureResult | GradcamError) -> Report:
-        """Write what was found in one picture. What keeps that from being done is in the record, and nothing is written.
-
-        Raises `OutputError` or `StoreError` where the place is the reason, which other pictures would meet as well.
-        """
+        """Write what was found in one picture; what keeps that from being done is in the record. Raises `OutputError`
+        or `StoreError` where the place is the reason, which other pictures would meet as well."""
         start, item, model = time.perf_counter(), fetched.item, self.classifier.name
         files: Mapping[str, bytes] = {}
         if isinstance(found, GradcamError):
@@ -69,30 +63,25 @@ class Saver:
         return Report(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
 
     def _save(self, item: Item, found: PictureResult) -> tuple[Record, Mapping[str, bytes]]:
-        """The record, and the files that are still to be written."""
-        stem, saving, overlays = self.stems[item.name], self.saving, self._draw(found.results)
+        stem, saving = self.stems[item.name], self.saving
+        is_seen = "overlay" in saving.kinds or saving.views
+        overlays = [it.draw(alpha=saving.alpha, colormap=saving.colormap) if is_seen else None for it in found.results]
         files: dict[str, bytes] = {}  # all of them are ready before the first is written
-        panel_name = None
+        panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_ending(self.request.options["evidence"], suffix=saving.suffix))
-            files[panel_name] = self._encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
+            files[panel_name] = encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
         named: list[dict[str, str | None]] = []
         for result, name, overlay in zip(found.results, self._name(stem, found.results), overlays):
             names = name_kinds(name, saving)
             for kind, made in draw_kinds(result, overlay, saving):
-                files[names[kind]] = made if isinstance(made, bytes) else self._encode(made)
+                files[names[kind]] = made if isinstance(made, bytes) else encode(made)
             named.append({**names, "panel": panel_name if isinstance(result.source, PictureExplanation) else None})
         if self.place is not None:
             draw = self.draw_views if saving.views else None
             self.place.write(files, {} if draw is None else draw(stem, found.picture, overlays))
             files = {}
         return found.to_record(item.name, self.classifier.name, named), files
-
-    def _draw(self, results: Sequence[MapResult]) -> list[Pixels | None]:
-        """The overlays, where anybody is to see them."""
-        if "overlay" not in self.saving.kinds and not self.saving.views:
-            return [None] * len(results)
-        return [result.draw(alpha=self.saving.alpha, colormap=self.saving.colormap) for result in results]
 
     def _name(self, stem: str, results: Sequence[MapResult]) -> list[str]:
         """The overlays' names; those that are alike, as of layers that differ in a sign, get numbers."""
@@ -103,9 +92,6 @@ class Saver:
         parent = PurePosixPath(stem).parent
         claimed = OutputNames(Path(parent), ()).claim([PurePosixPath(name).name for name in names])
         return [(parent / path.name).as_posix() for path in claimed]
-
-    def _encode(self, picture: Pixels) -> bytes:
-        return encode_image(picture, self.saving.suffix, self.saving.quality)
 
 
 def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
@@ -120,28 +106,22 @@ def draw_kinds(result: MapResult, overlay: Pixels | None, saving: Saving) -> Ite
     if "overlay" in saving.kinds and overlay is not None:
         yield "overlay", overlay
     if "heatmap" in saving.kinds:
-        yield "heatmap", _draw_heatmap(result, saving.colormap)
+        source = result.source
+        if isinstance(source, PictureExplanation):
+            black, region, is_signed = np.zeros_like(source.pictures[0]), source.regions[0], source.evidence == "signed"
+            how: Any = {"alpha": 1, "colormap": saving.colormap, "region": region, "signed": is_signed}
+            yield "heatmap", draw_overlay(black, source.heatmaps[0, result.k], **how)
+        else:
+            yield "heatmap", source.picture(0, result.k)
     if "map" in saving.kinds:
         file = io.BytesIO()
         np.save(file, np.ascontiguousarray(result.values.float().cpu().numpy()))
         yield "map", file.getvalue()
 
 
-def _draw_heatmap(result: MapResult, colormap: str) -> Pixels:
-    source = result.source
-    if not isinstance(source, PictureExplanation):
-        return source.picture(0, result.k)
-    black, heatmap = np.zeros_like(source.pictures[0]), source.heatmaps[0, result.k]
-    signed = source.evidence == "signed"
-    return draw_overlay(black, heatmap, alpha=1, colormap=colormap, region=source.regions[0], signed=signed)
-
-
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:
-    """`{"file", "sha256", "of"}`: the name of the weights' file, and the SHA-256 of it, or of the model's own tensors.
-
-    Tensors count with their names, types, shapes and bytes, in the order of the state dict; they are hashed where there is
-    no file, or it is a folder. Raises `OSError` where the file cannot be read.
-    """
+    """`{"file", "sha256", "of"}`: of the weights' file; or, where there is none or it is a folder, of the model's own
+    tensors, with their names, types and shapes, in the order of the state dict. Raises `OSError`."""
     name = None if file is None else file.name
     if file is not None and file.is_file():
         return {"file": name, "sha256": hash_file(file), "of": "file"}
@@ -164,14 +144,8 @@ def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:
             return
         yield f"{name} {value.dtype} {tuple(value.shape)}\n".encode()
         if not value.is_meta:
-            yield _to_bytes(value.detach())
+            plain = value.dequantize() if value.is_quantized else value
+            dense = plain if plain.layout == torch.strided else plain.to_dense()
+            yield dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     else:  # of other things the address may be in the repr, which no two runs share
         yield f"{name} {value if isinstance(value, (str, int, float)) else type(value).__name__}\n".encode()
-
-
-def _to_bytes(tensor: Tensor) -> memoryview:
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    elif tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

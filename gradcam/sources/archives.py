@@ -26,14 +26,11 @@ from typing import Any, BinaryIO
 from gradcam.errors import GradcamError, ImageError, InputError, StoreError
 from gradcam.images.files import is_url, open_file
 from gradcam.sources.contents import Archive, ArchiveFile, Content, Refused, TarContent, ZipContent
-from gradcam.sources.folders import is_picture
+from gradcam.sources.folders import is_hidden, is_picture
 from gradcam.storage.fetch import StoreArchive, blaming_store
 
-OPENERS: dict[bytes, Callable[[Any], Any]] = {  # by what a compressed file begins with
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\0": lzma.open,
-}
+# By what a compressed file begins with.
+OPENERS: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 KEPT = 4  # archives that a process to which pictures were sent keeps unpacked: they come one archive after another
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
@@ -44,43 +41,32 @@ BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
 
 class UnpackedArchive:
-    """What a compressed archive unpacks to, in a file without a name, which goes with this object.
-
-    It can be sent to other processes, which unpack the archive for themselves when they first read from it.
-    """
+    """What a compressed archive unpacks to, in a file without a name, which goes with this object. It can be sent to
+    other processes, which unpack the archive for themselves when they first read from it."""
 
     def __init__(self, packed: ArchiveFile | StoreArchive, file: BinaryIO | None = None) -> None:
-        self._packed = packed
-        self._lock = threading.Lock()
-        self._file: BinaryIO | None = None
+        self._packed, self._file, self._lock = packed, file, threading.Lock()
         if file is not None:
-            self._keep(file)
+            weakref.finalize(self, file.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _find_received, (self._packed,)
 
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
-        """Its bytes from there on, for one thread at a time. Raises `ImageError` where it cannot be unpacked here."""
         with self._lock:
-            file = self._file or self._keep(self._unpack_again())
-            file.seek(start)
-            yield file
-
-    def _keep(self, file: BinaryIO) -> BinaryIO:
-        self._file = file
-        weakref.finalize(self, file.close)
-        return file
-
-    def _unpack_again(self) -> BinaryIO:
-        with self._packed.open(0, 2**20) as file:
-            opener = find_opener(file)
-            if opener is None:
-                raise ImageError("lies in an archive that changed after it was listed")
-            try:
-                return unpack(self._packed.name, opener(file))
-            except InputError as error:
-                raise ImageError(f"lies in an archive that cannot be read ({error})") from None
+            if self._file is None:
+                with self._packed.open(0, 2**20) as packed:
+                    opener = find_opener(packed)
+                    if opener is None:
+                        raise ImageError("lies in an archive that changed after it was listed")
+                    try:
+                        self._file = unpack(self._packed.name, opener(packed))
+                    except InputError as error:
+                        raise ImageError(f"lies in an archive that cannot be read ({error})") from None
+                weakref.finalize(self, self._file.close)
+            self._file.seek(start)
+            yield self._file
 
 
 _received: OrderedDict[object, UnpackedArchive] = OrderedDict()
@@ -105,12 +91,8 @@ def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
 
 
 def unpack(name: str, packed: BinaryIO) -> BinaryIO:
-    """What a compressed tar unpacks to, in an anonymous temporary file.
-
-    A compressed stream can only be read from its start: to find the members at random, which several threads do, and
-    again when a run is resumed, it is unpacked once.
-    Raises `InputError` where there is no room, and whatever the stream does.
-    """
+    """What a compressed tar unpacks to, in an anonymous temporary file: it can only be read from its start, and several
+    threads want its members at random. Raises `InputError` where there is no room, and whatever the stream does."""
     file = tempfile.TemporaryFile()  # noqa: SIM115  whoever reads the members closes it
     try:
         with packed:
@@ -128,29 +110,23 @@ def unpack(name: str, packed: BinaryIO) -> BinaryIO:
 
 @dataclass(frozen=True)
 class Members:
-    """The pictures in an archive, by unique names without a way out of it; and how many other files were left out.
-
-    In a tar, a file that is called like a picture up to its first dot belongs to it, as in a WebDataset: it is not left out.
-    """
+    """The pictures in an archive, by unique names without a way out of it; and how many other files were left out,
+    which in a tar are not those that are called like a picture up to its first dot, as in a WebDataset."""
 
     pictures: list[tuple[str, Content]]
     left_out: int
 
 
 def list_archive(where: str) -> Members:
-    """The pictures in a `.zip` or a `.tar`, compressed or not, in the archive's order; hidden files are left out.
-
-    `where`: a path or a URL. Nothing is written under a name from the archive. Members that lead out of it, links, devices,
-    encrypted and far too large ones are pictures that say so when they are read. Raises `InputError` for an archive that
-    is not whole, and `StoreError`.
-    """
+    """The pictures in a `.zip` or a `.tar`, by its path or URL, in its order; nothing hidden. Those that cannot be read
+    say so when they are. Raises `InputError` for an archive that is not whole, and `StoreError`."""
     pictures: list[tuple[str, Content]] = []
     others: Counter[str] = Counter()  # by what they would have in common with a picture
     is_zip = where.lower().endswith(".zip")
     with _blaming(where), _open(where) as (file, archive):
         for given, content in (_list_zip if is_zip else _list_tar)(where, file, archive):
             name, leads_out = _make_harmless(given)
-            if _is_hidden(name):
+            if is_hidden(name) or "__MACOSX" in name.split("/"):  # which macOS keeps beside each file
                 continue
             if is_picture(name):
                 pictures.append((name, Refused(LEADS_OUT) if leads_out else content))
@@ -178,7 +154,6 @@ def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]
 
 @contextlib.contextmanager
 def _open(where: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
-    """Its bytes, and what reads pictures from it later."""
     if is_url(where):
         with blaming_store(where):
             stored = StoreArchive(where)
@@ -189,49 +164,34 @@ def _open(where: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
 
 
 def _find_key(name: str) -> str:
-    """What the files of a WebDataset's sample have in common."""
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
 
 
-def _list_zip(_: str, file: BinaryIO, kept: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+def _list_zip(_: str, file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Content]]:
     with zipfile.ZipFile(file) as archive:
-        for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if not info.is_dir() and kind != stat.S_IFDIR:
-                yield info.filename, _judge_zipped(info, kind) or _to_content(info, kept)
+        for it in archive.infolist():
+            kind = stat.S_IFMT(it.external_attr >> 16)
+            if not it.is_dir() and kind != stat.S_IFDIR:
+                place = it.header_offset, it.compress_size, it.file_size, it.CRC, it.compress_type
+                is_odd = {"is a link": kind == stat.S_IFLNK, "is not a file": kind not in (0, stat.S_IFREG)}
+                is_odd["is encrypted: unpack the archive with its password first"] = bool(it.flag_bits & 1)
+                yield it.filename, _judge(is_odd, it.file_size) or ZipContent(kept, *place)
 
 
-def _judge_zipped(info: zipfile.ZipInfo, kind: int) -> Refused | None:
-    if kind == stat.S_IFLNK:
-        return Refused("is a link")
-    if kind not in (0, stat.S_IFREG):
-        return Refused("is not a file")
-    if info.flag_bits & 1:
-        return Refused("is encrypted: unpack the archive with its password first")
-    return _judge_size(info.file_size)
+def _judge(is_odd: dict[str, bool], size: int) -> Refused | None:
+    """The first reason that holds; None for what can be read."""
+    large = f"claims {size} bytes, more than the {LARGEST} that a picture in an archive may have"
+    reasons = (reason for reason, holds in {**is_odd, large: size > LARGEST, "is empty": not size}.items() if holds)
+    return next(map(Refused, reasons), None)
 
 
-def _judge_size(size: int) -> Refused | None:
-    if size > LARGEST:
-        return Refused(f"claims {size} bytes, more than the {LARGEST} that a picture in an archive may have")
-    return None if size else Refused("is empty")
-
-
-def _to_content(info: zipfile.ZipInfo, kept: Archive) -> ZipContent:
-    return ZipContent(kept, info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type)
-
-
-def _list_tar(where: str, file: BinaryIO, kept: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+def _list_tar(where: str, file: BinaryIO, stored: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+    kept: Archive = stored
     opener = find_opener(file)
-    if opener is None:
-        yield from _list_members(file, kept)
-    else:
-        unpacked = unpack(where, opener(file))
-        yield from _list_members(unpacked, UnpackedArchive(kept, unpacked))
-
-
-def _list_members(file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Content]]:
+    if opener is not None:
+        file = unpack(where, opener(file))
+        kept = UnpackedArchive(stored, file)
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
         if archive.firstmember is None:  # type: ignore[attr-defined]  # of nothing, Python 3.10 seeks before the start
@@ -239,21 +199,14 @@ def _list_members(file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Content]
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not member.isdir():
-                yield member.name, _judge_tarred(member) or TarContent(kept, member.offset_data, member.size)
+                is_odd = {"is a link": member.issym() or member.islnk(), "is not a file": not member.isreg()}
+                sparse = "is packed as a sparse file, which cannot be read: pack it again without --sparse"
+                found = _judge({**is_odd, sparse: member.issparse()}, member.size)
+                yield member.name, found or TarContent(kept, member.offset_data, member.size)
         # tarfile takes a broken header behind the first for the end, which is made of zeros.
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("a broken header")
-
-
-def _judge_tarred(member: tarfile.TarInfo) -> Refused | None:
-    if member.issym() or member.islnk():
-        return Refused("is a link")
-    if not member.isreg():
-        return Refused("is not a file")
-    if member.issparse():
-        return Refused("is packed as a sparse file, which cannot be read: pack it again without --sparse")
-    return _judge_size(member.size)
 
 
 def _make_harmless(given: str) -> tuple[str, bool]:
@@ -263,11 +216,6 @@ def _make_harmless(given: str) -> tuple[str, bool]:
     inside = re.sub("^([A-Za-z]:)?/+", "", path) if is_rooted else path
     plain = re.sub(r"^(\.\./)+", "", inside)
     return plain, plain != path
-
-
-def _is_hidden(name: str) -> bool:
-    """Also what macOS keeps beside each file."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _tell_apart(pictures: list[tuple[str, Content]]) -> list[tuple[str, Content]]:
@@ -296,13 +244,9 @@ def _blaming(path: str) -> Iterator[None]:
         yield
     except (InputError, StoreError):
         raise
-    except OSError as error:
-        if error.errno is not None:
+    except Exception as error:  # OSError, BadZipFile, TarError, zlib.error, LZMAError, EOFError, ValueError and more
+        if isinstance(error, OSError) and error.errno is not None:
             raise InputError(f"{path}: this archive cannot be opened ({error.strerror})") from error
-        raise InputError(f"{path}: this archive is damaged or cut off ({' '.join(str(error).split())})") from error
-    except (
-        Exception
-    ) as error:  # BadZipFile, TarError, zlib.error, LZMAError, EOFError, struct.error, ValueError and more
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path}: this archive is damaged or cut off ({reason})") from error
 
@@ -320,9 +264,7 @@ def check_webdataset() -> None:
 
 def expand_shards(text: str) -> list[str]:
     """The tars that a path or URL with braces means, such as `shards-{000000..000146}.tar`; anything else as it is.
-
-    Raises `GradcamError` without the library, and `InputError` for braces that it does not understand.
-    """
+    Raises `GradcamError` without the library, and `InputError` for braces that it does not understand."""
     if not BRACES.search(text) or not text.lower().endswith(TAR_SUFFIXES) or os.path.lexists(text):
         return [text]
     check_webdataset()

@@ -36,11 +36,8 @@ class Content(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture.
-
-    `name`: relative to the input's root, with "/" between folders; it tells pictures apart, and is the record's `image`.
-    `wanted`: the class that a list asks for it, by label or index; None for whatever is asked for all.
-    """
+    """One picture. `name`: relative to the input's root, with "/" between folders; it tells pictures apart. `wanted`:
+    the class that a list asks for it, by label or index."""
 
     name: str
     content: Content
@@ -58,7 +55,6 @@ class FileContent:
         return Path(self.where)
 
     def read(self) -> bytes:
-        """What it holds. Raises `ImageError`, without its name, where that cannot be had, or changes meanwhile."""
         with _wording_errors(), open_file(self.where) as file:
             before = os.fstat(file.fileno())
             check_memory(0, 0, 0, before.st_size)
@@ -76,11 +72,9 @@ class Refused:
     """A picture that is not read, and the reason."""
 
     reason: str
-
     path = None
 
     def read(self) -> bytes:
-        """Raises `ImageError` with the reason."""
         raise ImageError(self.reason)
 
 
@@ -89,7 +83,6 @@ class GivenContent:
     """A picture that somebody holds, in a form that `Classifier.prepare` takes."""
 
     picture: Any
-
     path = None
 
     def read(self) -> bytes:
@@ -101,18 +94,13 @@ class Archive(Protocol):
     """What the bytes of an archive's members are read from. It can be sent to other processes."""
 
     def open(self, start: int, size: int) -> AbstractContextManager[BinaryIO]:
-        """Its bytes from there on, of which about so many will be read.
-
-        Raises `ImageError` where they are not to be had, or no longer those that were listed.
-        """
+        """Its bytes from there on, of which about so many will be read. Raises `ImageError` where they are not to be
+        had, or no longer those that were listed."""
 
 
 class ArchiveFile:
-    """An archive, as it was when it was listed.
-
-    Each reader opens it anew: threads share no position, and a thousand archives need no thousand descriptors.
-    It can be sent to other processes, also on machines that give the same file another number.
-    """
+    """An archive, as it was when it was listed. Each reader opens it anew: threads share no position. It can be sent to
+    other processes, also on machines that give the file another number."""
 
     def __init__(self, where: str, listed: BinaryIO) -> None:
         self.name = where
@@ -124,12 +112,10 @@ class ArchiveFile:
 
     @property
     def where(self) -> tuple[str, object]:
-        """What it is told from all others by, and from itself in another state."""
         return self.name, self._stamp
 
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
-        """Its bytes from there on. Raises `ImageError` where they are no longer those that were listed."""
         try:
             file = open_file(self.name)  # closed below; its own errors are not those of its readers
         except OSError as error:
@@ -148,11 +134,9 @@ class TarContent:
     archive: Archive
     start: int
     size: int
-
     path = None
 
     def read(self) -> bytes:
-        """What it holds. Raises `ImageError`, without its name, where that cannot be had."""
         with _wording_errors(), self.archive.open(self.start, self.size) as file:
             data = file.read(self.size)
         if len(data) != self.size:
@@ -171,32 +155,25 @@ class ZipContent:
     size: int
     checksum: int
     method: int
-
     path = None
 
     def read(self) -> bytes:
-        """What it holds. Raises `ImageError`, without its name, where that cannot be had, or is not what was packed."""
         with _wording_errors(), self.archive.open(self.header, HEADERS + self.packed_size) as file:
             signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
             if signature != b"PK\3\4":
                 raise ImageError("is damaged or cut off (it does not begin where the archive says)")
             file.seek(name_length + extra_length, os.SEEK_CUR)
-            with zipfile.ZipExtFile(file, "r", self._describe()) as member:
-                data = b"".join(iter(partial(member.read, self._step()), b""))
+            info = zipfile.ZipInfo()
+            info.compress_type, info.compress_size = self.method, self.packed_size
+            info.file_size, info.CRC = self.size, self.checksum
+            # Of bzip2 and LZMA, zipfile unpacks so many packed bytes at once, to whatever length.
+            is_counted = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            step = self.size if is_counted else zipfile.ZipExtFile.MIN_READ_SIZE
+            with zipfile.ZipExtFile(file, "r", info) as member:
+                data = b"".join(iter(partial(member.read, step), b""))
         if len(data) != self.size:
             raise ImageError("is damaged or cut off (it is shorter than the archive says)")
         return data
-
-    def _step(self) -> int:
-        """How much is asked for at once. Of bzip2 and LZMA, zipfile unpacks so many packed bytes, to whatever length."""
-        is_counted = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-        return self.size if is_counted else zipfile.ZipExtFile.MIN_READ_SIZE
-
-    def _describe(self) -> zipfile.ZipInfo:
-        info = zipfile.ZipInfo()
-        info.compress_type, info.compress_size = self.method, self.packed_size
-        info.file_size, info.CRC = self.size, self.checksum
-        return info
 
 
 @contextlib.contextmanager
@@ -216,11 +193,9 @@ def _wording_errors() -> Iterator[None]:
         raise ImageError(f"is packed in a way that cannot be read ({error})") from None
     except NotAFileError as error:
         raise ImageError(str(error.strerror).removeprefix("it ")) from None
-    except OSError as error:
-        if error.errno is None:  # from a decompressor
-            raise ImageError(f"is damaged or cut off ({' '.join(str(error).split())})") from None
-        raise ImageError(f"cannot be opened ({error.strerror})") from None
-    except Exception as error:  # zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
+    except Exception as error:  # OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
+        if isinstance(error, OSError) and error.errno is not None:  # a decompressor's has none
+            raise ImageError(f"cannot be opened ({error.strerror})") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"is damaged or cut off ({reason})") from None
 

@@ -24,13 +24,8 @@ class Folder:
 
 
 def walk_folder(top: str, seen: set[str]) -> list[Folder]:
-    """The folder and all below it, each with the names of its files; hidden ones are left out.
-
-    `seen`: resolved paths of folders that are passed over; those walked through are added. Links to folders are followed,
-    but no folder is walked through twice, and one is called by its own place rather than by a link to it.
-    Folders and files come sorted by code points, a folder's files before its folders.
-    Raises `InputError` for a folder that cannot be read.
-    """
+    """The folder and all below it, sorted by code points; nothing hidden. `seen`: resolved paths of folders that are
+    passed over, to which those walked through are added. One is called by its own place rather than by a link to it."""
     folders, ahead, links = [], [("", os.path.realpath(top))], deque[tuple[str, str]]()
     while ahead or links:
         name, path = ahead.pop() if ahead else links.popleft()
@@ -50,7 +45,6 @@ def walk_folder(top: str, seen: set[str]) -> list[Folder]:
 
 
 def _scan(path: str) -> list[os.DirEntry[str]]:
-    """What lies in a folder, hidden things left out, by name."""
     try:
         with os.scandir(path) as entries:
             return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
@@ -80,14 +74,10 @@ def is_hidden(name: str) -> bool:
 
 def to_absolute(path: str) -> str:
     """The path from the root. Links are kept as they are called, except those that ".." may lead out of."""
-    if os.pardir in Path(path).parts:
-        return os.path.realpath(path) if os.path.isdir(path) else _resolve_folder(path)
-    return os.path.abspath(path)
-
-
-def _resolve_folder(path: str) -> str:
-    folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)
+    if os.pardir not in Path(path).parts:
+        return os.path.abspath(path)
+    folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name) if name else os.path.realpath(folder)
 
 
 def is_pattern(text: str) -> bool:
@@ -96,47 +86,36 @@ def is_pattern(text: str) -> bool:
 
 
 def expand_pattern(pattern: str, exclude: str | None) -> list[str]:
-    """The files and folders that a glob means, sorted. `**` stands for any number of folders, and nothing hidden is meant.
-
-    `exclude`: the resolved path of a folder that is not gone into. Raises `InputError` for a folder that cannot be read.
-    """
+    """The files and folders that a glob means, sorted; nothing hidden. `exclude`: the resolved path of a folder that is
+    not gone into. Raises `InputError`."""
     # The glob module goes round in loops of links, and leaves out in silence what it may not read.
     anchor = Path(pattern).anchor
     parts = tuple(part for part in pattern[len(anchor) :].replace(os.sep, "/").split("/") if part)
-    found = dict.fromkeys(_match(anchor, parts, exclude))
+    found = set(_match(anchor, parts, exclude))
     only_folders = pattern.endswith(("/", os.sep))
-    return sorted(
-        (path for path in found if not only_folders or os.path.isdir(path)), key=lambda path: Path(path).parts
-    )
+    return sorted(filter(os.path.isdir, found) if only_folders else found, key=lambda path: Path(path).parts)
 
 
 def _match(folder: str, parts: tuple[str, ...], exclude: str | None) -> Iterator[str]:
-    """Whatever is below the folder and fits the parts of a pattern."""
     if not parts:
         yield folder
         return
-    part, rest = parts[0], parts[1:]
-    if part == "**":
-        yield from _match_any_depth(folder, rest, exclude)
+    part, rest, is_folder = parts[0], parts[1:], os.path.isdir(folder or os.curdir)
+    if part == "**" and is_folder:
+        seen = set() if exclude is None or exclude == os.path.realpath(folder or os.curdir) else {exclude}
+        for below in walk_folder(folder or os.curdir, seen):
+            path = os.path.join(folder, below.name)
+            # At a pattern's end it stands for files as well.
+            yield from _match(path, rest, exclude) if rest else (os.path.join(path, name) for name in below.files)
     elif not glob.has_magic(part):
         path = os.path.join(folder, part)
         if os.path.lexists(path):
             yield from _match(path, rest, exclude)
-    elif os.path.isdir(folder or os.curdir):
+    elif is_folder:
         for name in _list_names(folder, hidden=part.startswith(".")):
             path = os.path.join(folder, name)
             if fnmatch.fnmatch(name, part) and (exclude is None or os.path.realpath(path) != exclude):
                 yield from _match(path, rest, exclude)
-
-
-def _match_any_depth(folder: str, rest: tuple[str, ...], exclude: str | None) -> Iterator[str]:
-    if not os.path.isdir(folder or os.curdir):
-        return
-    seen = set() if exclude is None or exclude == os.path.realpath(folder or os.curdir) else {exclude}
-    for below in walk_folder(folder or os.curdir, seen):
-        path = os.path.join(folder, below.name)
-        # At a pattern's end it stands for files as well.
-        yield from _match(path, rest, exclude) if rest else (os.path.join(path, name) for name in below.files)
 
 
 def _list_names(folder: str, *, hidden: bool) -> list[str]:

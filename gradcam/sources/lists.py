@@ -34,13 +34,8 @@ class Entry:
 
 
 def read_list(path: str) -> list[Entry]:
-    """The entries of a list: a `.csv` or `.tsv` file, or else text with a path a line, and perhaps a TAB and a class.
-
-    A table has a header that names its columns (image, path, file or filename; class, label or target), or else its paths
-    come first and its classes second. A relative path is looked up beside the list, then in the current folder; a URL is
-    kept as it is.
-    Raises `InputError`, with the line, for what cannot be read.
-    """
+    """The entries of a list: a `.csv` or `.tsv` file, or else text with a path a line, and perhaps a TAB and a class. A
+    relative path is looked up beside the list, then in the current folder. Raises `InputError`, with the line."""
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
@@ -50,19 +45,15 @@ def read_list(path: str) -> list[Entry]:
 
 
 def read_stored_list(store: Store) -> list[Entry]:
-    """The entries of a list in a store, as `read_list` gives them; what is relative is beside the list.
-
-    Raises `InputError` as `read_list` does, and what `Store` does where the list cannot be had.
-    """
+    """The entries of a list in a store, as `read_list` gives them; what is relative is beside the list. Raises what
+    `Store` does where the list cannot be had, too."""
     text = decode_text(store.read(), store.url)
     return list(_to_entries(_read_rows(text, store.url), store.parent.url, store.url))
 
 
 def read_standard_input() -> list[Entry]:
     """The entries of a list on standard input: text, or a table where its first line is a header that names the paths.
-
-    Raises `InputError` as `read_list` does.
-    """
+    Raises `InputError` as `read_list` does."""
     try:
         text = decode_text(sys.stdin.buffer.read(), STANDARD_INPUT)
     except (OSError, AttributeError, ValueError) as error:  # none, or a closed one
@@ -89,9 +80,8 @@ def _read_rows(text: str, source: str) -> Iterator[Row]:
 
 
 def _read_lines(text: str) -> Iterator[Row]:
-    for number, line in enumerate(
-        text.split("\n"), 1
-    ):  # not splitlines(), which knows ends of lines that names may have
+    lines = text.split("\n")  # not splitlines(), which knows ends of lines that names may have
+    for number, line in enumerate(lines, 1):
         path, _, wanted = line.removesuffix("\r").partition("\t")
         yield number, path, wanted
 
@@ -114,14 +104,11 @@ def _read_table(text: str, delimiter: str, source: str) -> Iterator[Row]:
 
 
 def _find_columns(first: Sequence[str]) -> tuple[int | None, int | None]:
-    """Those of the paths and of the classes."""
     if not _is_header(first):
         return 0, 1
-    paths, classes = (
-        next((column for column, cell in enumerate(first) if _plain(cell) in names), None)
-        for names in (IMAGE_COLUMNS, CLASS_COLUMNS)
-    )
-    return paths, classes
+    cells = list(enumerate(map(_plain, first)))
+    classes = next((column for column, cell in cells if cell in CLASS_COLUMNS), None)
+    return next(column for column, cell in cells if cell in IMAGE_COLUMNS), classes
 
 
 def _is_header(row: Sequence[str]) -> bool:

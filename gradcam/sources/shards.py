@@ -23,7 +23,6 @@ class FailureLimit:
     is_share: bool = False
 
     def count(self, pictures: int) -> int:
-        """How many of so many pictures may fail."""
         return math.floor(self.most * pictures / 100) if self.is_share else int(self.most)
 
     def __str__(self) -> str:
@@ -52,7 +51,6 @@ class Shard:
             )
 
     def takes(self, name: str) -> bool:
-        """Whether the picture of this name is in this share."""
         # Python's own hash differs from process to process. Names need not be UTF-8.
         digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big") % self.of == self.index - 1

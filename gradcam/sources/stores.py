@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
-from pathlib import Path
 
 from gradcam.errors import InputError
 from gradcam.images.files import is_url
@@ -24,10 +23,8 @@ DISK = ""  # in place of a bucket
 
 @dataclass(frozen=True)
 class Source:
-    """One input: a folder or an archive, by its absolute path or its URL, or files, which a list may name, or a picture.
-
-    `names`: the pictures in a folder of a store, relative to it, which was listed already; None for a folder on a disk.
-    """
+    """One input: a folder or an archive, by its absolute path or its URL, or files, which a list may name, or a
+    picture. `names`: the pictures in a folder of a store; None for a folder on a disk."""
 
     folder: str | None = None
     archive: str | None = None
@@ -38,7 +35,6 @@ class Source:
     given: Item | None = None
 
     def bases(self) -> set[str]:
-        """The folders that its pictures' names could be relative to."""
         whole = self.folder or self.archive
         return {whole} if whole else {_find_parent(entry.path) for entry in self.entries}
 
@@ -51,11 +47,8 @@ def _find_parent(address: str) -> str:
 
 
 class Roots:
-    """Where the inputs begin: a root for the disk, and one for each bucket.
-
-    With one of these alone, names are relative to it. With several, a name says where its picture is as well: in a store
-    it begins with the bucket and has all that follows it in the URL; on the disk it begins with the root folder's name.
-    """
+    """Where the inputs begin: a root for the disk, and one for each bucket. With several, a name in a store begins with
+    the bucket, and one on the disk with the root folder's name."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         bases: dict[str, set[str]] = {}
@@ -69,7 +62,6 @@ class Roots:
 
     @property
     def root(self) -> str | None:
-        """The one folder or URL that all names are relative to; None where there are several."""
         return next(iter(self._roots.values())) if self.only else None
 
     def name(self, address: str, ending: str = "") -> str:
@@ -90,13 +82,7 @@ def find_bucket(address: str) -> str:
     return f"{protocol}://{path.partition('/')[0]}"
 
 
-def to_place(root: str | None) -> Path | Store | None:
-    """A root as what can be looked into."""
-    return None if root is None else Store(root) if is_url(root) else Path(root)
-
-
 def _find_common(bucket: str, bases: set[str]) -> str:
-    """The deepest folder that all are in."""
     if bucket:
         levels = zip(*(base[len(bucket) :].split("/") for base in bases))
         return bucket + "/".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
@@ -119,12 +105,8 @@ def _tell_apart(roots: dict[str, str]) -> dict[str, str]:
 
 
 def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
-    """What a URL means: a folder, which is all that begins so, one object, a list, an archive, or a glob of any of these.
-
-    In folders and globs, what lies in the folder `exclude` is left out.
-    Raises `InputError` where there is nothing, and for a bucket that does not exist or may not be read; `StoreError` as
-    `Store` does.
-    """
+    """What a URL means: a folder, which is all that begins so, one object, a list, an archive, or a glob. `exclude`: a
+    folder that is left out. Raises `InputError` where there is nothing that may be read, and `StoreError`."""
     bucket = find_bucket(url)
     if is_pattern(bucket):
         raise InputError(f"{url}: a glob is of objects in one bucket: name the bucket itself")
@@ -133,22 +115,20 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     with blaming_store(url):
         store = Store(url)
         if not is_pattern(url) or store.is_file():  # a key may have brackets
-            yield _find_one(store, is_folder=url.endswith("/"), exclude=exclude)
+            # What looks like one object by its suffix is looked up, anything else is listed: one request mostly.
+            looks_like_one = not url.endswith("/") and (is_picture(store.url) or store.url.lower().endswith(NAMED))
+            if looks_like_one and store.is_file():
+                yield _find_object(store)
+            elif (names := _leave_out(store, store.find(), exclude)) is not None:
+                yield _to_folder(store, names)
+            elif not url.endswith("/") and not looks_like_one and store.is_file():
+                yield _find_object(store)
+            else:
+                raise InputError(
+                    f"{store.url}: does not exist: there is no such object, and none in a folder of that name"
+                )
         else:
             yield from _find_matches(url, exclude)
-
-
-def _find_one(store: Store, *, is_folder: bool, exclude: Store | None) -> Source:
-    """What looks like one object by its suffix is looked up, anything else is listed: one request mostly."""
-    looks_like_one = not is_folder and (is_picture(store.url) or store.url.lower().endswith(NAMED))
-    if looks_like_one and store.is_file():
-        return _find_object(store)
-    names = _leave_out(store, store.find(), exclude)
-    if names is not None:
-        return _to_folder(store, names)
-    if not is_folder and not looks_like_one and store.is_file():
-        return _find_object(store)
-    raise InputError(f"{store.url}: does not exist: there is no such object, and none in a folder of that name")
 
 
 def _find_object(store: Store) -> Source:
@@ -174,13 +154,8 @@ def _leave_out(store: Store, names: Iterable[str], exclude: Store | None) -> lis
 def _to_folder(store: Store, found: Iterable[str]) -> Source:
     """Its pictures, a folder's before those of the folders in it, as on a disk; nothing hidden."""
     seen = [name for name in found if not is_hidden(name)]
-    pictures = sorted(filter(is_picture, seen), key=_rank)
+    pictures = sorted(filter(is_picture, seen), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
     return Source(folder=store.url, names=pictures, left_out=len(seen) - len(pictures))
-
-
-def _rank(name: str) -> tuple[list[str], str]:
-    folder, slash, file = name.rpartition("/")
-    return (folder + slash).split("/"), file
 
 
 def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
@@ -219,7 +194,6 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
 
 
 def _divide(pattern: str) -> tuple[Store, list[str]]:
-    """The folder that all matches are in, and the parts of the pattern below it."""
     bucket = find_bucket(pattern)
     parts = pattern[len(bucket) :].lstrip("/").split("/")
     fixed = next(place for place, part in enumerate(parts) if is_pattern(part))

@@ -10,18 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradcam.errors import GradcamError, OutputError
+from gradcam.storage import run_file
 from gradcam.storage.disk import remove_empty
 from gradcam.storage.output import Place, RunReader, to_reader
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import (
-    Part,
-    decode_run,
-    find_parts,
-    list_differences,
-    list_manifests,
-    list_notes,
-    list_pieces,
-)
+from gradcam.storage.run_file import Part, find_parts, list_manifests
 
 Mode = Literal["new", "resume", "overwrite"]  # what is done about an earlier run
 
@@ -41,19 +34,14 @@ def check_earlier(reader: RunReader, part: Part, now: Mapping[str, Any], mode: M
     parts = find_parts(names)
     if mode == "overwrite" and not part.of:
         return []  # all of it is to go
-    _check_names(reader, names, part, mode)
-    others = [other for other in parts if other != part]
-    for other in others[:1]:  # those that are there are alike
+    check_parts(reader, names, part, mode)
+    for other in [other for other in parts if other != part][:1]:  # those that are there are alike
         _check_alike(reader, names, other, now)
     return _check_alike(reader, names, part, now) if part in parts and mode == "resume" else []
 
 
-def check_parts(reader: RunReader, part: Part, mode: Mode) -> None:
+def check_parts(reader: RunReader, names: Collection[str], part: Part, mode: Mode) -> None:
     """Raises `OutputError` where what the folder holds is in the way, whatever the settings are."""
-    _check_names(reader, reader.list_names(), part, mode)
-
-
-def _check_names(reader: RunReader, names: Collection[str], part: Part, mode: Mode) -> None:
     parts = find_parts(names)
     strangers = [other for other in parts if other.of != part.of]
     if strangers and not (mode == "overwrite" and not part.of):
@@ -75,15 +63,15 @@ def _check_alike(reader: RunReader, names: Collection[str], part: Part, now: Map
             f"{reader.show()}: holds {list_manifests(names, part)[0]}, but no {part.run} that says how it was made; start "
             "anew with --overwrite"
         )
-    earlier = decode_run(reader.read(part.run), reader.show(part.run))
-    differences = list_differences(earlier, now)
+    earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run))
+    differences = run_file.list_differences(earlier, now)
     if differences:
         where = f" (of {part})" if part.of else ""
         raise OutputError(
             f"{reader.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
             "start anew with --overwrite, or choose another --output"
         )
-    return list_notes(earlier, now)
+    return run_file.list_notes(earlier, now)
 
 
 def _count(reader: RunReader, names: Collection[str], parts: Iterable[Part]) -> str:
@@ -92,24 +80,34 @@ def _count(reader: RunReader, names: Collection[str], parts: Iterable[Part]) -> 
 
 
 def remove_runs(place: Place, parts: Iterable[Part], inputs: Iterable[Path | str], *, report: bool) -> None:
-    """Remove what these parts wrote, as their manifests say, and their own files; with `report` the report, too.
-
-    Never anything else, or out of the folder. The manifests go last: whatever stops this, it can be done again. `inputs`:
-    paths or URLs of pictures. Raises `OSError`, `StoreError`, and `OutputError`, before anything is removed, where one of
-    the pictures would be.
-    """
+    """Remove what these parts wrote, as their manifests say, with `report` also the report; the manifests last, so that
+    it can be done again. Raises `OutputError` before, where one of the `inputs` would go."""
     reader = to_reader(place.root)
     names, chosen = reader.list_names(), list(parts)
     results = reader.select(name for part in chosen for name in _list_recorded(reader, names, part))
-    _check_inputs(reader, results, inputs)
-    own = [name for part in chosen for name in (part.log, *list_pieces(names, part.events), part.run)]
+    root = tuple(os.path.join(form, "") for form in _list_forms(reader.locate("")))
+    kept = {form for each in inputs for form in _list_forms(each) if form.startswith(root)}
+    for name in results if kept else ():
+        if kept & _list_forms(reader.locate(name)):
+            raise OutputError(
+                f"{reader.locate(name)}: is both a picture to explain and a result of the earlier run, which --overwrite "
+                "would remove; choose another --output"
+            )
+    own = [name for part in chosen for name in (part.log, *run_file.list_pieces(names, part.events), part.run)]
     place.remove(results)
     if report:
-        place.remove(_list_report(reader))
+        files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
+        place.remove([*files, PAGE] if _has_report(reader) else files)
     place.remove(name for name in own if name in names)
     place.remove(name for part in chosen for name in list_manifests(names, part))
-    if isinstance(place.root, Path):
-        _remove_folders(place.root, chosen, report=report)
+    if not isinstance(place.root, Path):
+        return
+    for part in chosen:
+        remove_empty(place.root / part.events)
+        remove_empty(place.root / part.records)
+    if report and not (place.root / REPORT).is_symlink():
+        for folder, _, _ in os.walk(place.root / REPORT, topdown=False):
+            remove_empty(Path(folder))
 
 
 def _list_recorded(reader: RunReader, names: Collection[str], part: Part) -> Iterator[str]:
@@ -121,36 +119,8 @@ def _list_recorded(reader: RunReader, names: Collection[str], part: Part) -> Ite
                     yield from list(Record.from_json(line).files)
 
 
-def _check_inputs(reader: RunReader, names: Iterable[str], inputs: Iterable[Path | str]) -> None:
-    root = tuple(os.path.join(form, "") for form in _list_forms(reader.locate("")))
-    kept = {form for each in inputs for form in _list_forms(each) if form.startswith(root)}
-    for name in names if kept else ():
-        if kept & _list_forms(reader.locate(name)):
-            raise OutputError(
-                f"{reader.locate(name)}: is both a picture to explain and a result of the earlier run, which --overwrite "
-                "would remove; choose another --output"
-            )
-
-
 def _list_forms(where: Path | str) -> set[str]:
-    """A URL, or a path with the links in it and without."""
     return {where} if isinstance(where, str) else {os.path.abspath(where), os.path.realpath(where)}
-
-
-def _list_report(reader: RunReader) -> list[str]:
-    """The files of the report that is there."""
-    files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
-    return [*files, PAGE] if _has_report(reader) else files
-
-
-def _remove_folders(folder: Path, parts: Iterable[Part], *, report: bool) -> None:
-    """Those of pieces and of the report, where nothing is in them any more."""
-    for part in parts:
-        remove_empty(folder / part.events)
-        remove_empty(folder / part.records)
-    if report and not (folder / REPORT).is_symlink():
-        for place, _, _ in os.walk(folder / REPORT, topdown=False):
-            remove_empty(Path(place))
 
 
 def check_page(reader: RunReader) -> None:

@@ -32,7 +32,12 @@ def blaming_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{show(folder)}: {describe_os_error(error)}; {_advise(error)}") from error
+        advice = "look after that disk, then go on with --resume"
+        if error.errno in FULL:
+            advice = "free some, then go on with --resume"
+        elif error.errno in CLOSED:
+            advice = "choose another --output"
+        raise OutputError(f"{show(folder)}: {describe_os_error(error)}; {advice}") from error
 
 
 def show(folder: Path) -> str:
@@ -44,14 +49,6 @@ def describe_os_error(error: OSError) -> str:
     """The reason alone, for the middle of a sentence."""
     reason = " ".join((error.strerror or str(error)).split())
     return reason[:1].lower() + reason[1:]
-
-
-def _advise(error: OSError) -> str:
-    if error.errno in FULL:
-        return "free some, then go on with --resume"
-    if error.errno in CLOSED:
-        return "choose another --output"
-    return "look after that disk, then go on with --resume"
 
 
 @contextlib.contextmanager
@@ -126,7 +123,6 @@ class LineFile:
         )
 
     def sync(self) -> None:
-        """Wait until it is on the disk. Raises `OSError`."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -134,7 +130,6 @@ class LineFile:
                 raise
 
     def close(self) -> None:
-        """Close it; more than once does no harm."""
         self._file.close()
 
 
@@ -187,10 +182,8 @@ def remove_empty(folder: Path) -> None:
 
 
 def take_lock(path: Path, *, seconds: float) -> Callable[[], None]:
-    """Wait so long, or with -1 as long as it takes, until nobody has this file locked; gives what lets go of it.
-
-    Raises `filelock.Timeout`, and `OSError`.
-    """
+    """Wait so long, or with -1 as long as it takes, until nobody has this file locked; gives what lets go of it. Raises
+    `filelock.Timeout`, and `OSError`."""
     lock = FileLock(path, timeout=seconds, thread_local=False)
     try:
         lock.acquire()

@@ -25,11 +25,9 @@ class StoreContent:
     """A picture that is an object of its own."""
 
     url: str
-
     path = None
 
     def read(self) -> bytes:
-        """What it holds. Raises `ImageError`, without its name, where that cannot be had, and `StoreError`."""
         with wording_store_errors():
             data = Store(self.url).read()
         if not data:
@@ -51,30 +49,21 @@ class StoreArchive:
 
     @property
     def where(self) -> tuple[str, object]:
-        """What it is told from all others by, and from itself in another state."""
         return self.name, self._stamp
 
     def read_on(self) -> BinaryIO:
         """Its bytes, to be gone through. Raises what `Store` does."""
-        return _to_file(RangeFile(Store(self.name), self._stamp[0]))
+        return cast(BinaryIO, RangeFile(Store(self.name), self._stamp[0]))
 
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
-        """Its bytes from there on, of which so many will be read; they come with one request.
-
-        Raises `ImageError` where the archive is no longer the one that was listed, as far as that was looked at lately.
-        """
         with wording_store_errors("lies in an archive that "):
-            self._check()
-            yield _to_file(RangeFile(Store(self.name), self._stamp[0], start, size))
-
-    def _check(self) -> None:
-        with self._lock:
-            if time.monotonic() - self._looked_at < TRUSTED:
-                return
-            if Store(self.name).stamp() != self._stamp:
-                raise ImageError("lies in an archive that changed after it was listed")
-            self._looked_at = time.monotonic()
+            with self._lock:
+                if time.monotonic() - self._looked_at >= TRUSTED:
+                    if Store(self.name).stamp() != self._stamp:
+                        raise ImageError("lies in an archive that changed after it was listed")
+                    self._looked_at = time.monotonic()
+            yield cast(BinaryIO, RangeFile(Store(self.name), self._stamp[0], start, size))
 
 
 @lru_cache(maxsize=64)
@@ -84,15 +73,11 @@ def _find_received(url: str, stamp: tuple[int, str]) -> StoreArchive:
 
 
 class RangeFile(io.RawIOBase):
-    """An object as a file to read and to seek in. What is fetched at once grows while it is read on and on.
-
-    `start`, `expected`: where reading begins, and how much will be read.
-    """
+    """An object as a file to read and to seek in. What is fetched at once grows while it is read on and on. `start`,
+    `expected`: where reading begins, and how much will be read."""
 
     def __init__(self, store: Store, size: int, start: int = 0, expected: int = FIRST) -> None:
-        self._store, self._size = store, size
-        self._position = start
-        self._step = expected
+        self._store, self._size, self._position, self._step = store, size, start, expected
         self._data, self._begin = b"", start  # what was fetched last, and where that lies
 
     def readable(self) -> bool:
@@ -115,34 +100,21 @@ class RangeFile(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         pieces = []
         while wanted:
-            piece = self._take(wanted)
+            at = self._position - self._begin  # in what was fetched last
+            if not 0 <= at < len(self._data):
+                if self._data:
+                    is_near = len(self._data) <= at <= 2 * len(self._data)
+                    self._step = min(2 * self._step, LARGEST) if is_near else FIRST
+                most = min(max(wanted, self._step), self._size - self._position)
+                self._data = self._store.read_range("", self._position, most)
+                self._begin, at = self._position, 0
+            piece = self._data[at : at + wanted]
             if not piece:
                 break  # shorter than it was
             pieces.append(piece)
             self._position += len(piece)
             wanted -= len(piece)
         return b"".join(pieces)
-
-    def _take(self, most: int) -> bytes:
-        """At least one of the next bytes, if there are any."""
-        at = self._position - self._begin
-        if not 0 <= at < len(self._data):
-            self._fetch(most)
-            at = 0
-        return self._data[at : at + most]
-
-    def _fetch(self, wanted: int) -> None:
-        end = self._begin + len(self._data)
-        if self._data:
-            is_near = 0 <= self._position - end <= len(self._data)
-            self._step = min(2 * self._step, LARGEST) if is_near else FIRST
-        size = min(max(wanted, self._step), self._size - self._position)
-        self._data = self._store.read_range("", self._position, size)
-        self._begin = self._position
-
-
-def _to_file(ranges: RangeFile) -> BinaryIO:
-    return cast(BinaryIO, ranges)
 
 
 @contextlib.contextmanager

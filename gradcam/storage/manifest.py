@@ -43,7 +43,6 @@ class Logbook:
         self._lock = threading.Lock()
 
     def note(self, event: str, details: dict[str, Any]) -> None:
-        """Add what happened, with the time."""
         line = encode_event(event, details)
         # A log that cannot be written stops no run: what matters is in the manifest, which says so when it cannot.
         with self._lock, contextlib.suppress(OSError, ValueError):  # a closed file's is a ValueError
@@ -66,41 +65,32 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
     place = path if isinstance(path, Store) else to_place(os.fspath(path))
     try:
         if isinstance(place, Path) and not place.is_dir():
-            return [record for _, record in read_lines(place)]
+            return [record for _, record in pair_lines(open_lines(place), place)]
         if isinstance(place, Store) and place.url.endswith(".jsonl"):
-            return list(parse_lines(StoreReader(place.parent).read_lines(place.name), place.url))
-        return _read_folder(to_reader(place))
+            lines = StoreReader(place.parent).read_lines(place.name)
+            return [record for _, record in pair_lines(lines, place.url)]
+        reader = to_reader(place)
+        names = reader.list_names()
+        manifests = [list_manifests(names, part) for part in find_parts(names)]
+        if not any(manifests):
+            raise OutputError(
+                f"{reader.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
+            )
+        found: list[Record] = []
+        for pieces in manifests:
+            records = [it for name in pieces for _, it in pair_lines(reader.read_lines(name), reader.show(name))]
+            # One that was done again has its record in a later piece; the earlier one could not be taken away at once.
+            found += {record.image: record for record in records}.values() if len(pieces) > 1 else records
+        return found
     except OSError as error:
         where = place.url if isinstance(place, Store) else place
         raise OutputError(f"{where}: cannot be read ({error.strerror or error})") from error
 
 
-def _read_folder(reader: RunReader) -> list[Record]:
-    names = reader.list_names()
-    manifests = [list_manifests(names, part) for part in find_parts(names)]
-    if not any(manifests):
-        raise OutputError(
-            f"{reader.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
-        )
-    found: list[Record] = []
-    for pieces in manifests:
-        records = [record for name in pieces for record in parse_lines(reader.read_lines(name), reader.show(name))]
-        # A picture that was done again has its record in a later piece; the earlier one could not be taken away at once.
-        found += {record.image: record for record in records}.values() if len(pieces) > 1 else records
-    return found
-
-
-def read_lines(path: Path, parse: Parse = Record.from_json) -> Iterator[tuple[bytes, Record]]:
-    """Each line and the record in it; a last one that is not whole is left out. Raises `OSError` and `OutputError`."""
-    yield from _pair_lines(open_lines(path), str(path), parse)
-
-
-def parse_lines(lines: Iterable[bytes], where: str, parse: Parse = Record.from_json) -> Iterator[Record]:
-    """The record in each line; a last one that is not whole is left out. Raises `OutputError`."""
-    return (record for _, record in _pair_lines(lines, where, parse))
-
-
-def _pair_lines(lines: Iterable[bytes], where: str, parse: Parse) -> Iterator[tuple[bytes, Record]]:
+def pair_lines(
+    lines: Iterable[bytes], where: object, parse: Parse = Record.from_json
+) -> Iterator[tuple[bytes, Record]]:
+    """Each line and the record in it; a last one that is not whole is left out. Raises `OutputError`."""
     for number, line in enumerate(lines, 1):
         try:
             yield line, parse(line)
@@ -112,13 +102,11 @@ def _pair_lines(lines: Iterable[bytes], where: str, parse: Parse) -> Iterator[tu
 
 def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
     """Keep the lines of what is done, each picture's once, and no part of a line; gives the names of those pictures.
-
-    The file is written anew where it has other lines. Raises `OSError` and `OutputError`.
-    """
+    The file is written anew where it has other lines. Raises `OSError` and `OutputError`."""
     done: set[str] = set()
     kept: list[tuple[int, int]] = []  # where lines begin and end; neighbours are joined, so that there are few of them
     size = 0
-    for line, record in read_lines(path, parse_whole):
+    for line, record in pair_lines(open_lines(path), path, parse_whole):
         if line.endswith(b"\n") and record.image not in done and is_done(record):
             done.add(record.image)
             if kept and kept[-1][1] == size:
@@ -132,21 +120,16 @@ def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -
 
 
 def is_of(record: Record, model: str, stems: Mapping[str, str]) -> bool:
-    """Whether the record says that a picture was explained by that model into files that are called after it now.
-
-    `stems`: what the names of each picture's results begin with. What failed is tried again.
-    """
+    """Whether the record says that a picture was explained by that model into files that are called after it now:
+    `stems` are what the names of each picture's results begin with."""
     stem = stems.get(record.image)
     is_named = stem is None or record.tar is not None or all(is_called_after(name, stem) for name in record.files)
     return record.error is None and record.model == model and bool(record.explained) and is_named
 
 
 def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
-    """Bring the lines into the order of the pictures' names, whole, where they are not; what has no place goes behind.
-
-    Of those, what has a file that is another picture's by now goes. Raises `OSError`, and `OutputError` for such a line that
-    is no record.
-    """
+    """Bring the lines into the order of the pictures' names; what has no place goes behind, and goes away where it has
+    a file that is another picture's by now."""
     ranks = {name: rank for rank, name in enumerate(order)}
     found, start = [], 0
     strays: dict[str, tuple[int, int, int]] = {}  # the places of lines that have none in the order, by their files
@@ -157,7 +140,7 @@ def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
                 strays |= dict.fromkeys(_list_own(Record.from_json(line)), place)
             found.append(place)
             start += len(line)
-    owned = (record for _, record in read_lines(path) if record.image in ranks) if strays else ()
+    owned = (record for _, record in pair_lines(open_lines(path), path) if record.image in ranks) if strays else ()
     gone = {strays[name] for record in owned for name in _list_own(record) if name in strays}
     wanted = sorted(place for place in found if place not in gone)
     if found != wanted:
@@ -170,7 +153,6 @@ def _list_own(record: Record) -> Iterable[str]:
 
 
 def _cut_out(path: Path, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """What lies between these places of a file."""
     with open_file(path) as file:
         for start, end in pieces:
             file.seek(start)
@@ -179,19 +161,14 @@ def _cut_out(path: Path, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
 
 
 class ManifestWriter:
-    """Appends records. Each is there for readers at once; on the disk itself it is within a second or so.
-
-    A power cut takes the last records with it at most, and never leaves one whose overlays are lost for good: they were
-    written to the disk and had their names before the record was appended, and resuming looks for each recorded file.
-    """
+    """Appends records. Each is there for readers at once; on the disk itself it is within a second or so. A power cut
+    takes the last records with it at most, and never leaves one whose overlays are lost for good: they were written to
+    the disk and had their names before the record was appended, and resuming looks for each recorded file."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineFile(path)
         self._synced = time.monotonic()
-
-    def check(self) -> None:
-        """Raises `OutputError` where somebody else removed, replaced or changed the file, and `OSError`."""
-        self._lines.check()
+        self.check, self.close = self._lines.check, self._lines.close
 
     def append(self, record: Record) -> None:
         """Add a record. Raises `OSError`; nothing of it is in the file then."""
@@ -200,20 +177,13 @@ class ManifestWriter:
             self.sync()
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk. Raises `OSError`."""
         self._lines.sync()
         self._synced = time.monotonic()
 
-    def close(self) -> None:
-        """Close it; more than once does no harm."""
-        self._lines.close()
-
 
 class PieceWriter:
-    """Collects lines, and writes them as the next piece of a folder in a store when it is told to; several threads may add.
-
-    `last`: the highest number that there is already.
-    """
+    """Collects lines, and writes them as the next piece of a folder in a store when it is told to; several threads may
+    add. `last`: the highest number that there is already."""
 
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
@@ -221,7 +191,6 @@ class PieceWriter:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """How many lines are waiting."""
         return len(self._lines)
 
     def add(self, line: bytes) -> None:
@@ -230,10 +199,8 @@ class PieceWriter:
             self._lines.append(line)
 
     def write(self) -> None:
-        """Write what is waiting; nothing where nothing is.
-
-        Raises `OutputError` where somebody else wrote that piece, and what a `Store` does; the lines wait on then.
-        """
+        """Write what is waiting; nothing where nothing is. Raises `OutputError` where somebody else wrote that piece,
+        and what a `Store` does; the lines wait on then."""
         with self._lock:
             if not self._lines:
                 return
@@ -252,16 +219,12 @@ class PieceWriter:
 def find_done(
     reader: RunReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
-    """The names of pictures that need not be done again, and of those that are recorded and need to be, whether they failed.
-
-    Done is what `is_of` takes, by its last record, and whose files are all there with something in them. `sizes`: of all
-    objects in the store, by name: to ask for each on its own would take hours for a million.
-    Raises `OutputError` for a line that is no record, and what a `RunReader` does.
-    """
+    """The names of pictures that need not be done again, by `is_of` and `sizes`, those of all objects in the store; and
+    of those that are recorded and need to be, whether they failed. A picture's last record counts."""
     done: set[str] = set()
     other: dict[str, bool] = {}
     for piece in pieces:
-        for record in parse_lines(reader.read_lines(piece), reader.show(piece), parse_whole):
+        for _, record in pair_lines(reader.read_lines(piece), reader.show(piece), parse_whole):
             if is_of(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
                 done.add(record.image)
                 other.pop(record.image, None)
@@ -272,18 +235,21 @@ def find_done(
 
 
 def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collection[str]) -> None:
-    """Bring the records into the order of the pictures' names, each picture's last alone; none of those that are unwanted.
-
-    What has no place in the order goes behind. From the first piece on that has other lines, or in another order, all are
-    written anew, under higher numbers, and only then the old ones are removed: readers take the last record of a picture,
-    so that a stop in between does no harm. Raises what a `Store` does.
-    """
+    """Bring the records into the order of the pictures' names, each picture's last alone, without the unwanted. From
+    the first piece on that is another, all are written anew, under higher numbers, and only then the old ones are
+    removed: readers take the last record of a picture, so that a stop in between does no harm."""
     names = StoreReader(store).list_names()
     pieces, ranks = list_manifests(names, part), {name: rank for rank, name in enumerate(order)}
     last: dict[str, Line] = {}
     stored: list[list[Line]] = []  # the lines of each piece
     for number, piece in enumerate(pieces):
-        lines = dict(_find_lines(store.read(piece), number, ranks))
+        lines: dict[str, Line] = {}
+        start = 0
+        for line in store.read(piece).splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                image = json.loads(line)["image"]
+                lines[image] = (ranks.get(image, len(ranks)), number, start, start + len(line))
+            start += len(line)
         last |= lines
         stored.append(list(lines.values()))
     wanted = sorted(place for image, place in last.items() if image not in unwanted)
@@ -297,13 +263,3 @@ def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collec
         cut = (read(pieces[piece])[begin:end] for _, piece, begin, end in wanted[start : start + LINES])
         store.write(name_piece(part.records, number), b"".join(cut))
     store.remove(pieces[kept:])
-
-
-def _find_lines(data: bytes, piece: int, ranks: Mapping[str, int]) -> Iterator[tuple[str, Line]]:
-    """The picture of each whole line, and where the line is."""
-    start = 0
-    for line in data.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            image = json.loads(line)["image"]
-            yield image, (ranks.get(image, len(ranks)), piece, start, start + len(line))
-        start += len(line)

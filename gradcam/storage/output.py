@@ -13,17 +13,7 @@ from typing import BinaryIO, Protocol
 
 from gradcam.errors import ImageError, OutputError
 from gradcam.images.files import UNFINISHED, NotAFileError, open_file, replacing, write_whole
-from gradcam.storage.disk import (
-    OF_THE_NAME,
-    blaming_disk,
-    check_file,
-    describe_os_error,
-    find_inside,
-    is_inside,
-    open_lines,
-    remove,
-    show,
-)
+from gradcam.storage import disk
 from gradcam.storage.fetch import StoreArchive
 from gradcam.storage.retry import refusal_of
 from gradcam.storage.run_file import FOLDER
@@ -33,10 +23,8 @@ LONGEST = 2**26  # bytes of a file that is read at once: a million names that a 
 
 
 class RunReader(Protocol):
-    """An output folder, to be read. Names are relative to it, with "/" between folders.
-
-    All methods raise `OSError`, and of a store `StoreError`; `read` and `read_lines` also `OutputError` for no file.
-    """
+    """An output folder, to be read. Names are relative to it, with "/" between folders. All methods raise `OSError`,
+    and of a store `StoreError`; `read` and `read_lines` also `OutputError` for no file."""
 
     def locate(self, name: str) -> Path | str:
         """Where a file of that name is: a path, or a URL."""
@@ -76,7 +64,7 @@ class DiskReader:
         return self.folder / name
 
     def show(self, name: str = "") -> str:
-        return str(self.folder / name) if name else show(self.folder)
+        return str(self.folder / name) if name else disk.show(self.folder)
 
     def list_names(self) -> list[str]:
         names: list[str] = []
@@ -96,12 +84,12 @@ class DiskReader:
         return [(place / name).relative_to(self.folder).as_posix() for place, names in below for name in names]
 
     def select(self, names: Iterable[str]) -> list[str]:
-        paths = ((name, find_inside(self.folder, name)) for name in names)
-        return [name for name, path in paths if path is not None and is_inside(self.folder, path)]
+        paths = ((name, disk.find_inside(self.folder, name)) for name in names)
+        return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
     def read(self, name: str) -> bytes:
         path = self.folder / name
-        check_file(path)
+        disk.check_file(path)
         if path.stat().st_size > LONGEST:
             raise OutputError(
                 f"{path}: has {path.stat().st_size} bytes, and no run wrote that; start anew with --overwrite"
@@ -116,8 +104,8 @@ class DiskReader:
             return None
 
     def read_lines(self, name: str) -> Iterator[bytes]:
-        check_file(self.folder / name)
-        yield from open_lines(self.folder / name)
+        disk.check_file(self.folder / name)
+        yield from disk.open_lines(self.folder / name)
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         return open(self.folder / name, "rb")
@@ -173,7 +161,7 @@ def to_reader(place: Path | Store) -> RunReader:
 
 def blaming(place: Path | Store) -> contextlib.AbstractContextManager[None]:
     """Whatever the disk or the store refuses is an `OutputError` that says what to do; a `StoreError` passes."""
-    return blaming_store(place) if isinstance(place, Store) else blaming_disk(place)
+    return blaming_store(place) if isinstance(place, Store) else disk.blaming_disk(place)
 
 
 @contextlib.contextmanager
@@ -199,16 +187,11 @@ class Place(Protocol):
     """An output folder, to be written to. It can be sent to other processes, and several threads may write at once."""
 
     @property
-    def root(self) -> Path | Store:
-        """The folder."""
+    def root(self) -> Path | Store: ...
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all of these files, or none, by names relative to the place, with "/"; then the views of a report.
-
-        Views can be made again, so that they need not survive a power cut.
-        Raises `ImageError` where a file's name is the reason why it cannot be written, and `OutputError` or `StoreError`
-        for reasons that other pictures would meet as well.
-        """
+        """Write all of these files, or none; then the views of a report, which need not survive a power cut. Raises
+        `ImageError` where a file's name is the reason why it cannot be written, and `OutputError` or `StoreError`."""
 
     def put(self, name: str, data: bytes) -> None:
         """Write one file, whole. Raises `OSError`, and `StoreError`."""
@@ -237,15 +220,17 @@ class Disk:
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """As `Place.write`; each file is whole and on the disk before it has its name."""
         written: list[str] = []
-        with blaming_disk(self.folder):
+        with disk.blaming_disk(self.folder):
             try:
                 for name, data in files.items():
                     self.put(name, data)
                     written.append(name)
             except OSError as error:
                 self.remove(written)
-                if error.errno in OF_THE_NAME:
-                    raise ImageError(f"{name}: this result cannot be written ({describe_os_error(error)})") from error
+                if error.errno in disk.OF_THE_NAME:
+                    raise ImageError(
+                        f"{name}: this result cannot be written ({disk.describe_os_error(error)})"
+                    ) from error
                 raise
             for name, data in views.items():
                 self.put_view(name, data)
@@ -265,7 +250,7 @@ class Disk:
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
-            remove(self.folder / name)
+            disk.remove(self.folder / name)
 
     def begin(self) -> Path:
         return (self.temporary or self.folder) / UNFINISHED.format(secrets.token_hex(8))
@@ -297,7 +282,7 @@ class Bucket:
                     self.put(name, data)
             except OSError as error:
                 self.remove(written)
-                if error.errno in OF_THE_NAME:
+                if error.errno in disk.OF_THE_NAME:
                     raise ImageError(f"{name}: this result cannot be written ({refusal_of(error)})") from error
                 raise
             self.store.write_all(views)

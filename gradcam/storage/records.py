@@ -30,10 +30,8 @@ class Prediction:
 @dataclass(frozen=True)
 class Explained:
     """One result: the class, its score, the layer, the method and the kind of evidence; `blank` where there was none.
-
-    Of a function of the user's in place of a class, the `index` is None and the `label` the function's name.
-    `overlay`, `heatmap`, `map`, `panel`: the files that were written of it; a panel may be of several results.
-    """
+    Of a function of the user's in place of a class, the `index` is None and the `label` the function's name. `overlay`,
+    `heatmap`, `map`, `panel`: the files that were written of it; a panel may be of several results."""
 
     index: int | None
     label: str | None
@@ -95,10 +93,8 @@ class Record:
 
     @staticmethod
     def from_json(line: str | bytes) -> Record:
-        """The record in one line, as `to_json` gives it; keys that are not known here are left out.
-
-        Raises `GradcamError` for what is no record, and for one of another schema.
-        """
+        """The record in one line, as `to_json` gives it; keys that are not known here are left out. Raises
+        `GradcamError` for what is no record, and for one of another schema."""
         found = _load(line)
         if not isinstance(found, dict) or "schema" not in found:
             raise GradcamError(f"it is {shorten(found)}, expected a record")
@@ -108,18 +104,27 @@ class Record:
                 "read it with the one that wrote it, or a newer one"
             )
         try:
-            return _to_record(found)
+            texts = {it: _check(found.get(it), str, type(None)) for it in ("error", "note", "fit", "sha256", "tar")}
+            record = Record(
+                image=_check(found["image"], str),
+                model=_check(found["model"], str),
+                predictions=tuple(_to_entry(Prediction, it) for it in _check(found.get("predictions", []), list)),
+                explained=tuple(_to_entry(Explained, it) for it in _check(found.get("explained", []), list)),
+                size=_to_numbers(found.get("size"), 2),
+                region=_to_numbers(found.get("region"), 4),
+                **texts,
+            )
+            if found.get("status", record.status) != record.status:
+                raise ValueError(f"its status is {shorten(found['status'])}, and its error says {record.status}")
+            return record
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise GradcamError(f"it is no whole record ({type(error).__name__}: {error})") from error
 
 
 @dataclass(frozen=True)
 class Report:
-    """A picture's record, and what else there is to tell of it, or left to do.
-
-    `seconds`: what it took. `files`: those that are recorded, by name, where nobody wrote them yet. `grids`: the
-    maps' sizes. `device`: what computed them.
-    """
+    """A picture's record, and what else there is to tell of it, or left to do. `seconds`: what it took. `files`: those
+    that are recorded, by name, where nobody wrote them yet. `grids`: the maps' sizes. `device`: what computed them."""
 
     record: Record
     seconds: float = 0.0
@@ -131,10 +136,11 @@ class Report:
 def parse_whole(line: str | bytes) -> Record:
     """The record in one line that has all that `to_json` writes. Raises as `Record.from_json`, and for what lacks a key."""
     record, found = Record.from_json(line), _load(line)
-    parts: list[tuple[type, Any]] = [(Record, found)]
-    parts += [(Prediction, each) for each in found.get("predictions", ())]
-    parts += [(Explained, each) for each in found.get("explained", ())]
-    for kind, each in parts:
+    for kind, each in [
+        (Record, found),
+        *((Prediction, each) for each in found.get("predictions", ())),
+        *((Explained, each) for each in found.get("explained", ())),
+    ]:
         missing = [name for name in _list_written(kind) if name not in each]
         if missing:
             raise GradcamError(f"it is no whole record ({', '.join(missing)} missing)")
@@ -158,33 +164,9 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity, which JSON has not
 
 
-def _to_record(found: Mapping[str, Any]) -> Record:
-    record = Record(
-        image=_check(found["image"], str),
-        model=_check(found["model"], str),
-        error=_check(found.get("error"), str, type(None)),
-        predictions=tuple(_to_entry(Prediction, entry) for entry in _check(found.get("predictions", []), list)),
-        explained=tuple(_to_entry(Explained, entry) for entry in _check(found.get("explained", []), list)),
-        note=_check(found.get("note"), str, type(None)),
-        size=_to_numbers(found.get("size"), 2),
-        region=_to_numbers(found.get("region"), 4),
-        fit=_check(found.get("fit"), str, type(None)),
-        sha256=_check(found.get("sha256"), str, type(None)),
-        tar=_check(found.get("tar"), str, type(None)),
-    )
-    if found.get("status", record.status) != record.status:
-        raise ValueError(f"its status is {shorten(found['status'])}, and its error says {record.status}")
-    return record
-
-
-KINDS: Mapping[str, tuple[type, ...]] = {  # of what is in an entry, by the annotations
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (int, float),
-    "bool": (bool,),
-    "str": (str,),
-    "str | None": (str, type(None)),
-}
+# Of what is in an entry, by the annotations.
+KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+KINDS |= {f"{name} | None": (*kinds, type(None)) for name, kinds in KINDS.items()}
 
 
 def _to_entry(kind: type[Entry], found: Any) -> Entry:

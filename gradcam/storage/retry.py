@@ -52,12 +52,8 @@ class Request:
 
 
 class Watch:
-    """Looks at the requests that are open, from a thread that is there as long as there are any.
-
-    A client may try again by itself for minutes before it says that a store is not there, and a store that is only silent
-    raises nothing at all: so it is the time that counts. Of a bucket that was told of nothing more is said before a
-    request that began after that came to its end in good time.
-    """
+    """Looks at the requests that are open, from a thread: a store that is only silent raises nothing at all. Of a
+    bucket that was told of nothing more is said before a request that began after that came to a timely end."""
 
     def __init__(self) -> None:
         self._open: set[Request] = set()
@@ -77,17 +73,14 @@ class Watch:
         try:
             yield request
         except BaseException:
-            self._take_away(request)
+            with self._lock:
+                self._open.discard(request)
             raise
-        self._take_away(request, has_answer=True)
-
-    def _take_away(self, request: Request, *, has_answer: bool = False) -> None:
         with self._lock:
             self._open.discard(request)
-            if not has_answer or time.monotonic() - request.start >= NOTICE:
-                return
-            if request.start > self._told.get(request.bucket, request.start):
-                del self._told[request.bucket]
+            is_soon = time.monotonic() - request.start < NOTICE
+            if is_soon and request.start > self._told.get(bucket, request.start):
+                del self._told[bucket]
 
     def _look(self) -> None:
         while True:
@@ -96,25 +89,17 @@ class Watch:
                 if not self._open:
                     self._thread = None
                     return
-                late = self._find_late(time.monotonic())
-            for request in late:
-                LOG.warning("%s", describe_wait(request))
-
-    def _find_late(self, now: float) -> list[Request]:
-        """The first request of each bucket that has taken long, and of which nobody was told."""
-        late: dict[str, Request] = {}
-        for request in self._open:
-            if now - request.start >= NOTICE and request.bucket not in self._told:
-                late.setdefault(request.bucket, request)
-        self._told |= dict.fromkeys(late, now)
-        return list(late.values())
-
-
-def describe_wait(request: Request) -> str:
-    """What is waited for, in one line."""
-    if request.reason is None:
-        return f"{request.where}: no full answer from the store for {NOTICE:.0f} s; waiting for it"
-    return f"{request.where}: the store does not answer as it should ({request.reason}); waiting for it"
+                now = time.monotonic()
+                late: dict[str, Request] = {}  # the first of each bucket that nobody was told of
+                for request in self._open:
+                    if now - request.start >= NOTICE and request.bucket not in self._told:
+                        late.setdefault(request.bucket, request)
+                self._told |= dict.fromkeys(late, now)
+            for request in late.values():
+                found = f"no full answer from the store for {NOTICE:.0f} s"
+                if request.reason is not None:
+                    found = f"the store does not answer as it should ({request.reason})"
+                LOG.warning("%s: %s; waiting for it", request.where, found)
 
 
 WATCH = Watch()
@@ -122,40 +107,31 @@ WATCH = Watch()
 
 def patiently(call: Callable[[], T], where: str) -> T:
     """What the call gives; while the store fails in a way that may pass, it is tried again, with growing waits.
-
-    `where`: what the error is said of. Raises what the store says of the object itself, which are `FileNotFoundError`,
-    `PermissionError` and other `OSError`s of `LASTING`; and `StoreError` for what has nothing to do with the object:
-    credentials, an unknown address, or a store that fails for longer than `PATIENCE`; what is asked of it right after that
-    is tried once. What is waited for is told by `waiting.WATCH`.
-    """
-    bucket = "/".join(where.split("/")[:3])
-    with WATCH.over(where, bucket) as request:
-        return _try_on(call, request)
-
-
-def _try_on(call: Callable[[], T], request: Request) -> T:
-    wait, start, bucket = FIRST_WAIT, time.monotonic(), request.bucket
+    `where`: what the error is said of. Raises what the store says of the object itself, an `OSError` of `LASTING`; and
+    `StoreError` for credentials, an unknown address, and after `PATIENCE`; right after that one try is all."""
+    wait, start, bucket = FIRST_WAIT, time.monotonic(), "/".join(where.split("/")[:3])
     patience = 0.0 if start - _given_up.get(bucket, -math.inf) < PATIENCE else PATIENCE
-    while True:
-        try:
-            with _translated(request.where):
-                found = call()
-            _given_up.pop(bucket, None)
-            return found
-        except Exception as error:
-            if not is_passing(error):
-                raise
-            request.reason = refusal_of(error)
-            waited = time.monotonic() - start
-            left = patience - waited
-            if left <= 0:
-                _given_up[bucket] = time.monotonic()
-                raise StoreError(
-                    f"{request.where}: the store does not answer as it should ({request.reason}), for "
-                    f"{max(PATIENCE, waited):.0f} s now; try again when it does"
-                ) from error
-        time.sleep(min(wait, left))
-        wait = min(2 * wait, LONGEST_WAIT)
+    with WATCH.over(where, bucket) as request:
+        while True:
+            try:
+                with _translated(where):
+                    found = call()
+                _given_up.pop(bucket, None)
+                return found
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                request.reason = refusal_of(error)
+                waited = time.monotonic() - start
+                left = patience - waited
+                if left <= 0:
+                    _given_up[bucket] = time.monotonic()
+                    raise StoreError(
+                        f"{where}: the store does not answer as it should ({request.reason}), for "
+                        f"{max(PATIENCE, waited):.0f} s now; try again when it does"
+                    ) from error
+            time.sleep(min(wait, left))
+            wait = min(2 * wait, LONGEST_WAIT)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -166,7 +142,8 @@ def is_passing(error: BaseException) -> bool:
         return error.errno not in LASTING_NUMBERS
     import asyncio
 
-    return isinstance(error, asyncio.TimeoutError) or _is_of_a_client(error)
+    is_of_a_client = any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(error).__mro__)
+    return isinstance(error, asyncio.TimeoutError) or is_of_a_client
 
 
 def refusal_of(error: BaseException) -> str:
@@ -195,7 +172,3 @@ def _translated(where: str) -> Iterator[None]:
             kind = PermissionError if status in REFUSED else OSError
             raise kind(errno.EACCES if status in REFUSED else errno.EINVAL, refusal_of(error)) from error
         raise
-
-
-def _is_of_a_client(error: BaseException) -> bool:
-    return any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(error).__mro__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -27,57 +28,33 @@ OWN = re.compile(rf"(manifest|log){SHARD}(?:/(\d{{5,}}))?\.jsonl|run{SHARD}\.jso
 FOLDER = re.compile(rf"(?:manifest|log){SHARD}")
 
 
+def _naming(form: str) -> Any:
+    return property(lambda part: form.format(part.ending))
+
+
 @dataclass(frozen=True, order=True)
 class Part:
-    """A shard, counted from 1, of so many; 0 of 0 is a whole run.
-
-    Its files: `manifest` of the records, `run` of the settings, `log` of events and times; in a store, `records` and
-    `events` are the folders of a manifest's and a log's pieces. `lock`: locked while a process is at work; it stays there,
-    as taking it away could free it for two. `temporary`: the folder of files that are not whole yet.
-    """
+    """A shard, counted from 1, of so many; 0 of 0 is a whole run. In a store, `records` and `events` are the folders of
+    a manifest's and a log's pieces. `lock` stays there, as taking it away could free it for two."""
 
     of: int = 0
     index: int = 0
 
-    @property
-    def manifest(self) -> str:
-        return f"{self.records}.jsonl"
-
-    @property
-    def records(self) -> str:
-        return f"manifest{self._ending}"
-
-    @property
-    def run(self) -> str:
-        return f"run{self._ending}.json"
-
-    @property
-    def log(self) -> str:
-        return f"{self.events}.jsonl"
-
-    @property
-    def events(self) -> str:
-        return f"log{self._ending}"
-
-    @property
-    def lock(self) -> str:
-        return f".gradcam{self._ending}.lock"
-
-    @property
-    def temporary(self) -> str:
-        return f".gradcam-partial{self._ending}"
+    manifest, records = _naming("manifest{}.jsonl"), _naming("manifest{}")
+    log, events = _naming("log{}.jsonl"), _naming("log{}")
+    run, lock, temporary = _naming("run{}.json"), _naming(".gradcam{}.lock"), _naming(".gradcam-partial{}")
 
     def tar(self, number: int) -> str:
         """One of the tars of the results, counted from 1."""
-        return f"results{self._ending}-{number:06}.tar"
+        return f"results{self.ending}-{number:06}.tar"
 
     def find_tars(self, names: Iterable[str]) -> list[int]:
         """The numbers of those that are among these names, in order."""
-        tar = re.compile(rf"results{self._ending}-(\d{{6,}})\.tar")
+        tar = re.compile(rf"results{self.ending}-(\d{{6,}})\.tar")
         return sorted(int(match[1]) for name in names if (match := tar.fullmatch(name)))
 
     @property
-    def _ending(self) -> str:
+    def ending(self) -> str:
         return f"-{self.index}-of-{self.of}" if self.of else ""
 
     def __str__(self) -> str:
@@ -97,8 +74,7 @@ def list_manifests(names: Iterable[str], part: Part) -> list[str]:
 
 def list_pieces(names: Iterable[str], folder: str) -> list[str]:
     """The pieces in such a folder, in the order of their numbers."""
-    found = ((int(match[4]), name) for name, match in _match_pieces(names) if name.rpartition("/")[0] == folder)
-    return [name for _, name in sorted(found)]
+    return [name for _, name in _number_pieces(names, folder)]
 
 
 def name_piece(folder: str, number: int) -> str:
@@ -108,21 +84,18 @@ def name_piece(folder: str, number: int) -> str:
 
 def find_last(names: Iterable[str], folder: str) -> int:
     """The highest number of a piece in such a folder; 0 where there is none."""
-    return max((int(match[4]) for name, match in _match_pieces(names) if name.rpartition("/")[0] == folder), default=0)
+    return max((number for number, _ in _number_pieces(names, folder)), default=0)
 
 
-def _match_pieces(names: Iterable[str]) -> Iterator[tuple[str, re.Match[str]]]:
-    return ((name, match) for name in names if (match := OWN.fullmatch(name)) and match[4])
+def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
+    matches = ((name, OWN.fullmatch(name)) for name in names if name.rpartition("/")[0] == folder)
+    return sorted((int(match[4]), name) for name, match in matches if match and match[4])
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run does. There are no times in it: the same run gives the same file.
-
-    `weights`: as `describe_weights` gives them. `settings`: whatever changes the results or their names, as values that
-    JSON has. `inputs`: as they were given. `root`: as `describe_root` gives it. `pictures`: how many there are to do;
-    `left_out`: how many files are no pictures.
-    """
+    """What a run does. There are no times in it: the same run gives the same file. `settings`: whatever changes the
+    results or their names, as values that JSON has. `pictures`: how many there are to do."""
 
     device: str
     model: str
@@ -134,19 +107,9 @@ class Run:
     left_out: int
 
     def to_fields(self) -> dict[str, Any]:
-        """What is in the file, as it is when read back."""
-        fields = {
-            "schema": SCHEMA,
-            "gradcam": __version__,
-            "versions": describe_versions(),
-            "device": self.device,
-            "model": {"name": self.model, "weights": dict(self.weights)},
-            "settings": dict(self.settings),
-            "inputs": list(self.inputs),
-            "root": self.root,
-            "pictures": self.pictures,
-            "left_out": self.left_out,
-        }
+        made = {"schema": SCHEMA, "gradcam": __version__, "versions": describe_versions(), "device": self.device}
+        fields = made | vars(self) | {"model": {"name": self.model, "weights": self.weights}}
+        del fields["weights"]
         found: dict[str, Any] = json.loads(json.dumps(fields))
         return found
 
@@ -212,16 +175,12 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_model(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), str) and "sha256" in _dict(value.get("weights"))
-
-
 # What must be there, and how it is told from what somebody, or a disk, made of it.
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "gradcam": lambda value: isinstance(value, str),
     "versions": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
     "device": lambda value: isinstance(value, str),
-    "model": _is_model,
+    "model": lambda it: isinstance(_dict(it).get("name"), str) and "sha256" in _dict(_dict(it).get("weights")),
     "settings": lambda value: isinstance(value, dict),
     "inputs": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
     "root": lambda value: value is None or isinstance(value, str),
@@ -268,7 +227,6 @@ def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _to_compare(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Names and values of all that counts, as text."""
     model = _dict(fields.get("model"))
     counted = {
         "model": model.get("name"),
@@ -299,21 +257,15 @@ def _to_text(value: Any) -> str:
 
 
 def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:
-    """Where the input's names start from, as seen from the output folder: it holds when both are moved together.
-
-    Of a store it is the URL. From a store, a folder of this machine can be told by its absolute path alone; reports leave
-    that out.
-    """
-    if root is None:
-        return None
-    if isinstance(root, Store):
-        return root.url
-    if isinstance(folder, Store):
-        return Path(os.path.realpath(root)).as_posix()
-    try:
-        return Path(os.path.relpath(os.path.realpath(root), os.path.realpath(folder))).as_posix()
-    except ValueError:  # on another drive
-        return Path(os.path.realpath(root)).as_posix()
+    """Where the input's names start from, as seen from the output folder: it holds when both are moved together. Of a
+    store it is the URL; from a store, a folder of this machine can be told by its absolute path alone."""
+    if root is None or isinstance(root, Store):
+        return root.url if root else None
+    here = os.path.realpath(root)
+    if isinstance(folder, Path):
+        with contextlib.suppress(ValueError):  # on another drive
+            here = os.path.relpath(here, os.path.realpath(folder))
+    return Path(here).as_posix()
 
 
 def describe_versions() -> dict[str, str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,13 @@ MARKS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
 
 @dataclass(frozen=True)
 class Store:
-    """What lies below a URL, such as `s3://bucket/photos`; it can be pickled, and several threads may use it at once.
-
-    Names are relative to it, with "/" between folders. A store knows objects alone: a folder is there as long as
-    something is in it, an object under its name is whole, and nothing can be added to it or renamed.
-
-    All methods raise `StoreError` where the store cannot be asked, or does not answer for longer than
-    `failures.PATIENCE`, and `FileNotFoundError` and `PermissionError` for what it says of one object, or of the bucket.
-    """
+    """What lies below a URL, such as `s3://bucket/photos`; several threads may use it at once. It knows objects alone:
+    a folder is there as long as something is in it. All methods raise `StoreError` where the store cannot be asked, and
+    `FileNotFoundError` and `PermissionError` for what it says of one object, or of the bucket."""
 
     url: str
+    _fs = property(lambda self: self._place[0])
+    _root = property(lambda self: self._place[1])
 
     def __post_init__(self) -> None:
         protocol, mark, path = self.url.rstrip("/").partition(":")
@@ -45,21 +43,15 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url}  # each process has a client of its own
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        object.__setattr__(self, "url", state["url"])
-
     @property
     def parent(self) -> Store:
-        """The folder that it is in."""
         return Store(self.url.rpartition("/")[0])
 
     @property
     def name(self) -> str:
-        """The last part of its URL."""
         return self.url.rpartition("/")[2]
 
     def below(self, name: str) -> Store:
-        """A folder, or an object, in it; itself where there is no name."""
         return Store(self._show(name))
 
     def check(self) -> None:
@@ -67,36 +59,28 @@ class Store:
         _ = self._place
 
     def find(self, prefix: str = "") -> dict[str, int]:
-        """The names of all objects in it, in the order of their code points, and their sizes in bytes.
-
-        `prefix`: those below this folder alone. Empty where there is none; a bucket that does not exist is an error.
-        """
-        path = self._to_path(prefix)
-        found: dict[str, dict[str, Any]] = self._ask(lambda: self._list(path), prefix)
-        start = len(self._root) + 1 if self._root else 0
+        """The names of all objects in it, or below the folder `prefix`, in the order of their code points, and their
+        sizes in bytes. Empty where there is none; a bucket that does not exist is an error."""
+        found: dict[str, dict[str, Any]] = self._ask(lambda: self._list(self._to_path(prefix)), prefix)
+        start = len(self._root) + 1
         sizes = {
-            path.lstrip("/")[start:] if not self._root else path[start:]: int(entry.get("size") or 0)
+            path[start:] if self._root else path.lstrip("/"): int(entry.get("size") or 0)
             for path, entry in found.items()
             if entry.get("type") == "file"
         }
         return {name: sizes[name] for name in sorted(sizes) if name and not name.endswith("/")}
 
     def list_names(self, folder: str = "") -> list[str]:
-        """What is directly in a folder, in the order of code points: objects, and folders, whose names end with "/".
-
-        Names are relative to the store. Empty where there is nothing; a bucket that does not exist is an error.
-        """
-        path = self._to_path(folder)
-        found = self._ask(lambda: self._look_into(path), folder)
-        names = []
-        for entry in found:
+        """What is directly in a folder, in the order of code points: objects, and folders, whose names end with "/";
+        relative to the store. Empty where there is nothing; a bucket that does not exist is an error."""
+        path, names = self._to_path(folder), []
+        for entry in self._ask(lambda: self._look_into(path), folder):
             name = str(entry["name"]).removeprefix(self._root).strip("/")
             if str(entry["name"]).strip("/") != path.strip("/"):  # that marks the folder, or stands in its place
                 names.append(name if entry.get("type") == "file" else f"{name}/")
         return sorted(names)
 
     def is_file(self, name: str = "") -> bool:
-        """Whether there is an object of that name."""
         try:
             return self._info(name).get("type") == "file"
         except FileNotFoundError:
@@ -109,7 +93,6 @@ class Store:
         return int(info.get("size") or 0), str(mark)
 
     def read(self, name: str = "") -> bytes:
-        """All of an object."""
         return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name)), name))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
@@ -120,10 +103,17 @@ class Store:
 
     def write(self, name: str, data: bytes) -> None:
         """Make an object of that name, in place of one that there is: whole, or not at all."""
-        self._ask(lambda: self._put(self._to_path(name), data), name)
+
+        def put() -> None:
+            path = self._to_path(name)
+            parent = posixpath.dirname(path)
+            if parent and self._needs_folders:
+                self._fs.makedirs(parent, exist_ok=True)
+            self._fs.pipe_file(path, data)
+
+        self._ask(put, name)
 
     def write_all(self, files: Mapping[str, bytes]) -> None:
-        """Make all these objects, each as `write` does, several at once where the store's client can."""
         paths = {self._to_path(name): data for name, data in files.items()}
         if paths and not self._needs_folders:
             self._ask(lambda: self._fs.pipe(paths), next(iter(files)))
@@ -132,24 +122,17 @@ class Store:
                 self.write(name, data)
 
     def upload(self, name: str, file: str) -> None:
-        """Make an object of a file of this machine's, as `write` does."""
         self._ask(lambda: self._fs.put_file(file, self._to_path(name)), name)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove these objects; those that are not there do no harm."""
+
+        def remove(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._ask(lambda: self._fs.rm_file(self._to_path(name)), name)
+
         with ThreadPoolExecutor(REMOVERS) as pool:
-            for _ in pool.map(self._remove, names):
-                pass
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._ask(partial(self._fs.rm_file, self._to_path(name)), name)
-
-    def _put(self, path: str, data: bytes) -> None:
-        parent = posixpath.dirname(path)
-        if parent and self._needs_folders:
-            self._fs.makedirs(parent, exist_ok=True)
-        self._fs.pipe_file(path, data)
+            deque(pool.map(remove, names), 0)  # raises what one of them raised
 
     def _list(self, path: str) -> dict[str, dict[str, Any]]:
         self._fs.invalidate_cache()
@@ -186,32 +169,27 @@ class Store:
         return f"{self._root}/{name}" if self._root and name else self._root or name
 
     @property
-    def _root(self) -> str:
-        return self._place[1]
-
-    @property
-    def _fs(self) -> Any:
-        return self._place[0]
-
-    @property
     def _needs_folders(self) -> bool:
         return "memory" in str(self._fs.protocol) or "ftp" in str(self._fs.protocol)
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
         """The file system of fsspec's, and the path in it. Raises `StoreError` for a URL that it cannot follow."""
+        from fsspec.config import conf
         from fsspec.core import url_to_fs
 
-        protocol = self.url.partition(":")[0].lower()
+        protocol, options = self.url.partition(":")[0].lower(), {}
+        if protocol in ("s3", "s3a") and "AWS_MAX_ATTEMPTS" not in os.environ:
+            # Its client would try again for minutes, in silence, what `patiently` tries again anyway. Once it may: of a
+            # long listing it has to ask for one page again, and we for all of it. What the settings say of that counts.
+            given = conf.get(protocol, {}).get("config_kwargs", {})
+            options = {"config_kwargs": {"retries": {"max_attempts": 1}, **given}}
         try:
-            fs, path = url_to_fs(self.url, **_patience_of_ours(protocol))
+            fs, path = url_to_fs(self.url, **options)
         except ImportError as error:
-            extra = EXTRAS.get(protocol)
-            advice = (
-                f'pip install "gradcam-torch[{extra}]"' if extra else f"pip install what fsspec needs for {protocol}"
-            )
+            own = f'"gradcam-torch[{EXTRAS[protocol]}]"' if protocol in EXTRAS else f"what fsspec needs for {protocol}"
             raise StoreError(
-                f"{self.url}: {protocol}:// needs another package: {advice} ({refusal_of(error)})"
+                f"{self.url}: {protocol}:// needs another package: pip install {own} ({refusal_of(error)})"
             ) from error
         except ValueError as error:
             raise StoreError(
@@ -219,20 +197,6 @@ class Store:
                 "fsspec knows can be"
             ) from error
         return fs, str(path).rstrip("/")
-
-
-def _patience_of_ours(protocol: str) -> dict[str, Any]:
-    """Options that keep a client from trying again for minutes, in silence, what `patiently` tries again anyway.
-
-    Once it may: of a long listing it has to ask for one page again, and we for all of it. What the environment or the
-    settings of fsspec say of that is left as it is.
-    """
-    from fsspec.config import conf
-
-    if protocol not in ("s3", "s3a") or "AWS_MAX_ATTEMPTS" in os.environ:
-        return {}
-    given = conf.get(protocol, {}).get("config_kwargs", {})
-    return {"config_kwargs": {"retries": {"max_attempts": 1}, **given}}
 
 
 def to_place(text: str) -> Path | Store:

@@ -19,6 +19,7 @@ __all__ = ["batch", "folder", "gradcam_command", "photos"]  # fixtures
 
 MINE = """
 import zipfile
+import gradcam
 from gradcam.batch.formats import Format
 
 class Zip:
@@ -38,6 +39,13 @@ taken = Format("files", "another one", Zip)
 odd = Format("odd", "opens nothing", lambda opening: 3)
 fails = Format("fails", "does not open", lambda opening: 1 / 0)
 number = 3
+
+@gradcam.method("mycam", summary="activations times positive gradients")
+def mycam(activations, gradients):
+    return (activations[:, None] * gradients.clamp(min=0)).sum(2)
+
+def score(output):
+    return output[:, 281]
 """
 
 
@@ -57,7 +65,6 @@ def names(out: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["zipped", "Zip"])
 def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path, mine: Path, name: str) -> None:
-    broken = (photos / "b" / "broken.jpg").read_bytes()
     how = ("-o", "out", "--output-format", f"mine.py:{name}")
     assert batch(photos, *how).status == 1
     first = names("out")
@@ -72,9 +79,20 @@ def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path,
     again = batch(photos, *how, "--resume")
     assert again.status == 0, again.err
     assert names("out") == sorted([*first, "b/broken-gradcam.jpg"]), "what was done is not done again"
-    (photos / "b" / "broken.jpg").write_bytes(broken)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("output-format=mine.py:zipped", "zipped"), ("method=mine.py:mycam", "mycam"), ("target=mine.py:score", "target")],
+)
+def test_a_file_that_changed_is_another_setting(
+    batch: Command, photos: Path, mine: Path, given: str, name: str
+) -> None:
+    asked = (photos / "z.jpg", "-o", "out", f"--{given}")
+    assert batch(*asked).status == 0
+    assert batch(*asked, "--resume").status == 0
     mine.write_text(MINE + "# changed")
-    changed = batch(photos, *how, "--resume")
+    changed = batch(*asked, "--resume")
     assert changed.status == 2
     assert f"had other settings: files.{name}.sha256: " in changed.err
 

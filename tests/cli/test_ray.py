@@ -246,20 +246,24 @@ def test_failures_may_end_it(batch: Batch, here: Path, address: str) -> None:
     assert sorted(path.name for path in (here / "failed").iterdir()) == written
 
 
-def test_a_format_of_the_users_own(batch: Batch, here: Path, address: str) -> None:
-    """Files come back from the actors, and this process writes them."""
-    (here / "own_format.py").write_text(
+@pytest.mark.parametrize("method", ["gradcam", "own.py:mycam"])
+def test_a_format_and_a_method_of_the_users_own(batch: Batch, here: Path, address: str, method: str) -> None:
+    """Files come back from the actors, which have the method by value, and this process writes them."""
+    (here / "own.py").write_text(
+        "import gradcam\n"
         "class Names:\n"
         "    def __init__(self, opening):\n        self.file = (opening.place / 'names.txt').open('a')\n"
         "    def write(self, record, files):\n        self.file.writelines(f'{name}\\n' for name in files)\n"
         "    def close(self):\n        self.file.close()\n"
+        "@gradcam.method('mycam', summary='activations times positive gradients')\n"
+        "def mycam(activations, gradients):\n    return (activations[:, None] * gradients.clamp(min=0)).sum(2)\n"
     )
-    ray = ("--engine", "ray", "--ray-address", address, "--output-format", "own_format.py:Names")
-    assert batch("photos", "-o", "own", *ray).returncode == 1
-    names = [f"{i:02}-gradcam.jpg" for i in range(PICTURES) if f"{i:02}.jpg" != BROKEN]
-    assert (here / "own" / "names.txt").read_text().splitlines() == names
-    assert batch("photos", "-o", "own", *ray, "--resume").returncode == 1
-    assert (here / "own" / "names.txt").read_text().splitlines() == names, "none is done twice"
+    name = method.rpartition(":")[2]
+    ray = ("--engine", "ray", "--ray-address", address, "--output-format", "own.py:Names", "--method", method)
+    names = [f"{i:02}-{name}.jpg" for i in range(PICTURES) if f"{i:02}.jpg" != BROKEN]
+    for more in ((), ("--resume",)):
+        assert batch("photos", "-o", f"own-{name}", *ray, *more).returncode == 1
+        assert (here / f"own-{name}" / "names.txt").read_text().splitlines() == names, "none is done twice"
 
 
 def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> None:

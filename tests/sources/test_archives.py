@@ -167,13 +167,6 @@ def test_an_archive_that_is_given_twice_is_explained_once(tmp_path: Path) -> Non
     assert len(listing.items) == listing.left_out == 1
 
 
-def test_an_archive_in_a_folder_is_no_picture(tmp_path: Path) -> None:
-    make(tmp_path / "a.zip", {"a.jpg": b"1"})
-    (tmp_path / "b.jpg").touch()
-    listing = list_inputs([tmp_path])
-    assert (name_all(listing), listing.left_out) == (["b.jpg"], 1)
-
-
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
 def test_hidden_members_and_what_macos_adds_are_left_out(tmp_path: Path, suffix: str) -> None:
     names = ["__MACOSX/._a.jpg", "__MACOSX/a.jpg", ".hidden.jpg", "x/.y/a.jpg", "./a.jpg", "./x//b.jpg", ".DS_Store"]
@@ -184,17 +177,9 @@ def test_hidden_members_and_what_macos_adds_are_left_out(tmp_path: Path, suffix:
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
 def test_members_that_lead_out_say_so_under_names_that_do_not(tmp_path: Path, suffix: str) -> None:
-    evil = {
-        "../up.jpg": "up.jpg",
-        "../../../etc/far.jpg": "etc/far.jpg",
-        "/etc/rooted.jpg": "etc/rooted.jpg",
-        "//server/share.jpg": "server/share.jpg",
-        "a/../../b.jpg": "b.jpg",
-        "..\\back.jpg": "back.jpg",
-        "C:\\drive.jpg": "drive.jpg",
-        "C:/other.jpg": "other.jpg",
-        "/../../both.jpg": "both.jpg",
-    }
+    evil = {"../up.jpg": "up.jpg", "../../../etc/far.jpg": "etc/far.jpg", "/etc/rooted.jpg": "etc/rooted.jpg"}
+    evil |= {"//server/share.jpg": "server/share.jpg", "a/../../b.jpg": "b.jpg", "..\\back.jpg": "back.jpg"}
+    evil |= {"C:\\drive.jpg": "drive.jpg", "C:/other.jpg": "other.jpg", "/../../both.jpg": "both.jpg"}
     (tmp_path / "up.jpg").write_bytes(b"not this one")
     members = dict.fromkeys(evil, b"x") | {"a/../fine.jpg": b"fine", "good.jpg": b"good", "up.jpg": b"real"}
     listing = list_inputs([make(tmp_path / f"a{suffix}", members)])
@@ -240,14 +225,8 @@ def test_members_of_one_name_are_told_apart(tmp_path: Path, suffix: str) -> None
         with tarfile.open(path, "w") as tar:
             for number, name in enumerate(names):
                 add(tar, name, str(number).encode())
-    assert read_all(list_inputs([path])) == {
-        "a.jpg": b"0",
-        "a-3.jpg": b"1",
-        "a-2.jpg": b"2",
-        "x/a.jpg": b"3",
-        "a-4.jpg": b"4",
-        "a-2-2.jpg": b"5",
-    }
+    told = ["a.jpg", "a-3.jpg", "a-2.jpg", "x/a.jpg", "a-4.jpg", "a-2-2.jpg"]
+    assert read_all(list_inputs([path])) == {name: str(number).encode() for number, name in enumerate(told)}
 
 
 def test_a_thousand_members_of_one_name(tmp_path: Path) -> None:
@@ -273,15 +252,9 @@ def test_links_and_devices_in_a_tar_are_not_followed(tmp_path: Path) -> None:
         add(tar, "link/under.jpg", b"under")
     listing = list_inputs([tmp_path / "a.tar"])
     by_name = {item.name: item.content for item in listing.items}
-    assert {
-        name: find_reason(by_name[name]) for name in ("soft.jpg", "hard.jpg", "device.jpg", "pipe.jpg", "empty.jpg")
-    } == {
-        "soft.jpg": "is a link",
-        "hard.jpg": "is a link",
-        "device.jpg": "is not a file",
-        "pipe.jpg": "is not a file",
-        "empty.jpg": "is empty",
-    }
+    reasons = dict.fromkeys(["soft.jpg", "hard.jpg"], "is a link") | {"empty.jpg": "is empty"}
+    reasons |= dict.fromkeys(["device.jpg", "pipe.jpg"], "is not a file")
+    assert {name: find_reason(by_name[name]) for name in reasons} == reasons
     assert by_name["link/under.jpg"].read() == b"under"
     assert "folder.jpg" not in by_name
 

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -77,16 +77,8 @@ def public() -> Iterator[Path]:
 def test_a_folder_gives_the_pictures_in_it_and_below_by_name(tmp_path: Path) -> None:
     make(tmp_path, "b.jpg", "a.PNG", "Z.gif", "é.jpg", "sub/c.jpeg", "sub-2/d.bmp", "sub/deep/e.tif", "a 1.webp")
     listing = list_inputs([tmp_path])
-    assert name_all(listing) == [
-        "Z.gif",
-        "a 1.webp",
-        "a.PNG",
-        "b.jpg",
-        "é.jpg",
-        "sub/c.jpeg",
-        "sub/deep/e.tif",
-        "sub-2/d.bmp",
-    ]
+    below = ["sub/c.jpeg", "sub/deep/e.tif", "sub-2/d.bmp"]
+    assert name_all(listing) == ["Z.gif", "a 1.webp", "a.PNG", "b.jpg", "é.jpg", *below]
     assert listing.root == tmp_path
     assert listing.left_out == 0
     assert [item.content.read().decode() for item in listing.items] == name_all(listing)
@@ -116,18 +108,24 @@ def test_only_pictures_by_their_suffix_are_items_and_the_rest_is_counted(tmp_pat
     assert listing.left_out == 6
 
 
-def test_hidden_files_and_folders_are_left_out_without_a_word(tmp_path: Path) -> None:
-    make(
-        tmp_path, "a.jpg", ".hidden.jpg", ".git/b.jpg", "sub/.cache/deep/c.jpg", "sub/._d.jpg", ".DS_Store", "sub/e.jpg"
-    )
-    listing = list_inputs([tmp_path])
-    assert name_all(listing) == ["a.jpg", "sub/e.jpg"]
-    assert listing.left_out == 0
+HIDDEN = (".hidden.jpg", ".git/b.jpg", "sub/.cache/deep/c.jpg", "sub/._d.jpg", ".DS_Store")
 
 
-def test_a_hidden_folder_that_is_given_is_listed(tmp_path: Path) -> None:
-    make(tmp_path, ".cache/a.jpg")
-    assert name_all(list_inputs([tmp_path / ".cache"])) == ["a.jpg"]
+@pytest.mark.parametrize(
+    ("made", "given", "names"),
+    [
+        (("a.jpg", "sub/e.jpg", *HIDDEN), [""], ["a.jpg", "sub/e.jpg"]),
+        ((".cache/a.jpg",), [".cache"], ["a.jpg"]),  # which is given
+        (("album.jpg/a.png",), [""], ["album.jpg/a.png"]),  # a folder with a picture's suffix
+        (("sub/a.jpg",), ["sub/a.jpg"], ["a.jpg"]),  # a file is called relative to its folder
+        (("x/b.jpg", "x/deep/c.jpg"), ["x", "x/deep/c.jpg"], ["b.jpg", "deep/c.jpg"]),
+        (("cat/a.jpg", "cats/a.jpg"), ["cat", "cats"], ["cat/a.jpg", "cats/a.jpg"]),  # neither is in the other
+    ],
+)
+def test_what_is_listed(tmp_path: Path, made: Sequence[str], given: Sequence[str], names: list[str]) -> None:
+    make(tmp_path, *made)
+    listing = list_inputs([tmp_path / name for name in given])
+    assert (name_all(listing), listing.left_out) == (names, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -187,11 +185,6 @@ def test_links_that_lead_nowhere_or_round_in_circles_are_pictures_that_cannot_be
         items[1].content.read()
 
 
-def test_a_folder_with_a_pictures_suffix_is_a_folder(tmp_path: Path) -> None:
-    make(tmp_path, "album.jpg/a.png")
-    assert name_all(list_inputs([tmp_path])) == ["album.jpg/a.png"]
-
-
 def test_a_folder_that_cannot_be_read_is_named_before_work_begins(public: Path) -> None:
     make(public, "a.jpg", "locked/b.jpg")
     (public / "locked").chmod(0)
@@ -221,13 +214,6 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
 # Files, and several inputs
 
 
-def test_a_file_is_called_relative_to_its_folder(tmp_path: Path) -> None:
-    make(tmp_path, "sub/a.jpg")
-    listing = list_inputs([tmp_path / "sub" / "a.jpg"])
-    assert name_all(listing) == ["a.jpg"]
-    assert listing.root == tmp_path / "sub"
-
-
 @pytest.mark.parametrize("name", ["no suffix", "a.weights", ".hidden.jpg", "a[1].jpg", "*.jpg", "-n.jpg"])
 def test_a_file_that_is_named_is_an_item_whatever_it_is_called(tmp_path: Path, name: str) -> None:
     make(tmp_path, name, "other.jpg", "a1.jpg")
@@ -241,15 +227,7 @@ def test_the_root_of_several_inputs_is_their_deepest_common_folder(tmp_path: Pat
     listing = list_inputs([tmp_path / "x" / "two", tmp_path / "x" / "one" / "a.jpg"])
     assert name_all(listing) == ["two/b.jpg", "two/deep/c.jpg", "one/a.jpg"]
     assert listing.root == tmp_path / "x"
-    assert name_all(list_inputs([tmp_path / "x" / "two", tmp_path / "x" / "two" / "deep" / "c.jpg"])) == [
-        "b.jpg",
-        "deep/c.jpg",
-    ]
-
-
-def test_folders_whose_names_begin_alike_are_not_one_in_the_other(tmp_path: Path) -> None:
-    make(tmp_path, "cat/a.jpg", "cats/a.jpg")
-    assert name_all(list_inputs([tmp_path / "cat", tmp_path / "cats"])) == ["cat/a.jpg", "cats/a.jpg"]
+    assert list_inputs([tmp_path / "x" / "one" / "a.jpg"]).root == tmp_path / "x" / "one"
 
 
 def test_what_is_reached_twice_is_explained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,18 +235,8 @@ def test_what_is_reached_twice_is_explained_once(tmp_path: Path, monkeypatch: py
     (tmp_path / "link").symlink_to("in")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.txt").write_text("in/a.jpg\n./in/../in/a.jpg\nlink/a.jpg\n")
-    everything = [
-        "in/a.jpg",
-        "in",
-        "in/",
-        tmp_path / "in",
-        "link",
-        "link/sub/b.jpg",
-        "in/sub/../a.jpg",
-        "list.txt",
-        "in/*.jpg",
-    ]
-    listing = list_inputs(everything)
+    folders = ["in", "in/", tmp_path / "in", "link"]
+    listing = list_inputs(["in/a.jpg", *folders, "link/sub/b.jpg", "in/sub/../a.jpg", "list.txt", "in/*.jpg"])
     assert [item.content.path for item in listing.items] == [tmp_path / "in/a.jpg", tmp_path / "in/sub/b.jpg"]
     assert name_all(listing) == ["in/a.jpg", "in/sub/b.jpg"]
     assert listing.root == tmp_path
@@ -375,14 +343,8 @@ def test_the_output_folder_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "link").symlink_to("in/out")
     monkeypatch.chdir(tmp_path)
     exclude = Path("link") if through_link else Path("in/out")
-    for given in (
-        ["in"],
-        ["in/*"],
-        ["in/**"],
-        ["in/**/*.jpg"],
-        ["in/a.jpg", "in/*/*.jpg"],
-        ["in/a.jpg", "in/out", "in/outer"],
-    ):
+    several = [["in/a.jpg", "in/*/*.jpg"], ["in/a.jpg", "in/out", "in/outer"]]
+    for given in (["in"], ["in/*"], ["in/**"], ["in/**/*.jpg"], *several):
         listing = list_inputs(given, exclude=exclude)
         assert name_all(listing) == ["a.jpg", "outer/c.jpg"]
         assert listing.left_out == 0
@@ -414,13 +376,10 @@ def test_an_input_that_is_the_output_folder(tmp_path: Path) -> None:
 # Nothing to explain
 
 
-def test_nothing_is_given() -> None:
-    with pytest.raises(InputError, match="There is nothing to explain: give files"):
-        list_inputs([])
-
-
 @pytest.mark.parametrize("given", ["", None, 3, "a\0b", ["a.jpg"]])
 def test_what_is_no_path_at_all(given: object) -> None:
+    with pytest.raises(InputError, match="There is nothing to explain: give files"):
+        list_inputs([])
     with pytest.raises(InputError, match="An input is .*, expected the path of a file"):
         list_inputs([given])
 
@@ -609,15 +568,11 @@ def test_a_share_is_the_same_on_every_machine() -> None:
     assert [name for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg") if Shard(1, 3).takes(name)] == ["a.jpg", "b.jpg"]
 
 
-def test_shares_are_written_as_parts_of_a_whole() -> None:
-    assert parse_shard("2/8") == Shard(2, 8)
-    assert parse_shard(" 10/10 ") == Shard(10, 10)
-
-
 @pytest.mark.parametrize(
     "text", ["0/4", "5/4", "1/0", "0/0", "-1/4", "1", "1/", "/4", "a/b", "1/4/2", "1.0/4", "", "١/٤", "1 / 4"]
 )
 def test_nonsense_is_no_share(text: str) -> None:
+    assert (parse_shard("2/8"), parse_shard(" 10/10 ")) == (Shard(2, 8), Shard(10, 10))
     with pytest.raises(InputError, match="share .*expected I/N, with I from 1 to N, such as 2/8"):
         parse_shard(text)
 

@@ -106,10 +106,7 @@ def test_keys_that_have_a_usual_value_may_be_missing() -> None:
         (b"\xff", "no line of JSON"),
         ("[1]", r"it is \[1\], expected a record"),
         ("{}", "expected a record"),
-        (
-            '{"schema": 2, "image": "a", "model": "m"}',
-            "its schema is 2, and this version of gradcam knows 1: .* newer one",
-        ),
+        ('{"schema": 2, "image": "a", "model": "m"}', "its schema is 2, and this version .* knows 1: .* newer one"),
         ('{"schema": 1, "model": "m"}', "no whole record .*image"),
         ('{"schema": 1, "image": 3, "model": "m"}', "3 is no str"),
         ('{"schema": 1, "image": "a", "model": "m", "size": [1, "b"]}', "'b' is no int"),
@@ -162,11 +159,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_bytes(first + second[:20] + b"\n")  # it was ended, and is no unfinished one
     with pytest.raises(OutputError, match="line 2"):
         read_manifest(tmp_path)
-
-
-def test_another_schema_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "manifest.jsonl"
-    path.write_bytes(write(path, make_record())[0].replace(b'"schema": 1', b'"schema": 2'))
+    path.write_bytes(first.replace(b'"schema": 1', b'"schema": 2'))
     with pytest.raises(OutputError, match="line 1: its schema is 2, and this version of gradcam knows 1"):
         read_manifest(path)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import gradcam
+from gradcam.batch.formats import Destination
 from gradcam.batch.formats import store as store_results
-from gradcam.batch.formats.base import Destination
 from gradcam.batch.formats.folder import OutputFolder
 from gradcam.batch.formats.records import check_records
 from gradcam.batch.formats.store import StoreResults
@@ -251,7 +251,7 @@ def test_a_stop_while_pieces_are_put_in_order_does_no_harm(
 
     with monkeypatch.context() as patch:  # one write of the last record, four of the pieces, and two removals
         patch.setattr(Store, "write", stop(Store.write))
-        patch.setattr(Store, "_remove", stop(Store._remove))
+        patch.setattr(fs, "rm_file", stop(fs.rm_file))
         with pytest.raises(KeyboardInterrupt):
             results.close(ORDER)
     found = gradcam.read_manifest(URL)
@@ -537,13 +537,8 @@ def test_a_manifest_that_is_not_there_is_said(fs: Any, url: str) -> None:
 
 
 def test_numbers_of_pieces_are_read_as_numbers() -> None:
-    names = [
-        "manifest/100000.jsonl",
-        "manifest/99999.jsonl",
-        "manifest-1-of-2/00007.jsonl",
-        "manifest/x.jsonl",
-        "run.json",
-    ]
+    names = ["manifest/100000.jsonl", "manifest/99999.jsonl", "manifest-1-of-2/00007.jsonl"]
+    names += ["manifest/x.jsonl", "run.json"]
     assert find_last(names, "manifest") == 100000
     assert list_manifests(names, Part()) == ["manifest/99999.jsonl", "manifest/100000.jsonl"]
     assert find_parts(names) == [Part(), Part(2, 1)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import Timeout
@@ -13,53 +12,23 @@ from filelock import Timeout
 from gradcam.errors import OutputError, warn
 from gradcam.images.files import UNFINISHED, write_whole
 from gradcam.sources.shards import Shard, to_part
+from gradcam.storage import disk, run_file
 from gradcam.storage.clear import Mode, check_earlier, remove_runs
-from gradcam.storage.disk import (
-    blaming_disk,
-    check_file,
-    find_inside,
-    is_there,
-    remove,
-    remove_empty,
-    show,
-    take_lock,
-    uninterrupted,
-)
 from gradcam.storage.manifest import Logbook, ManifestWriter, is_of, keep_lines, sort_lines
 from gradcam.storage.output import Disk, DiskReader
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import (
-    Part,
-    Run,
-    encode_run,
-    find_parts,
-    keep_beginning,
-    list_manifests,
-    list_pieces,
-    read_run,
-)
+from gradcam.storage.run_file import Part, Run, find_parts, list_manifests, list_pieces
 
 
 class OutputFolder:
     """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `Results`.
-
-    `path`: the folder. `temporary`: one in it, for files that are not whole yet. `done`: the names of pictures that need
-    not be done again; `failed`: of those that failed before, and are tried again. `recorded`: how many records were added
-    since. `manifest`: where they are. `notes`: what a person should know.
-    """
+    `temporary`: a folder in it, for files that are not whole yet."""
 
     def __init__(self, path: Path, part: Part, release: Callable[[], None], notes: Sequence[str]) -> None:
-        self.path = path
-        self.temporary = path / part.temporary
-        self._run = path / part.run
-        self.notes = notes
-        self.done: frozenset[str] = frozenset()
-        self.failed: frozenset[str] = frozenset()
-        self.recorded = 0
-        self.manifest = str(path / part.manifest)
-        self._part = part
-        self._release = release
-        self._is_closed = False
+        self.path, self.temporary, self.manifest = path, path / part.temporary, str(path / part.manifest)
+        self.done, self.failed = frozenset[str](), frozenset[str]()
+        self.recorded, self.notes, self._is_closed = 0, notes, False
+        self._run, self._part, self._release = path / part.run, part, release
         self._untried: dict[str, Record] = {}  # of pictures that failed before, and were not tried again yet
 
     @classmethod
@@ -73,23 +42,22 @@ class OutputFolder:
         inputs: Iterable[Path] = (),
         stems: Mapping[str, str] | None = None,
     ) -> OutputFolder:
-        """Make the folder, if need be, and take it for this run; all that may be in the way is found out here.
-
-        `mode`: "new" wants a folder that no run has used, "resume" goes on with one of the same settings, if there is one,
-        and "overwrite" removes what it wrote, but none of the `inputs`. With a `shard`, others of as many may work there.
-        `stems`: what the names of each picture's results begin with; recorded ones that do not are made again.
-        Raises `OutputError`.
-        """
+        """Make the folder, if need be, and take it for this run; all that may be in the way is found out here. `inputs`
+        are never removed. `stems`: recorded files that are not called so are made again."""
         part = to_part(shard)
-        with blaming_disk(path), contextlib.ExitStack() as stack:
+        with disk.blaming_disk(path), contextlib.ExitStack() as stack:
             _check_no_file(path)
             path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
             fields = run.to_fields()
             notes = check_earlier(DiskReader(path), part, fields, mode)
-            if mode == "overwrite":
-                _clear(path, part, inputs)
+            if mode == "overwrite":  # of a whole run all shards go, of which none may be at work, and the report
+                earlier = [part] if part.of else find_parts(DiskReader(path).list_names())
+                with contextlib.ExitStack() as others:
+                    for other in filter(part.__ne__, earlier):
+                        others.callback(_lock(path, other))
+                    remove_runs(Disk(path), earlier, inputs, report=not part.of)
             _check_own_files(path, part)
             folder = cls(path, part, release, notes)
             folder._start(fields, stack, stems or {})
@@ -97,13 +65,16 @@ class OutputFolder:
         return folder
 
     def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack, stems: Mapping[str, str]) -> None:
-        """`stack`: what undoes this where it cannot be brought to its end."""
         manifest = self.path / self._part.manifest
         self.temporary.mkdir(exist_ok=True)
-        stack.callback(remove_empty, self.temporary)
+        stack.callback(disk.remove_empty, self.temporary)
         self._sweep()
         # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
-        self._write_run(fields)
+        if self._run.exists():
+            fields = run_file.keep_beginning(fields, run_file.read_run(self._run))
+        self._contents = run_file.encode_run(fields)
+        if not self._run.exists() or self._run.read_bytes() != self._contents:
+            write_whole(self._run, self._contents, beside=self.temporary)
         self._join_pieces(manifest)
         if manifest.exists():
             model = fields["model"]["name"]
@@ -113,13 +84,6 @@ class OutputFolder:
         self._manifest = ManifestWriter(manifest)
         stack.callback(self._manifest.close)
         self._log = Logbook(self.path / self._part.log)
-
-    def _write_run(self, fields: dict[str, Any]) -> None:
-        if self._run.exists():
-            fields = keep_beginning(fields, read_run(self._run))
-        self._contents = encode_run(fields)
-        if not self._run.exists() or self._run.read_bytes() != self._contents:
-            write_whole(self._run, self._contents, beside=self.temporary)
 
     def _mend_run(self) -> None:
         """Without it nobody could go on with what is recorded."""
@@ -136,17 +100,15 @@ class OutputFolder:
             lines = (line for name in list_manifests(names, self._part) for line in reader.read_lines(name))
             write_whole(manifest, lines, beside=self.temporary)
             for name in pieces:
-                remove(self.path / name)
-            remove_empty(self.path / self._part.records)
+                disk.remove(self.path / name)
+            disk.remove_empty(self.path / self._part.records)
 
     @property
     def place(self) -> Disk:
-        """Where the files of a picture go."""
         return Disk(self.path, self.temporary)
 
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
-        """Add the record of a picture whose files are written. Raises `OutputError`; no part of it is there then."""
-        with blaming_disk(self.path), uninterrupted():
+        with disk.blaming_disk(self.path), disk.uninterrupted():
             self._mend_run()
             self._manifest.check()
             self._manifest.append(record)
@@ -155,23 +117,17 @@ class OutputFolder:
         return record
 
     def log(self, event: str, **details: Any) -> None:
-        """Note what happened, with the time; several threads may."""
         self._log.note(event, details)
 
     def close(self, order: Sequence[str] = ()) -> None:
-        """Let go of the folder; more than once does no harm.
-
-        `order`: the names of all pictures; where a resumed run has done some again, their records are brought into it.
-        Raises `OutputError`.
-        """
         if self._is_closed:
             return
         self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._release)
-            stack.callback(remove_empty, self.temporary)
+            stack.callback(disk.remove_empty, self.temporary)
             stack.callback(self._log.close)
-            stack.enter_context(blaming_disk(self.path))
+            stack.enter_context(disk.blaming_disk(self.path))
             stack.callback(self._manifest.close)
             self._mend_run()
             for record in () if order else self._untried.values():  # stopped early: they are known to fail
@@ -185,31 +141,25 @@ class OutputFolder:
     def __enter__(self) -> OutputFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _is_done(self, record: Record, model: str, stems: Mapping[str, str]) -> bool:
-        """A picture that failed is tried again, and so is one whose files are not all there."""
         if record.error is not None:
             self._untried[record.image] = record
-        paths = [find_inside(self.path, name) for name in record.files]
-        return is_of(record, model, stems) and all(path is not None and is_there(path) for path in paths)
+        paths = [disk.find_inside(self.path, name) for name in record.files]
+        return is_of(record, model, stems) and all(path is not None and disk.is_there(path) for path in paths)
 
     def _sweep(self) -> None:
-        """Remove what a run that was stopped did not finish."""
         for path in self.temporary.glob(UNFINISHED.format("*")):
-            remove(path)
+            disk.remove(path)
 
 
 def check_folder(path: Path, part: Part) -> bool:
     """Whether there is an output folder. Raises `OSError`, and `OutputError` for what is in the way of one."""
     _check_no_file(path)
-    if not path.exists():
-        return False
     _check_own_files(path, part)
-    return True
+    return path.exists()
 
 
 def _check_no_file(path: Path) -> None:
@@ -219,25 +169,15 @@ def _check_no_file(path: Path) -> None:
 
 def _check_own_files(folder: Path, part: Part) -> None:
     for name in (part.run, part.manifest, part.log):
-        check_file(folder / name)
+        disk.check_file(folder / name)
 
 
 def _lock(folder: Path, part: Part) -> Callable[[], None]:
     """Keep others out; gives what lets them in again. Raises `OutputError` where another process was first."""
     try:
-        return take_lock(folder / part.lock, seconds=0)
+        return disk.take_lock(folder / part.lock, seconds=0)
     except Timeout:
         what = f" on {part}" if part.of else ""
         raise OutputError(
-            f"{show(folder)}: another process is at work there{what}; let it finish, or choose another --output"
+            f"{disk.show(folder)}: another process is at work there{what}; let it finish, or choose another --output"
         ) from None
-
-
-def _clear(folder: Path, part: Part, inputs: Iterable[Path]) -> None:
-    """Remove the earlier run; a whole one removes all shards, of which none may be at work, and the report."""
-    with contextlib.ExitStack() as stack:
-        earlier = [part] if part.of else find_parts(DiskReader(folder).list_names())
-        for other in earlier:
-            if other != part:
-                stack.callback(_lock(folder, other))
-        remove_runs(Disk(folder), earlier, inputs, report=not part.of)

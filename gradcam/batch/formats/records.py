@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gradcam.batch.formats.base import Destination, Format, Opening, Results, Writer, is_writer
+from gradcam.batch.formats import Destination, Format, Opening, Results, Writer, is_writer
 from gradcam.batch.formats.folder import OutputFolder, check_folder
 from gradcam.batch.formats.store import StoreResults, check_store
 from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
@@ -31,24 +31,10 @@ def check_records(where: Destination) -> None:
     """What can be told of an output folder before a model is loaded. Raises `OutputError`, and `StoreError` of a store."""
     place = where.place
     with blaming(place):
-        is_there = check_store(place) if isinstance(place, Store) else check_folder(place, where.part)
-        if is_there:
-            check_parts(to_reader(place), where.part, where.mode)
-        if is_there and where.report:
-            check_page(to_reader(place))
-
-
-def open_records(where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> Results:
-    """The manifest, `run.json` and the log there, open for this run, for results that are files. Raises as `check_records`.
-
-    `listing`: the pictures, of which none is removed.
-    """
-    how: dict[str, Any] = {"mode": where.mode, "shard": where.shard, "stems": stems}
-    if isinstance(where.place, Store):
-        urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
-        return StoreResults.open(where.place, run, inputs=urls, **how)
-    files = [item.content.path for item in listing.items] + [Path(it) for it in listing.archives if not is_url(it)]
-    return OutputFolder.open(where.place, run, inputs=filter(None, files), **how)
+        if check_store(place) if isinstance(place, Store) else check_folder(place, where.part):
+            check_parts(to_reader(place), to_reader(place).list_names(), where.part, where.mode)
+            if where.report:
+                check_page(to_reader(place))
 
 
 def keep_records(opening: Opening) -> Results:
@@ -57,8 +43,15 @@ def keep_records(opening: Opening) -> Results:
 
 
 def open_results(chosen: Format, where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> Results:
-    """Results, open for this run. Raises `GradcamError`; nothing stays open then."""
-    records = open_records(where, run, listing, stems)
+    """Results, open for this run, which removes none of these pictures. Raises `GradcamError`; nothing stays open then."""
+    how: dict[str, Any] = {"mode": where.mode, "shard": where.shard, "stems": stems}
+    records: Results
+    if isinstance(where.place, Store):
+        urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
+        records = StoreResults.open(where.place, run, inputs=urls, **how)
+    else:
+        files = [item.content.path for item in listing.items] + [Path(it) for it in listing.archives if not is_url(it)]
+        records = OutputFolder.open(where.place, run, inputs=filter(None, files), **how)
     with contextlib.ExitStack() as stack:
         stack.callback(records.close)
         with _naming(chosen.name, "cannot be opened"):
@@ -72,41 +65,44 @@ def open_results(chosen: Format, where: Destination, run: Run, listing: Listing,
     return cast(Results, found) if hasattr(found, "append") else WrittenResults(records, found, chosen.name)
 
 
-class WrittenResults:
-    """`Results` whose files a `Writer` keeps, and whose records others do, as soon as it has."""
+class ResultsAround:
+    """`Results` around others, which keep the records. `end`: called once, before those are closed."""
 
     place = None
 
-    def __init__(self, records: Results, writer: Writer, name: str) -> None:
-        self._records, self._writer, self._name = records, writer, name
-        self._is_closed = False
+    def __init__(self, records: Results, end: Callable[[], object]) -> None:
+        self._records, self._end, self._is_closed = records, end, False
         self.done, self.failed = records.done, records.failed
-        self.manifest, self.notes = records.manifest, records.notes
-        self.log = records.log
+        self.manifest, self.notes, self.log = records.manifest, records.notes, records.log
 
     @property
     def recorded(self) -> int:
-        """How many records were added since it was opened."""
         return self._records.recorded
+
+    def close(self, order: Sequence[str] = ()) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._end()
+        except BaseException:
+            self._records.close()
+            raise
+        self._records.close(order)
+
+
+class WrittenResults(ResultsAround):
+    """`Results` whose files a `Writer` keeps, and whose records others do, as soon as it has."""
+
+    def __init__(self, records: Results, writer: Writer, name: str) -> None:
+        super().__init__(records, _naming(name, "cannot be closed")(writer.close))
+        self._writer, self._name = writer, name
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Write the files, and then the record, without their names unless the writer gave one that has names."""
         with _naming(self._name, f"cannot write {record.image}"):
             kept = self._writer.write(record, files)
         return self._records.append(kept if isinstance(kept, Record) else rename_files(record, {}), {})
-
-    def close(self, order: Sequence[str] = ()) -> None:
-        """Close the writer, and then the records; more than once does no harm."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            with _naming(self._name, "cannot be closed"):
-                self._writer.close()
-        except BaseException:
-            self._records.close()
-            raise
-        self._records.close(order)
 
 
 @contextlib.contextmanager

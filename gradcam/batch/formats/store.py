@@ -9,42 +9,26 @@ from typing import Any
 
 from gradcam.errors import GradcamError, OutputError, warn
 from gradcam.sources.shards import Shard, to_part
+from gradcam.storage import run_file
 from gradcam.storage.clear import Mode, check_earlier, remove_runs
 from gradcam.storage.manifest import PieceWriter, encode_event, find_done, sort_pieces
 from gradcam.storage.output import Bucket, StoreReader, blaming_store
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import (
-    Part,
-    Run,
-    decode_run,
-    encode_run,
-    find_last,
-    find_parts,
-    keep_beginning,
-    list_manifests,
-)
+from gradcam.storage.run_file import Part, Run, find_parts, list_manifests
 from gradcam.storage.store import Store
 
 SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is written to the manifest
 
 
 class StoreResults:
-    """A folder in a store, open for one run, or for one shard of it: `Results`.
-
-    There are `run.json`, and numbered pieces of the manifest and of the log in folders of theirs. A piece is written once,
-    whole, and neither changed nor renamed. Nothing keeps a second process out: one at a time may work there, or one for
-    each shard. A process that is killed loses the records of the last `SECONDS` at most; their pictures are done again.
-    """
+    """A folder in a store, open for one run, or for one shard of it: `Results`. Nothing keeps a second process out. One
+    that is killed loses the records of the last `SECONDS` at most."""
 
     def __init__(self, store: Store, part: Part, notes: Sequence[str]) -> None:
-        self.notes = notes
-        self.done: frozenset[str] = frozenset()
-        self.failed: frozenset[str] = frozenset()
-        self.recorded = 0
-        self.manifest = f"{store.below(part.records)}"
-        self._store, self._part = store, part
+        self.done, self.failed = frozenset[str](), frozenset[str]()
+        self.recorded, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
+        self._store, self._part, self._is_closed = store, part, False
         self._again: dict[str, bool] = {}  # pictures that are recorded, and to be done once more
-        self._is_closed = False
 
     @classmethod
     def open(
@@ -57,11 +41,8 @@ class StoreResults:
         inputs: Iterable[str] = (),
         stems: Mapping[str, str] | None = None,
     ) -> StoreResults:
-        """Begin a run; all that may be in the way is found out here, so that what is written first is `run.json`.
-
-        `mode`, `shard` and `stems`: as of `OutputFolder.open`. `inputs`: the URLs of pictures, of which none is removed.
-        Raises `OutputError` and `StoreError`.
-        """
+        """Begin a run, as `OutputFolder.open`; what is written first is `run.json`. `inputs`: the URLs of pictures,
+        which stay."""
         part, reader, fields = to_part(shard), StoreReader(store), run.to_fields()
         with blaming_store(store):
             notes = check_earlier(reader, part, fields, mode)
@@ -74,29 +55,26 @@ class StoreResults:
 
     def _start(self, fields: dict[str, Any], reader: StoreReader, stems: Mapping[str, str]) -> None:
         names, part = reader.list_names(), self._part
-        earlier = decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
+        earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
         # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest. And always: where
         # nothing may be written, that is found out here.
-        self._contents = encode_run(fields if earlier is None else keep_beginning(fields, earlier))
+        self._contents = run_file.encode_run(fields if earlier is None else run_file.keep_beginning(fields, earlier))
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
         if self._pieces:
             self.done, self._again = find_done(reader, self._pieces, self._store.find(), fields["model"]["name"], stems)
             self.failed = frozenset(name for name, is_failed in self._again.items() if is_failed)
-        self._manifest = PieceWriter(self._store, part.records, find_last(names, part.records))
-        self._log = PieceWriter(self._store, part.events, find_last(names, part.events))
+        self._manifest = PieceWriter(self._store, part.records, run_file.find_last(names, part.records))
+        self._log = PieceWriter(self._store, part.events, run_file.find_last(names, part.events))
         self._written = time.monotonic()
 
     @property
     def place(self) -> Bucket:
-        """Where the files of a picture go."""
         return Bucket(self._store)
 
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
-        """Add the record of a picture whose files are written; it is kept for good with the next piece of the manifest.
-
-        Raises `OutputError` and `StoreError` where that cannot be written; its records wait for the next try.
-        """
+        """Add the record of a picture whose files are written, with the next piece of the manifest. Where that cannot
+        be written, records wait for the next try."""
         self._manifest.add(record.to_json().encode() + b"\n")
         self._again.pop(record.image, None)
         if len(self._manifest) >= RECORDS or time.monotonic() - self._written >= SECONDS:
@@ -105,15 +83,9 @@ class StoreResults:
         return record
 
     def log(self, event: str, **details: Any) -> None:
-        """Note what happened, with the time; several threads may."""
         self._log.add(encode_event(event, details))
 
     def close(self, order: Sequence[str] = ()) -> None:
-        """Write what is left; more than once does no harm.
-
-        `order`: the names of all pictures; where a resumed run has done some again, the manifest is brought into it.
-        Raises `OutputError` and `StoreError`.
-        """
         if self._is_closed:
             return
         self._is_closed = True

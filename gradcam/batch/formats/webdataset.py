@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.formats.base import Destination, Opening, Results
-from gradcam.batch.formats.records import check_records, rename_files
+from gradcam.batch.formats import Destination, Opening, Results
+from gradcam.batch.formats.records import ResultsAround, check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
 from gradcam.storage.clear import Mode
@@ -25,14 +25,11 @@ PICTURES, BYTES = 1000, 256 * 2**20  # in a tar, which is finished when it has a
 
 
 def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
-    """For each picture's name the key of its sample: its stem, with "_" for dots, which end a key in a WebDataset.
-
-    `stems`: as `plan_stems` gives them. Where two would be alike, case aside, one that had dots gets a number, from 2.
-    """
-    plain = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
-    keys = dict(plain)
-    taken = {stem.casefold() for stem in plain.values()}
-    for name in sorted(stems.keys() - plain.keys()):
+    """For each picture's name the key of its sample: its stem, as `plan_stems` gives it, with "_" for dots, which end a
+    key in a WebDataset. Where two would be alike, case aside, one that had dots gets a number, from 2."""
+    keys = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
+    taken = {stem.casefold() for stem in keys.values()}
+    for name in sorted(stems.keys() - keys.keys()):
         folders, slash, last = stems[name].rpartition("/")
         wish = key = folders + slash + last.replace(".", "_")
         numbers = count(2)
@@ -44,62 +41,35 @@ def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_field(stem: str, file: str) -> str:
-    """The field of a sample that a file is: what stands behind the stem in its name, such as `gradcam.jpg`.
-
-    In lower case, as the library reads all fields. A picture's files have names that differ in more than case.
-    """
-    if file.startswith(f"{stem}-"):
-        return file[len(stem) + 1 :].lower()
-    return file.rpartition("/")[2].lower()  # its name was cut, and has a hash of all of it
+    """The field of a sample that a file is: what stands behind the stem in its name, such as `gradcam.jpg`, in lower
+    case, as the library reads all fields. A picture's files have names that differ in more than case."""
+    is_whole = file.startswith(f"{stem}-")  # otherwise it was cut, and has a hash of all of it
+    return (file[len(stem) + 1 :] if is_whole else file.rpartition("/")[2]).lower()
 
 
-class TarResults:
-    """Results whose files are samples in tars, `Results` around others that keep the records.
+class TarResults(ResultsAround):
+    """Results whose files are samples in tars, by their stems; fields are the files by what they are of, and `json`,
+    the record, which is kept once its tar is there whole. Tars that no record tells of are an `OutputError`."""
 
-    A sample's key is the picture's stem; its fields are the files by what they are of, such as `gradcam.jpg`, and `json`,
-    which is the record. A record is kept once its tar is there, so that a run that is killed does those of the tar that
-    was open again. Records name the files `TAR/MEMBER`. A picture that failed has a record alone.
-
-    `inner`: what keeps records; `place`: what keeps tars; `stems`: as `plan_stems` gives them.
-    Raises `OutputError` for tars that no record tells of, unless a run is resumed: then what they hold is recorded.
-    """
-
-    def __init__(self, inner: Results, place: Place, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
-        self._inner, self._tars, self._part, self._stems = inner, place, part, stems
+    def __init__(self, records: Results, place: Place, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
+        super().__init__(records, self._finish)
+        self._tars, self._part, self._stems = place, part, stems
         self._keys = plan_keys(stems)
         self._waiting: deque[Record] = deque()  # for the tar that is open
         self._tar: _OpenTar | None = None
-        self._is_closed = False
-        self.done = inner.done
-        self.failed = inner.failed
-        self.manifest = inner.manifest
-        self.notes = inner.notes
         numbers = _list_tars(place.root, part)
-        self._number = numbers[-1] if numbers else 0  # of the last one that is there
-        if numbers and mode == "resume":
-            self._recover(numbers)
-        elif numbers:
+        if numbers and mode != "resume":
             _refuse_tars(place.root, part)
-
-    @property
-    def place(self) -> None:
-        return None
-
-    @property
-    def recorded(self) -> int:
-        """How many records are kept for good since it was opened."""
-        return self._inner.recorded
+        self._number = max(numbers, default=0)  # of the last one that is there
+        self._recover(numbers)
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Put the files into the tar that is open; gives the record with their names there, which is kept later.
-
-        Raises `OutputError` and `StoreError`, also of records that waited.
-        """
+        """Put the files into the tar that is open; gives the record with their names there, which is kept later."""
         if not files:
             if self._waiting:
                 self._waiting.append(record)
                 return record
-            return self._inner.append(record, {})
+            return self._records.append(record, {})
         tar = self._part.tar(self._number + 1)
         key, stem = self._keys[record.image], self._stems[record.image]
         fields = {name: name_field(stem, name) for name in files}
@@ -114,29 +84,12 @@ class TarResults:
             self._finish()
         return kept
 
-    def log(self, event: str, **details: Any) -> None:
-        """Note what happened, with the time; several threads may."""
-        self._inner.log(event, **details)
-
-    def close(self, order: Sequence[str] = ()) -> None:
-        """Finish the tar that is open, and let go; more than once does no harm. Raises `OutputError` and `StoreError`."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            self._finish()
-        except BaseException:
-            self._inner.close()
-            raise
-        self._inner.close(order)
-
     def _finish(self) -> None:
-        """Give the open tar its name, and then record what is in it."""
         tar, self._tar = self._tar, None
         if tar is not None:
             self._keep(tar)
         while self._waiting:  # of a tar that is there, also where an interruption came between its records
-            self._inner.append(self._waiting.popleft(), {})
+            self._records.append(self._waiting.popleft(), {})
 
     def _keep(self, tar: _OpenTar) -> None:
         is_kept = False
@@ -161,7 +114,7 @@ class TarResults:
                 break  # what was before it was recorded before it
             lost = missing + lost
         for record in lost:
-            self._inner.append(record, {})
+            self._records.append(record, {})
         self.done = self.done | {record.image for record in lost}
 
 
@@ -181,14 +134,12 @@ def open_tars(opening: Opening) -> TarResults:
 
 
 def _list_tars(place: Path | Store, part: Part) -> list[int]:
-    """The numbers of those that are there, in order."""
     with blaming(place):
         is_there = isinstance(place, Store) or place.is_dir()
         return part.find_tars(to_reader(place).list_names()) if is_there else []
 
 
 def _refuse_tars(place: Path | Store, part: Part) -> None:
-    """Raises `OutputError` where tars are there already that a new run would be taken for a part of."""
     numbers = _list_tars(place, part)
     if numbers:
         raise OutputError(
@@ -204,9 +155,9 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
                 content = tar.extractfile(member) if member.name.endswith(f".{RECORD}") else None
                 if content is not None:
                     yield Record.from_json(content.read())
+    except OutputError:
+        raise
     except (tarfile.TarError, GradcamError) as error:
-        if isinstance(error, OutputError):
-            raise
         raise OutputError(f"{name}: is no tar of this run's results ({error}); move it away to go on") from error
 
 
@@ -230,7 +181,6 @@ class _OpenTar:
         self._is_whole = True
 
     def close(self) -> bool:
-        """Bring it to its end; whether it is whole. Raises `OutputError`."""
         with blaming_disk(self.path.parent), self._file:
             try:
                 self._writer.close()

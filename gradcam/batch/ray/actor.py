@@ -38,13 +38,9 @@ SHARES = 12  # blocks that each actor has about, so that none waits long for the
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for all blocks, with what tells an actor that it sees the same as the driver.
-
-    `load`: the model on a device, whose weights have the SHA-256 `weights`. `work`, `saver`: the driver's, without its
-    model, pictures and stems; as many threads as the work has `workers`, 0 for one on each of the actor's cores. `folder`:
-    where the driver works, which relative names start from; `seen`: folders that it sees, and the actor must see as well.
-    `run`: a name that no other run has.
-    """
+    """What is the same for all blocks, with what tells an actor that it sees the same as the driver: the weights'
+    SHA-256, and folders. `work`, `saver`: the driver's, without its model, pictures and stems; `workers` are 0 for one
+    on each of the actor's cores."""
 
     load: Load
     weights: str
@@ -97,6 +93,11 @@ class Answer:
 def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> Job:
     """The job of these pictures."""
     none: Any = None  # in place of the model, which each actor loads for itself
+    paths = (item.content.path for item in work.items)
+    folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
+    if isinstance(saver.place, Disk) and saver.place.temporary is not None:
+        # Of results, the one for files that are not whole yet: on another disk there may be a folder of the other's name.
+        folders.insert(0, saver.place.temporary)
     return Job(
         load=load,
         weights=describe_weights(work.classifier)["sha256"],
@@ -104,16 +105,8 @@ def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | Non
         saver=replace(saver, classifier=none, stems={}),
         device=device,
         folder=Path.cwd(),
-        seen=[folder.absolute() for folder in _find_folders(work, saver) if folder.is_dir()],
+        seen=[folder.absolute() for folder in folders if folder.is_dir()],
     )
-
-
-def _find_folders(work: Work, saver: Saver) -> Iterator[Path]:
-    """Of results, the one for files that are not whole yet: on another disk there may be a folder of the other's name."""
-    if isinstance(saver.place, Disk) and saver.place.temporary is not None:
-        yield saver.place.temporary
-    paths = (item.content.path for item in work.items)
-    yield from (path.parent for path in itertools.islice(filter(None, paths), 1))
 
 
 def to_blocks(work: Work, stems: Mapping[str, str], is_needed: Callable[[Item], bool], actors: int) -> Iterator[Block]:
@@ -126,10 +119,8 @@ def to_blocks(work: Work, stems: Mapping[str, str], is_needed: Callable[[Item], 
 
 
 class Actor:
-    """Loads the model once, and explains block after block.
-
-    What goes wrong is an answer: Ray would do the same again, and end with a traceback.
-    """
+    """Loads the model once, and explains block after block. What goes wrong is an answer: Ray would do the same again,
+    and end with a traceback."""
 
     def __init__(self, job: bytes, cores: int) -> None:
         self._cores = cores
@@ -149,17 +140,12 @@ class Actor:
     def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
         """An answer for each batch of the block that is in the row, as soon as all its pictures are done."""
         for packed in rows["block"]:
-            for answer in self._answer(packed):
-                yield {"answer": [pickle.dumps(answer)]}
-
-    def _answer(self, packed: bytes) -> Iterator[Answer]:
-        if self._failure is not None:
-            yield Answer(error=self._failure)
-            return
-        try:
-            yield from self._explain(unpack(packed))
-        except Exception as error:
-            yield Answer(error=self._describe(error))
+            try:
+                failed = None if self._failure is None else [Answer(error=self._failure)]
+                for answer in failed or self._explain(unpack(packed)):
+                    yield {"answer": [pickle.dumps(answer)]}
+            except Exception as error:  # noqa: PERF203  (it is of this block)
+                yield {"answer": [pickle.dumps(Answer(error=self._describe(error)))]}
 
     def _explain(self, block: Block) -> Iterator[Answer]:
         work = self._job.work
@@ -188,7 +174,6 @@ class Actor:
                 self._news.clear()
 
     def _tell(self, event: str, **details: Any) -> None:
-        """For the log, with the next answer."""
         self._news.append((event, details | self._where))
 
     def _go_to_folder(self) -> None:
@@ -205,7 +190,6 @@ class Actor:
             os.chdir(job.folder)
 
     def _load(self) -> Classifier:
-        """Raises `ClusterError` where the weights are not the driver's."""
         import torch
 
         torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may say less
@@ -219,8 +203,8 @@ class Actor:
 
     def _describe(self, error: BaseException) -> Failure:
         """As the driver is to raise it. A line on this machine says more than the kind of an error elsewhere."""
-        place = "".join(traceback.format_exception(error))
-        if isinstance(error, (ClusterError, OutputError, StoreError)):
-            return Failure(type(error).__name__, str(error), place)
-        reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-        return Failure("ClusterError", f"The actor on {self._where['node']} cannot work: {reason}", place)
+        kind, text = type(error).__name__, str(error)
+        if not isinstance(error, (ClusterError, OutputError, StoreError)):
+            reason = text if isinstance(error, GradcamError) else describe_unexpected(error)
+            kind, text = "ClusterError", f"The actor on {self._where['node']} cannot work: {reason}"
+        return Failure(kind, text, "".join(traceback.format_exception(error)))

@@ -48,17 +48,13 @@ def end_everywhere(ray: Any, run: str) -> None:
     """`end_here`, on all machines of the cluster that can be reached."""
     end_here(run)
     with contextlib.suppress(ray.exceptions.RayError):
-        _end_elsewhere(ray, run)
-
-
-def _end_elsewhere(ray: Any, run: str) -> None:
-    here = ray.get_runtime_context().get_node_id()
-    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-    if others:
-        on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        end = ray.remote(num_cpus=0, max_retries=0)(end_here)
-        calls = [end.options(scheduling_strategy=on(other, soft=False)).remote(run) for other in others]
-        ray.wait(calls, num_returns=len(calls), timeout=ASKED)  # one that is gone has nobody at work
+        here = ray.get_runtime_context().get_node_id()
+        others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+        if others:
+            on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            end = ray.remote(num_cpus=0, max_retries=0)(end_here)
+            calls = [end.options(scheduling_strategy=on(other, soft=False)).remote(run) for other in others]
+            ray.wait(calls, num_returns=len(calls), timeout=ASKED)  # one that is gone has nobody at work
 
 
 def _folder(run: str) -> Path:
@@ -82,10 +78,8 @@ def _end(lock: FileLock, process: int) -> None:
 # has to say how to go on. It runs this file as a script (`python -I`), which is why nothing of gradcam is imported here.
 @contextlib.contextmanager
 def last_words(address: str, text: str, *, is_own: bool) -> Iterator[None]:
-    """Meanwhile, should Ray end this process, another one says `text` on standard error; not where somebody kills this one.
-
-    `address`: HOST:PORT of the head. `is_own`: whether that ends with this process, however it does.
-    """
+    """Meanwhile, should Ray end this process, another one says `text` on standard error; not where somebody kills this
+    one. `address`: HOST:PORT of the head. `is_own`: whether that ends with this process, however it does."""
     command = [sys.executable, "-I", __file__, address, "own" if is_own else "joined", text]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0) as witness:
         try:

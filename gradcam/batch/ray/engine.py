@@ -7,20 +7,18 @@ import inspect
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 from gradcam import errors
 from gradcam.batch.compute import Tell
-from gradcam.batch.engine import Work
-from gradcam.batch.ray.actor import Actor, Answer, Failure, Job, Load, pack, to_blocks, to_job
+from gradcam.batch.engine import Late, Needed, Reports, Work
+from gradcam.batch.ray.actor import Actor, Answer, Job, Load, pack, to_blocks, to_job
 from gradcam.batch.ray.ending import end_everywhere
 from gradcam.batch.ray.session import Layout, is_loud
 from gradcam.batch.save import Saver
-from gradcam.errors import ClusterError, GradcamError, describe_unexpected, shorten
-from gradcam.sources.contents import Item
-from gradcam.storage.records import Report
+from gradcam.errors import ClusterError, describe_unexpected, shorten
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever
 AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
@@ -29,25 +27,14 @@ AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
 @dataclass(frozen=True)
 class RayEngine:
     """An `Engine` on Ray, which has been joined. `load`: the model, on the device of a name; it is sent to the actors.
-
-    `workers`: threads beside each model; None for one on each core of its actor.
-    Raises `ClusterError` where Ray or its actors cannot do the work.
-    """
+    `workers`: beside each model; None for one on each core of its actor. Raises `ClusterError`."""
 
     ray: Any
     layout: Layout
     load: Load
     workers: int | None = None
 
-    def __call__(
-        self,
-        work: Work,
-        saver: Saver,
-        *,
-        is_needed: Callable[[Item], bool],
-        tell: Tell,
-        late: Callable[[Report], None] | None = None,
-    ) -> Generator[Report, None, None]:
+    def __call__(self, work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports:
         """See `Engine`; what actors finished, and nobody here has heard of yet, is done again by whoever goes on."""
         blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
         if not blocks:
@@ -59,7 +46,9 @@ class RayEngine:
                 for event, details in answer.events:
                     tell(event, **details)
                 if answer.error is not None:
-                    raise _to_error(answer.error)
+                    if is_loud():
+                        sys.stderr.write(answer.error.traceback)
+                    raise getattr(errors, answer.error.kind)(answer.error.text)
                 outcomes = deque(answer.outcomes)
                 try:
                     while outcomes:
@@ -80,7 +69,14 @@ class RayEngine:
             end_everywhere(self.ray, job.run)
 
     def _run(self, blocks: list[bytes], job: bytes) -> Generator[bytes, None, None]:
-        _set(self.ray.data.DataContext.get_current())
+        context = self.ray.data.DataContext.get_current()  # of what is made from now on
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        context.execution_options.preserve_order = True
+        context.target_max_block_size = 1  # byte: each answer comes as soon as it is there
+        # Ray's own default is to restart and to repeat without end. Later versions will not let themselves be told.
+        kinds = [each.kind for each in inspect.signature(self.ray.data.Dataset.map_batches).parameters.values()]
+        tries = {"max_restarts": -1, "max_task_retries": TRIES} if inspect.Parameter.VAR_KEYWORD in kinds else {}
         rows = self.ray.data.from_items([{"block": block} for block in blocks], override_num_blocks=len(blocks))
         actors = min(self.layout.actors, len(blocks))
         answers = rows.map_batches(
@@ -90,7 +86,7 @@ class RayEngine:
             batch_size=1,
             num_cpus=self.layout.cores,
             num_gpus=self.layout.gpus,
-            **_limit_tries(self.ray.data.Dataset.map_batches),
+            **tries,
         )
         batches = answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy")
         with contextlib.closing(iter(batches)) as each:
@@ -106,29 +102,7 @@ def dump(ray: Any, job: Job) -> bytes:
     return packed
 
 
-def _limit_tries(map_batches: Callable[..., Any]) -> dict[str, int]:
-    """Ray's own default is to restart and to repeat without end. Later versions will not let themselves be told."""
-    kinds = [parameter.kind for parameter in inspect.signature(map_batches).parameters.values()]
-    return {"max_restarts": -1, "max_task_retries": TRIES} if inspect.Parameter.VAR_KEYWORD in kinds else {}
-
-
-def _set(context: Any) -> None:
-    """For what is made from now on: answers in the order of their blocks, each as soon as it is there."""
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.preserve_order = True
-    context.target_max_block_size = 1
-
-
-def _to_error(failure: Failure) -> GradcamError:
-    if is_loud():
-        sys.stderr.write(failure.traceback)
-    kind: type[GradcamError] = getattr(errors, failure.kind)
-    return kind(failure.text)
-
-
 def _word(ray: Any, error: BaseException) -> str:
-    """What Ray says of itself, in one line."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     if "No module named 'gradcam" in str(error):
         return "gradcam is not installed on all machines of the cluster: pip install 'gradcam-torch[ray]' there."
@@ -139,7 +113,5 @@ def _word(ray: Any, error: BaseException) -> str:
             f"picture ends its process (Ray: {shorten(lines[0] if lines else error)})."
         )
     cause = getattr(error, "cause", None)  # of what was raised elsewhere; below it, Ray has advice of its own
-    reason = (
-        describe_unexpected(cause) if isinstance(cause, Exception) else lines[-1] if lines else type(error).__name__
-    )
-    return f"Ray stopped the work: {reason}"
+    own = lines[-1] if lines else type(error).__name__
+    return f"Ray stopped the work: {describe_unexpected(cause) if isinstance(cause, Exception) else own}"

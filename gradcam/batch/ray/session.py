@@ -57,26 +57,21 @@ def check_address(address: str) -> None:
             f"The address of Ray is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto."
         )
     try:
-        speaks = _speaks_grpc(found[1], int(found[2]))
+        with socket.create_connection((found[1], int(found[2])), timeout=SECONDS) as connection:
+            connection.sendall(GREETING)
+            try:
+                answer = connection.recv(9)
+            except ConnectionError:  # it did not like that
+                answer = b""
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
         raise ClusterError(
             f"{address}: nothing answers there ({reason}): is the head up, started with `ray start --head`?"
         ) from error
-    if not speaks:
+    if len(answer) < 9 or answer[3] != SETTINGS:
         raise ClusterError(
             f"{address}: what answers there is not Ray: give the port of the head, which usually is 6379."
         )
-
-
-def _speaks_grpc(host: str, port: int) -> bool:
-    """Whether what is there speaks as the head does. Raises `OSError` where nobody does."""
-    with socket.create_connection((host, port), timeout=SECONDS) as connection:
-        connection.sendall(GREETING)
-        try:
-            return len(answer := connection.recv(9)) == 9 and answer[3] == SETTINGS
-        except ConnectionError:  # it did not like that
-            return False
 
 
 def is_loud() -> bool:
@@ -96,12 +91,8 @@ def quiet() -> Iterator[None]:
     if is_loud():
         yield
         return
-    handlers = [
-        handler
-        for name in ("ray", "ray.data")
-        for handler in logging.getLogger(name).handlers
-        if isinstance(handler, logging.StreamHandler)
-    ]
+    found = logging.getLogger("ray").handlers + logging.getLogger("ray.data").handlers
+    handlers = [handler for handler in found if isinstance(handler, logging.StreamHandler)]
     before = [handler.level for handler in handlers]
     for handler in handlers:
         handler.setLevel(SILENT)
@@ -122,22 +113,19 @@ def no_standard_error() -> Iterator[None]:
         yield
         return
     before = os.dup(2)
-    nothing = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nothing, 2)
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
         yield
     finally:
         os.dup2(before, 2)
         os.close(before)
-        os.close(nothing)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many actors there are, and what each of them has; `device`: "cpu" or "cuda".
-
-    `cores`: less than 1 where there are fewer of them than actors on a machine's GPUs. `per_gpu`: actors that share one.
-    """
+    """How many actors there are, and what each of them has; `device`: "cpu" or "cuda". `cores`: less than 1 where there
+    are fewer of them than actors on a machine's GPUs. `per_gpu`: actors that share one."""
 
     actors: int
     cores: float
@@ -151,7 +139,6 @@ class Layout:
 
     @property
     def threads(self) -> int:
-        """Of each actor's model."""
         return max(1, math.floor(self.cores))
 
 
@@ -175,11 +162,8 @@ def find_address(address: str | None) -> str:
 
 @contextlib.contextmanager
 def joined(address: str | None) -> Iterator[ModuleType]:
-    """Ray at that address, or at RAY_ADDRESS, or started here; let go of afterwards, and what was started here ends.
-
-    Where the caller has joined it already, that is used, and left as it is.
-    Raises `ClusterError` where there is no Ray, or nothing that answers at the address.
-    """
+    """Ray at that address, or at RAY_ADDRESS, or started here until the end. Where the caller has joined it already,
+    that is used, and left as it is. Raises `ClusterError` where there is none, or nothing that answers."""
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -200,64 +184,34 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     if address == "local":
         folder = tempfile.mkdtemp(prefix="gradcam-ray-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        stack.enter_context(_own_token())
-        options |= {
-            "num_cpus": count_cores(),
-            "object_store_memory": OBJECTS,
-            "include_dashboard": False,
-            "_temp_dir": folder,
-        }
+        if os.environ.keys().isdisjoint({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}):
+            # Otherwise Ray leaves a token in the user's home, and `ray start` wants it of whoever joins from then on.
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            stack.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
+        options |= {"num_cpus": count_cores(), "object_store_memory": OBJECTS}
+        options |= {"include_dashboard": False, "_temp_dir": folder}
     stack.callback(ray.shutdown)
-    level = logging.INFO if is_loud() else logging.CRITICAL
+    level, before = logging.INFO if is_loud() else logging.CRITICAL, signal.getsignal(signal.SIGTERM)
     try:
-        # Ray takes SIGTERM for itself, and says that it was told how much to say.
-        with warnings.catch_warnings(), _own_handler(signal.SIGTERM), no_standard_error():
+        with warnings.catch_warnings(), no_standard_error():  # it says that it was told how much to say
             warnings.simplefilter("ignore")
             ray.init(log_to_driver=is_loud(), logging_level=level, **options)
     except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         what = "Ray cannot be started here" if address == "local" else f"{address}: Ray cannot be joined there"
-        raise ClusterError(f"{what} ({reason}).{_advise(address)}") from error
+        advice = ""
+        if address != "local" and "RAY_AUTH_MODE" not in os.environ:  # Ray says nothing of tokens, and sends none then
+            advice = " Where the cluster wants a token, as `ray start` says then, set RAY_AUTH_MODE=token."
+        raise ClusterError(f"{what} ({reason}).{advice}") from error
+    finally:  # Ray takes SIGTERM for itself
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
     stack.enter_context(quiet())
 
 
-def _advise(address: str) -> str:
-    """Ray says nothing of tokens where it should have sent one, and sends none to an address unless it is told to."""
-    if address == "local" or "RAY_AUTH_MODE" in os.environ:
-        return ""
-    return " Where the cluster wants a token, as `ray start` says then, set RAY_AUTH_MODE=token."
-
-
-@contextlib.contextmanager
-def _own_token() -> Iterator[None]:
-    """A token of its own for what is started here: Ray would leave one in the user's home, and from then on `ray start`
-    would want it of whoever joins."""
-    ours = not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if ours:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    try:
-        yield
-    finally:
-        if ours:
-            del os.environ["RAY_AUTH_TOKEN"]
-
-
-@contextlib.contextmanager
-def _own_handler(number: int) -> Iterator[None]:
-    """Whoever heeds a signal still does so afterwards."""
-    before = signal.getsignal(number)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(number, before)
-
-
 def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
-    """One actor for each GPU, or as many as are to share one, or one for each few cores. `device`: "auto", "cpu" or "cuda".
-
-    Raises `ClusterError` where there is no GPU to be had, or no core.
-    """
+    """One actor for each GPU, or as many as are to share one, or one for each few cores. `device`: "auto", "cpu" or
+    "cuda". Raises `ClusterError` where there is no GPU to be had, or no core."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     if device == "cuda" and not gpus:
@@ -265,9 +219,10 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
     if per_gpu > 1 and not gpus:
         raise ClusterError("There is no GPU in this Ray cluster: leave --actors-per-gpu out.")
     if gpus and device != "cpu":
-        with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
-        cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in with_gpu)
-        return Layout(gpus * per_gpu, _round(cores), "cuda", per_gpu)
+        cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in nodes if node.get("GPU", 0) >= 1)
+        # Whole ones, where there is one; otherwise a part that all can have.
+        whole = math.floor(cores) if cores >= 1 else math.floor(cores * GRAINS) / GRAINS
+        return Layout(gpus * per_gpu, whole, "cuda", per_gpu)
     sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not sizes:
         raise ClusterError(
@@ -275,8 +230,3 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
         )
     cores = min(CORES, *sizes)
     return Layout(sum(size // cores for size in sizes), cores, "cpu")
-
-
-def _round(cores: float) -> float:
-    """Whole ones, where there is one; otherwise a part that all can have."""
-    return math.floor(cores) if cores >= 1 else math.floor(cores * GRAINS) / GRAINS
