@@ -37,9 +37,8 @@ class Adjustment:
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
     """The same, checked. Raises `ModelError` for what is not a number, or not one that there can be."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
-        raise ModelError(
-            f"crop is {shorten(crop)}, expected the share of the resized picture that is kept: 1 for all of it."
-        )
+        what = "the share of the resized picture that is kept: 1 for all of it"
+        raise ModelError(f"crop is {shorten(crop)}, expected {what}.")
     means, stds = _to_values("mean", mean), _to_values("std", std)
     if stds is not None and min(stds) <= 0:
         raise ModelError(f"std is {shorten(std)}, expected values above 0.")
@@ -47,10 +46,7 @@ def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
 
 
 def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
-    """The preprocessing as it is wished, and a note on what is assumed.
-
-    Raises `ModelError` for means and deviations of different numbers of channels.
-    """
+    """The preprocessing as it is wished, and a note on what is assumed."""
     plain = parts.plain or parts.preprocess
     notes = []
     if parts.is_assumed and isinstance(plain, Preprocessing):
@@ -74,9 +70,8 @@ def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
         raise ModelError("The preprocessing of this model is its own, and takes no size, crop, mean or std.")
     mean, std = wish.mean or plain.mean, wish.std or plain.std
     if len(mean) != len(std):
-        raise ModelError(
-            f"mean has {len(mean)} value(s) and std has {len(std)}: give both, with a value for each channel."
-        )
+        counts = f"mean has {len(mean)} value(s) and std has {len(std)}"
+        raise ModelError(f"{counts}: give both, with a value for each channel.")
     size, resize = _find_sizes(plain, wish)
     return replace(plain, mean=mean, std=std, size=size, resize=resize), notes
 

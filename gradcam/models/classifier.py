@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from gradcam.models.labels import find_class
 from gradcam.models.preprocess import Preprocess
 from gradcam.models.readers import Reader, Reading, read_picture, to_reading
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
-from gradcam.models.tiles import Tiles, explain_tiles, mean_output, stack
+from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Fit, fill_options, to_fit
 from gradcam.targets import ClassTarget, to_class_target
 
@@ -165,7 +165,11 @@ class Classifier:
         options = fill_options(options, "compare")
         classifier = self if fit is None else replace(self, fit=fit)
         prepared = self._prepare_all(pictures)
-        passes = self._assign(methods) if layers is None else [(layers, methods)]
+        assigned: dict[str, list[Method]] = {}
+        for method in find_methods(methods) if layers is None else ():
+            assigned.setdefault(self.layer_for(method), []).append(method)
+        passes: list[Pass] = [([layer], own) for layer, own in assigned.items()]
+        passes += [] if layers is None else [(layers, methods)]
         found = classifier._compare(prepared, passes, self._to_target(target), options)
         if len(passes) > 1:
             order = [method.name for method in find_methods(methods)]
@@ -187,21 +191,17 @@ class Classifier:
         chosen = target.resolve(output, len(tiles)) if is_mean else self._choose_classes(target, output, len(tiles))
         of_each: ExplainOptions = options | {"progress": None}
 
-        def explain_one(i: int) -> Found:
-            its = chosen if callable(chosen) else chosen.one(i)
+        def explain_some(images: Tensor, i: int) -> Found:
+            wanted = chosen if callable(chosen) else chosen.one(i).repeat(len(images))
+            return self._run_passes(self._place(images), passes, wanted, of_each)
 
-            def explain_some(images: Tensor) -> Found:
-                wanted = its if callable(its) else its.repeat(len(images))
-                return self._run_passes(self._place(images), passes, wanted, of_each)
-
-            return explain_tiles(tiles[i], explain_some, options["progress"])
-
-        each = [explain_one(i) for i in range(len(tiles))]
+        each = [explain_tiles(one, partial(explain_some, i=i), options["progress"]) for i, one in enumerate(tiles)]
         return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
 
     def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
         """The mean (1,C) of the windows' logits."""
-        return mean_output(tiles, lambda images: target.find_logits(self._run(self._place(images)), len(images)))
+        some = (images for _, images in tiles.batches())
+        return torch.cat([target.find_logits(self._run(self._place(it)), len(it)) for it in some]).mean(0, keepdim=True)
 
     def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Tensor, Any, Any]:
         """What the network is shown, (N,C,H,W), the target, and the output by which pictures are classified, if another."""
@@ -210,10 +210,8 @@ class Classifier:
         own, step = get_steps(self.preprocess), find_step(self.model)
         check_sizes(self.model, self._stack([prepared[0].image]), step)
         images = self._stack([show_whole(picture.reading.values, own, step) for picture in prepared])
-        if self.predictions == "seen":
-            return images, target, None
-        output = self._classify(prepared)
-        return images, self._choose_classes(target, output, len(prepared)), output
+        output = None if self.predictions == "seen" else self._classify(prepared)
+        return images, target if output is None else self._choose_classes(target, output, len(prepared)), output
 
     def _classify(self, prepared: Sequence[Prepared]) -> Any:
         """The model's output for its own preprocessing."""
@@ -244,13 +242,6 @@ class Classifier:
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
 
-    def _assign(self, methods: Sequence[str | Method]) -> list[Pass]:
-        """The layers that no one named, each with its methods."""
-        assigned: dict[str, list[Method]] = {}
-        for method in find_methods(methods):
-            assigned.setdefault(self.layer_for(method), []).append(method)
-        return [([layer], own) for layer, own in assigned.items()]
-
     def attribute(
         self,
         pictures: Picture | Sequence[Picture],
@@ -271,25 +262,22 @@ class Classifier:
         chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
             if value is not None and not chosen.has_layer:
-                raise LayerError(
-                    f"{chosen.name} takes no layer: it attributes to the picture itself. Leave {name}= away."
-                )
+                what = "takes no layer: it attributes to the picture itself"
+                raise LayerError(f"{chosen.name} {what}. Leave {name}= away.")
         prepared = self._prepare_all(pictures)
         options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
         if chosen.has_progress:
             options["progress"] = progress
         if self._fit.kind == "tiles":
-            raise GradcamError(
-                f"{chosen.name} is of the picture that the network is shown: take the fit 'crop' or 'whole'."
-            )
+            what = "is of the picture that the network is shown"
+            raise GradcamError(f"{chosen.name} {what}: take the fit 'crop' or 'whole'.")
         images, wanted, output = self._show(prepared, self._to_target(target))
         model, inputs = self._take(images)
         if model is not self.model and chosen.has_layer:
             options["layer"] = find_layer(unwrap(self.model), options["layer"]).name
-        attribution = chosen.function(model, inputs, target=wanted, **options)
-        if output is not None:
-            attribution = replace(attribution, output=output)
-        return PictureAttribution(**vars(attribution), **self._describe(prepared))
+        found = vars(chosen.function(model, inputs, target=wanted, **options))
+        found = found if output is None else found | {"output": output}
+        return PictureAttribution(**found, **self._describe(prepared))
 
     def find_class(self, wanted: str) -> int:
         """The index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown one."""
@@ -332,13 +320,9 @@ class Classifier:
         is_crop = self._fit.kind == "crop"
         regions = [self.region(*picture.shape[:2]) if is_crop else (0, 0, *picture.shape[:2]) for picture in pictures]
         notes = [each.reading.note for each in prepared]
-        own = {"labels": self.labels, "activation": self.activation, "fit": self._describe_fit()}
+        shown = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
+        own = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(shown)}
         return {"pictures": pictures, "regions": regions, "notes": notes, **own}
-
-    def _describe_fit(self) -> str | None:
-        if self._fit.kind == "tiles":
-            return str(replace(self._fit, side=self._tile_side))
-        return None if self._fit.kind == "crop" else str(self._fit)
 
     @property
     def _tile_side(self) -> int:
@@ -347,9 +331,7 @@ class Classifier:
 
 def _check_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
     """Raises `ImageError` where there are several."""
-    different = sorted(set(sizes))
+    different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
     if len(different) > 1:
-        raise ImageError(
-            f"The pictures are {' and '.join(f'{height} x {width}' for height, width in different[:2])} {how}, which do not "
-            "fit into one batch: explain them one by one."
-        )
+        what = f"{' and '.join(different[:2])} {how}"
+        raise ImageError(f"The pictures are {what}, which do not fit into one batch: explain them one by one.")

@@ -38,10 +38,7 @@ def find_precision(name: str) -> torch.dtype:
 
 
 def place(model: nn.Module, device: str, precision: str) -> nn.Module:
-    """The model itself, prepared for a device and a precision by their names; one that is spread is left where it lies.
-
-    Raises `ModelError` for an unknown device or precision, and where the model cannot be moved.
-    """
+    """The model itself, prepared for a device and a precision by their names; one that is spread is left where it lies."""
     dtype = find_precision(precision)
     if is_spread(model):
         if device != "auto" or dtype != torch.float32:
@@ -49,7 +46,7 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
                 "The model lies on several devices already, and is explained where it lies and as precisely as it is: leave "
                 "the device at 'auto' and the precision at 'fp32'."
             )
-        return freeze(model)
+        return _freeze(model)
     chosen = find_device(device)
     try:
         return prepare(model, chosen, dtype)
@@ -59,15 +56,13 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
 
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`.
+    """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`; never for a caller's.
 
-    Every layer keeps its name and its meaning. Batch norms compute in float32 in any precision. Weights of
-    convolutions over pictures lie channels-last, but for float32 on other devices than the CPU.
-    It is changed in place: for models that we load, never for a caller's.
+    Batch norms compute in float32 in any precision. Weights of convolutions over pictures lie channels-last, but for
+    float32 on other devices than the CPU.
     """
-    freeze(model).to(device)
-    # Channels-last where it is faster: on the CPU, and for half precision on a GPU's tensor cores.
-    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize
+    _freeze(model).to(device)
+    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # there, or on a GPU's tensor cores
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
         # Rounded statistics would double the error of a probability; in float32 they take no longer.
@@ -79,8 +74,7 @@ def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Mo
     return model
 
 
-def freeze(model: nn.Module) -> nn.Module:
-    """The model itself, in evaluation mode and frozen, where and as it lies."""
+def _freeze(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 

@@ -40,27 +40,21 @@ def get_steps(preprocess: Preprocess) -> Preprocessing:
     """The preprocessing as steps that can be changed. Raises `ModelError` where it is not made of such."""
     plain = getattr(preprocess, "plain", preprocess)
     if not isinstance(plain, Preprocessing):
-        raise ModelError(
-            "The preprocessing of this model is its own, and shows it what it shows: leave the fit at 'crop'."
-        )
+        what = "The preprocessing of this model is its own, and shows it what it shows"
+        raise ModelError(f"{what}: leave the fit at 'crop'.")
     return plain
 
 
 def show_whole(image: NDArray[Any], own: Preprocessing, step: int) -> Tensor:
-    """All of a picture at the scale of the network's own preprocessing, in its own aspect but for whole steps: (C,H,W).
-
-    Raises `ImageError` where that would be far more than the network was made for.
-    """
-    shorter = own.resize if isinstance(own.resize, int) else min(own.resize)
-    sides, scale = image.shape[:2], shorter / min(image.shape[:2])
-    height, width = (max(1, round(side * scale / step)) * step for side in sides)
-    size = height, width
-    if math.prod(size) > MOST * math.prod(own.size):
+    """All of a picture at the scale of the network's own preprocessing, in its own aspect but for whole steps: (C,H,W)."""
+    sides, shorter = image.shape[:2], own.resize if isinstance(own.resize, int) else min(own.resize)
+    height, width = (max(1, round(side * (shorter / min(sides)) / step)) * step for side in sides)
+    if height * width > MOST * math.prod(own.size):
         raise ImageError(
-            f"The picture is {sides[1]} x {sides[0]}: whole, the network would be shown {size[1]} x {size[0]} pixels. Show "
+            f"The picture is {sides[1]} x {sides[0]}: whole, the network would be shown {width} x {height} pixels. Show "
             "it in parts, with the fit 'tiles'."
         )
-    return replace(own, size=size, resize=size)(image)
+    return replace(own, size=(height, width), resize=(height, width))(image)
 
 
 def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
@@ -83,9 +77,8 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
 
 
 def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.Module, Any]:
-    """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated.
-
-    The model itself is left as it is. Where its positions lie in it, the one that is given is a copy with the same weights.
+    """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated, in a copy with
+    the same weights where they lie in it.
     """
     size = images.shape[2], images.shape[3]
     plain = unwrap(model)
@@ -93,12 +86,9 @@ def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.
         return model, images
     if "interpolate_pos_encoding" in inspect.signature(plain.forward).parameters:  # transformers'
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
-    if callable(getattr(plain, "set_input_size", None)):
-        make = _resize_timm
-    elif type(plain).__module__ == "torchvision.models.vision_transformer":
-        make = _resize_torchvision
-    else:  # it may take any size as it is
-        return model, images
+    is_timms = callable(getattr(plain, "set_input_size", None))
+    if not is_timms and type(plain).__module__ != "torchvision.models.vision_transformer":
+        return model, images  # it may take any as it is
     tensors = [*plain.parameters(), *plain.buffers()]
     key = (*size, *((each.data_ptr(), each._version, each.dtype, each.device) for each in tensors))
     sized = _sized.setdefault(plain, {})
@@ -106,18 +96,18 @@ def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.
         if len(sized) >= KEPT:
             sized.pop(next(iter(sized)))
         shared = {id(tensor): tensor for tensor in tensors}
-        sized[key] = copy.deepcopy(plain, shared)
-        make(sized[key], size)
+        other: Any = copy.deepcopy(plain, shared)
+        if is_timms:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of speed
+                other.set_input_size(img_size=size)
+        else:
+            _resize_torchvision(other, size)
+        sized[key] = other
     return sized[key], images
 
 
-def _resize_timm(model: Any, size: tuple[int, int]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of speed
-        model.set_input_size(img_size=size)
-
-
-def _resize_torchvision(model: Any, size: tuple[int, int]) -> None:
+def _resize_torchvision(model: Any, size: Sequence[int]) -> None:
     tokens = model.encoder.pos_embedding
     side = model.image_size // model.patch_size
     grid = tokens[:, -(side**2) :].mT.unflatten(2, (side, side))
@@ -125,5 +115,6 @@ def _resize_torchvision(model: Any, size: tuple[int, int]) -> None:
     grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(tokens).flatten(2).mT
     resized = torch.cat([tokens[:, : -(side**2)], grid], 1)
     model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
-    # Its own takes squares of one size alone.
-    model._process_input = lambda images: model.conv_proj(images).flatten(2).mT
+    model._process_input = lambda images: (
+        model.conv_proj(images).flatten(2).mT
+    )  # its own takes squares of one size alone

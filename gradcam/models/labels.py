@@ -22,8 +22,7 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
     """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called "7".
 
-    `count`: of classes, for a model whose classes have no names.
-    Raises `TargetError` for an unknown or ambiguous name, and lists the nearest.
+    `count`: of classes without names. Raises `TargetError` for an unknown or ambiguous name, and lists the nearest.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
         index, known = int(wanted), len(labels or ()) or count or 0
@@ -31,9 +30,8 @@ def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = No
             raise TargetError(f"Class {index} does not exist: this model has {known} classes, 0 to {known - 1}.")
         return index
     if labels is None:
-        raise TargetError(
-            f"No class is called '{wanted}': nobody named this model's classes. Give an index, or labels."
-        )
+        why = "nobody named this model's classes"
+        raise TargetError(f"No class is called '{wanted}': {why}. Give an index, or labels.")
     name = _simplify(wanted.removeprefix("name:"))
     found = [index for index, label in enumerate(labels) if _simplify(label) == name]
     if len(found) == 1:
@@ -63,7 +61,6 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
 
     One on each line; or a `.csv` of indices and names, with a header or without; or JSON: a list, {"0": "name"},
     {"0": ["n01440764", "name"]}, {"name": 0} as torchvision's `class_to_idx` is, or a config.json with "id2label".
-    Raises `ModelError` for a file that is none of these, or that leaves an index out.
     """
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -75,8 +72,6 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
     if Path(path).suffix.lower() == ".csv" and (pairs := _find_pairs(text)):
         return FileLabels(_in_order(path, pairs), path)
     lines = [line.strip() for line in text.strip().split("\n")]  # a form feed ends no line
-    if not lines:
-        raise ModelError(f"{path}: is empty, expected a label on each line.")
     if "" in lines:
         raise ModelError(f"{path}: line {lines.index('') + 1} is empty, expected a label on each line.")
     return FileLabels(lines, path)
@@ -87,9 +82,8 @@ def check_labels(labels: Any) -> list[str]:
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):
-        raise ModelError(
-            f"The labels are {shorten(labels)}, expected names, or the path of a file with one on each line."
-        )
+        what = "names, or the path of a file with one on each line"
+        raise ModelError(f"The labels are {shorten(labels)}, expected {what}.")
     return list(labels)
 
 
@@ -125,9 +119,9 @@ def _read_json(path: str | os.PathLike[str], text: str) -> list[str]:
 def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) -> list[Any]:
     """Names by their indices in digits. Raises `ModelError` where an index is left out, or is there twice."""
     by_index = dict(pairs)
-    missing = [index for index in range(len(pairs)) if str(index) not in by_index]
-    if missing:
-        raise ModelError(f"{path}: has {len(pairs)} labels, but none for class {missing[0]}.")
+    for index in range(len(pairs)):
+        if str(index) not in by_index:
+            raise ModelError(f"{path}: has {len(pairs)} labels, but none for class {index}.")
     return [by_index[str(index)] for index in range(len(pairs))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,10 @@ from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.hooks.preserve import undisturbed
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.layers.layout import takes_volumes
-from gradcam.models import device as devices
+from gradcam.models import device as placing
 from gradcam.models.adjust import adjust, to_adjustment
 from gradcam.models.classifier import Classifier
-from gradcam.models.device import find_input_device, find_input_dtype
+from gradcam.models.device import find_input_device, find_input_dtype, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.labels import check_labels, fit_labels
 from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing
@@ -34,6 +35,10 @@ from gradcam.options import ACTIVATIONS, to_fit
 from gradcam.plugins import find_function
 from gradcam.targets import find_logits
 
+VOLUMES = (
+    "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
+    "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
+)
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
@@ -112,13 +117,14 @@ def load_classifier(
     chosen, guessed = _choose_activation(activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and chosen != "softmax" else findings.logits
     known = names or parts.labels
+    known = None if known is None else fit_labels(known, findings.logits, classes)
     classifier = Classifier(
-        name=name if isinstance(name, str) else type(name).__name__,
-        model=parts.model,
-        preprocess=preprocess,
-        classes=classes,
-        labels=None if known is None else fit_labels(known, findings.logits, classes),
-        layer=at,
+        name if isinstance(name, str) else type(name).__name__,
+        parts.model,
+        preprocess,
+        classes,
+        known,
+        at,
         layer_for_positive=at_for_positive,
         activation=chosen,
         reader=read,
@@ -133,10 +139,10 @@ def load_classifier(
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
     """All that can be checked without the model."""
-    devices.find_precision(precision)
+    placing.find_precision(precision)
     to_fit(fit)
     if device != "auto":  # what lies on several devices needs none
-        devices.find_device(device)
+        placing.find_device(device)
     if not isinstance(weights, (str, os.PathLike, type(None))):
         raise ModelError(f"The weights are {shorten(weights)}, expected the path of a checkpoint.")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -148,7 +154,7 @@ def _find_parts(name: str | nn.Module, weights: Path | None, device: str, precis
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights)
         unwrap(parts.model)
-        devices.place(parts.model, device, precision)
+        placing.place(parts.model, device, precision)
         return parts
     unwrap(name)
     if device != "auto" or precision != "fp32":
@@ -161,26 +167,29 @@ def _find_parts(name: str | nn.Module, weights: Path | None, device: str, precis
 
 @dataclass(frozen=True)
 class Findings:
-    """What a model made of one picture: how many `logits`, and what is certain of how they become probabilities.
+    """What a model made of one picture."""
 
-    `activation`: None if nothing is. `in_unit_interval`: whether all of them lie between 0 and 1.
-    """
-
-    logits: int
-    activation: str | None
-    in_unit_interval: bool
+    logits: int  # how many
+    activation: str | None  # how they become probabilities, where that is certain
+    in_unit_interval: bool  # whether all of them are
 
 
 def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
     """What the model makes of a picture, and its layers; without running it where all is known."""
     named = None if wanted is None else find_layer(unwrap(parts.model), wanted).name
-    layers = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
-    if parts.classes is not None and layers[0] is not None and preprocess is parts.preprocess:
-        return Findings(parts.classes, None, False), layers[0], layers[1]
+    layer, positive = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
+    if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
+        return Findings(parts.classes, None, False), layer, positive
     images = make_noise(preprocess, parts.model)
     findings = _probe(parts.model, images)
-    layer, layer_for_positive = layers if layers[0] is not None else _find_automatic_layers(parts.model, images)
-    return findings, str(layer), layer_for_positive
+    if layer is None:
+        found = find_suggestion(unwrap(parts.model), to_batch(images))
+        layer, positive = found.layers[0], found.behind_activation
+        positive = None if positive == layer else positive
+        # That of `gradcam.explain`, but for a head that is all zeros, say: what is explained later may be something else.
+        with contextlib.suppress(Exception):
+            layer = explain(parts.model, images).layer
+    return findings, str(layer), positive
 
 
 def _choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
@@ -189,12 +198,9 @@ def _choose_activation(asked: str, known: str | None, findings: Findings) -> tup
         if asked == "softmax" and findings.logits == 1:
             raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")
         return asked, ()
-    if findings.activation is not None:
-        return findings.activation, ()
-    if findings.logits == 1 and known != "none":  # which a regression has
-        return "sigmoid", ()
-    if known is not None:
-        return known, ()
+    single = "sigmoid" if findings.logits == 1 and known != "none" else None  # which a regression has
+    if certain := findings.activation or single or known:
+        return certain, ()
     hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
     return "softmax", (
         "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
@@ -206,8 +212,7 @@ def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
     """A picture of noise as the model takes it: (1,C,H,W)."""
     generator = np.random.default_rng(0)
     if isinstance(preprocess, Preprocessing):
-        shape = (1, len(preprocess.mean), *preprocess.size)
-        images = torch.from_numpy(generator.standard_normal(shape))
+        images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
     else:
         images = preprocess(generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))[None]
     return images.to(find_input_device(model), find_input_dtype(model))
@@ -220,7 +225,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
         logits = find_logits(output, 1).detach()
     except TargetError:
         if takes_volumes(unwrap(model)):
-            raise _volumes() from None
+            raise ModelError(VOLUMES) from None
         tensor = first_floating(getattr(output, "logits", output))
         what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
         raise ModelError(
@@ -228,25 +233,16 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
             "explains any model, with a function for target=."
         ) from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
-    activation = _last_operation(output)
+    tensor, activation = first_floating(getattr(output, "logits", output)), None
+    node: Any = None if tensor is None else tensor.grad_fn
+    while node is not None:  # what the operation that made the logits says of them, if it is a known one
+        name = node.name().partition("Backward")[0].lstrip("_")
+        activation, known = LAST.get(name), not name.startswith(RESHAPING)
+        node = None if known else node.next_functions[0][0]
     if activation is None and in_unit_interval and logits.shape[1] > 1:
         tolerance = TOLERANCE.get(images.dtype, 1e-3)
         activation = "none" if abs(logits.sum().item() - 1) < tolerance else None
     return Findings(logits.shape[1], activation, in_unit_interval)
-
-
-def _find_automatic_layers(model: nn.Module, images: Tensor) -> tuple[str, str | None]:
-    """The layer that `gradcam.explain` takes, and the one for methods that assume activations that are not negative.
-
-    The first is without its gradient where none has one; the second is None where it is the same.
-    Raises `LayerError` where no layer has a grid.
-    """
-    found = find_suggestion(unwrap(model), to_batch(images))
-    positive = None if found.behind_activation == found.layers[0] else found.behind_activation
-    try:
-        return explain(model, images).layer, positive
-    except Exception:  # a head that is all zeros, say: what is explained later may be something else
-        return found.layers[0], positive
 
 
 def _run(model: nn.Module, images: Tensor) -> Any:
@@ -257,39 +253,17 @@ def _run(model: nn.Module, images: Tensor) -> Any:
     except ModelError:
         raise
     except Exception:  # what cannot be recorded may well run unrecorded
-        return _run_plainly(model, images)
-
-
-def _run_plainly(model: nn.Module, images: Tensor) -> Any:
+        pass
     try:
         with undisturbed(unwrap(model)), torch.no_grad():
             return model(images.clone())
     except Exception as error:
         if takes_volumes(unwrap(model)):
-            raise _volumes() from error
+            raise ModelError(VOLUMES) from error
         said = " ".join(str(error).split())[:300] or "nothing more"
         channels, height, width = images.shape[1:]
-        what = f"{height} x {width} with {channels} channel(s)"
         raise ModelError(
-            f"The model fails on a picture of {what}, {type(error).__name__}: {said.rstrip('.')}. If it takes others, say "
-            "which: --size, and --mean and --std with a value for each channel (size=, mean=, std= in Python)."
+            f"The model fails on a picture of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
+            f"{said.rstrip('.')}. If it takes others, say which: --size, and --mean and --std with a value for each channel "
+            "(size=, mean=, std= in Python)."
         ) from error
-
-
-def _volumes() -> ModelError:
-    return ModelError(
-        "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
-        "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
-    )
-
-
-def _last_operation(output: Any) -> str | None:
-    """What the operation that made the logits says of them; None where it is another one, or unknown."""
-    tensor = first_floating(getattr(output, "logits", output))
-    node: Any = None if tensor is None else tensor.grad_fn
-    while node is not None:
-        name = node.name().partition("Backward")[0].lstrip("_")
-        if not name.startswith(RESHAPING):
-            return LAST.get(name)
-        node = node.next_functions[0][0]
-    return None

@@ -59,27 +59,28 @@ class Preprocessing:
         One channel is repeated for three, and RGB of 8 or 16 bits becomes its luminance for one.
         Raises `ImageError` for anything else, and for another number of channels.
         """
-        return self.show(image, self._box(*check_form(image).shape[:2]))
+        (height, width), fixed = check_form(image).shape[:2], self.resize
+        if isinstance(fixed, int):  # rounded as torchvision and timm do
+            fixed = (max(fixed, int(fixed * height / width)), max(fixed, int(fixed * width / height)))
+        top, left = (round((side - length) / 2) for side, length in zip(fixed, self.size))
+        down, across = height / fixed[0], width / fixed[1]
+        return self.show(image, (top * down, left * across, self.size[0] * down, self.size[1] * across))
 
     def show(self, image: NDArray[Any], part: tuple[float, float, float, float]) -> Tensor:
-        """A part of a picture, (top, left, height, width) in fractions of its pixels, as the network takes it: (C,*size).
-
-        Raises as calling it does.
-        """
+        """A part of a picture, (top, left, height, width) in fractions of its pixels, as the network takes it: (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part
         # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, up to
         # rounding to 8 bits, but a picture of 2000 x 3 is not blown up to millions of pixels first.
         box = (left, top, left + width, top + height)
-        resized = self._resize_bytes(values, box) if values.dtype == np.uint8 else self._resize_deep(values, box)
+        if values.dtype == np.uint8:  # rounded to 8 bits, as torchvision and timm do
+            parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
+            planes = [np.atleast_3d(np.array(self._resize(Image.fromarray(part), self.size, box))) for part in parts]
+            resized = torch.from_numpy(np.concatenate(planes, axis=2)).permute(2, 0, 1).float().div_(255)
+        else:
+            resized = self._resize_deep(values, box)
         mean, std = (torch.tensor(it, dtype=torch.float32, device="cpu")[:, None, None] for it in (self.mean, self.std))
         return resized.sub(mean).div_(std)
-
-    def _resize_bytes(self, values: NDArray[np.uint8], box: Box) -> Tensor:
-        """Rounded to 8 bits, as torchvision and timm do: float32 (C,*size) in [0,1]."""
-        parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
-        resized = [np.atleast_3d(np.array(self._resize(Image.fromarray(part), self.size, box))) for part in parts]
-        return torch.from_numpy(np.concatenate(resized, axis=2)).permute(2, 0, 1).float().div_(255)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
         """In float32: (C,*size). What is in [0,1] stays there after each axis, as with 8 bits."""
@@ -108,35 +109,20 @@ class Preprocessing:
             scales = (min(height, width) / self.resize,) * 2
         else:
             scales = (height / self.resize[0], width / self.resize[1])
-        sides = (height, width)
-        rows, columns = (min(side, max(1, round(it * scale))) for side, it, scale in zip(sides, self.size, scales))
+        shown = (max(1, round(length * scale)) for length, scale in zip(self.size, scales))
+        rows, columns = map(min, (height, width), shown)
         return (height - rows) // 2, (width - columns) // 2, rows, columns
-
-    def _box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """Top, left, height and width in fractions of pixels, rounded as torchvision and timm do."""
-        if isinstance(self.resize, int):
-            resized_height = max(self.resize, int(self.resize * height / width))
-            resized_width = max(self.resize, int(self.resize * width / height))
-        else:
-            resized_height, resized_width = self.resize
-        top, left = round((resized_height - self.size[0]) / 2), round((resized_width - self.size[1]) / 2)
-        down, across = height / resized_height, width / resized_width
-        return top * down, left * across, self.size[0] * down, self.size[1] * across
 
 
 def check_values(values: Any) -> NDArray[Any]:
-    """Values (H,W) or (H,W,C), in this machine's order of bytes.
-
-    Raises `ImageError` unless they are integers or floats, at least one pixel, and finite in float32.
-    """
+    """Values (H,W) or (H,W,C), in this machine's order of bytes: integers or floats, not none, and finite in float32."""
     values = check_form(values)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             odd = values.size - np.count_nonzero(np.isfinite(values.astype(np.float32)))
         if odd:
-            raise ImageError(
-                f"The picture is {_describe(values)}, of which {odd} value(s) are NaN or infinite: expected finite ones."
-            )
+            what = f"{_describe(values)}, of which {odd} value(s) are NaN or infinite"
+            raise ImageError(f"The picture is {what}: expected finite ones.")
     return values
 
 
@@ -152,11 +138,7 @@ def check_form(values: Any) -> NDArray[Any]:
 
 
 def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Values for a network of so many channels: (H,W) to be given to each of them, or (H,W,channels).
-
-    One channel is repeated for a network of three, and RGB of 8 or 16 bits becomes its luminance for a network of one.
-    Raises `ImageError` for any other number of channels than the network's.
-    """
+    """Values for a network of so many channels: (H,W) to be given to each of them, or (H,W,channels)."""
     found = 1 if values.ndim == 2 else values.shape[2]
     if found == 1 and channels in (1, 3):
         return values.reshape(values.shape[:2])

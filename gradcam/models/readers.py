@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
-from gradcam.images import read as images
+from gradcam.images import read
 from gradcam.images.dicom import is_dicom, read_dicom
-from gradcam.images.read import FULL, Given, PictureLike, Pixels, read_values, show
+from gradcam.images.read import FULL, Given, PictureLike, Pixels, show
 from gradcam.images.write import check_pixels
 from gradcam.models.preprocess import check_values
 
@@ -26,14 +26,11 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One picture: `values` for the model's preprocessing, (H,W) or (H,W,C), and `picture` to draw on, RGB uint8 (H,W,3).
-
-    `note`: what a person should know of how it is shown.
-    """
+    """One picture: `values` for the model's preprocessing, (H,W) or (H,W,C), and `picture` to draw on, RGB uint8 (H,W,3)."""
 
     values: NDArray[Any]
     picture: Pixels
-    note: str | None = None
+    note: str | None = None  # what a person should know of how it is shown
 
     __repr__ = show_fields
 
@@ -51,12 +48,12 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
     """
     if not isinstance(data, Image.Image) and is_dicom(path, data):
         values, note = read_dicom(path, data)
-        return Reading(values, images.to_8_bits(values), note)
-    values = read_values(path, data)
+        return Reading(values, read.to_8_bits(values), note)
+    values = read.read_values(path, data)
     picture, shown = show(values)
     if values.dtype.name in FULL:
         return Reading(values, picture, shown)
-    is_finite, notes = np.isfinite(values), [] if shown is None else [shown]
+    is_finite, notes = np.isfinite(values), [shown] if shown else []
     if not is_finite.any():
         raise ImageError(f"{path}: has no finite value: expected a picture")
     low, high = values[is_finite].min(), values[is_finite].max()
@@ -89,10 +86,10 @@ def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3
     """
     if isinstance(picture, Reading):
         return picture
-    values = images.to_array(picture)
+    values = read.to_array(picture)
     if values is not None:
-        return _complete(values if channels == 4 else images.lay_on_white(check_values(values)))
-    path, data = images.to_content(picture)
+        return _complete(values if channels == 4 else read.lay_on_white(check_values(values)))
+    path, data = read.to_content(picture)
     if data is None:
         return reader(picture)  # type: ignore[arg-type]  # as it was given
     return read_picture(path, data) if isinstance(data, Image.Image) else read_bytes(path, data, reader)
@@ -123,8 +120,10 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
     try:
         if isinstance(found, Reading):
             return _complete(found.values, found.picture, found.note)
-        if isinstance(found, np.ndarray) or (isinstance(found, tuple) and len(found) == 2):
-            return _complete(*(found if isinstance(found, tuple) else (found,)))
+        if isinstance(found, tuple) and len(found) == 2:
+            return _complete(*found)
+        if isinstance(found, np.ndarray):
+            return _complete(found)
         raise ImageError(f"It is {shorten(found)}, expected an array, (array, picture), or a Reading.")
     except ImageError as error:
         raise ImageError(f"{path}: what the reader {name} gave cannot be used. {error}") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,25 +83,22 @@ class Pictured(_Result):
 
     def caption(self, i: int = 0, k: int = 0) -> str:
         """One line below picture i's k-th result: the class, its probability, the method and the layer."""
-        try:
-            probability = self.probability(i, k)
-        except GradcamError:  # of a head among several, which only the target knew
-            probability = None
-        share = ""
-        if probability is not None:  # a percentage, or what the model gives in its place, as a regression does
-            is_share = self.activation != "none" or 0 <= probability <= 1
-            share = f", {100 * probability:.0f} %" if is_share else f", {probability:.4g}"
+        share = None
+        with contextlib.suppress(GradcamError):  # of a head among several, which only the target knew
+            share = self.probability(i, k)
+        shown = ""
+        if share is not None:  # a percentage, or what the model gives in its place, as a regression does
+            is_share = self.activation != "none" or 0 <= share <= 1
+            shown = f", {100 * share:.0f} %" if is_share else f", {share:.4g}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
-        return f"{self.name_class(i, k)}{share}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+        return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
     def one(self, i: int) -> Self:
         """Picture i's alone."""
-        images, part = len(self.pictures), slice(i, i + 1)
-        changed = {"output": take_one(self.output, i, images)}
-        changed |= {name: tensor[part] for name, tensor in self._tensors().items()}
-        changed |= {name: getattr(self, name)[part] for name in ("pictures", "regions", "notes")}
-        return replace(self, **changed)
+        per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
+        changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
+        return replace(self, **(changed | {"output": take_one(self.output, i, len(self.pictures))}))
 
     def cpu(self) -> Self:
         """The same, with its tensors on the CPU; the model's output stays where it is."""
@@ -127,13 +126,11 @@ class Pictured(_Result):
     def _repr_html_(self) -> str:
         drawn = self._draw()
         height = HEIGHTS[0] if len(drawn) == len(drawn[0]) == 1 else HEIGHTS[1]
-        rows = (
-            "".join(_to_figure(picture, height, self.caption(i, k)) for k, picture in enumerate(row))
-            for i, row in enumerate(drawn)
-        )
-        return "".join(
-            f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{row}</div>' for row in rows
-        )
+        page = ""
+        for i, row in enumerate(drawn):
+            figures = "".join(_to_figure(picture, height, self.caption(i, k)) for k, picture in enumerate(row))
+            page += f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{figures}</div>'
+        return page
 
 
 def _to_figure(picture: Pixels, height: int, caption: str) -> str:
@@ -162,10 +159,9 @@ class PictureExplanation(Pictured, Explanation):
         Raises `ImageError` where there is no such picture or heatmap.
         """
         choose(i, k, tuple(self.maps.shape))
-        heatmap = self.heatmaps[i, k]
-        signed = self.evidence == "signed"
-        look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "signed": signed, "outline": outline}
-        return overlay(self.pictures[i], heatmap, region=self.regions[i], **look)
+        look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
+        shown, region = self.heatmaps[i, k], self.regions[i]
+        return overlay(self.pictures[i], shown, region=region, signed=self.evidence == "signed", **look)
 
     def save(
         self,
@@ -243,11 +239,9 @@ def panel(
 ) -> Pixels:
     """Picture i as `Classifier.compare` explained it: methods across, layers and classes down, with a bar of the colours.
 
-    Where each method has a layer of its own, the title of its column has that.
-
-    RGB, uint8 (H,W,3). Shown is the part of the picture that the network saw, at `height` pixels; the first column is
-    that part itself.
-    `alpha` and `colormap` are as in `gradcam.overlay`.
+    Where each method has a layer of its own, the title of its column has that. RGB, uint8 (H,W,3). Shown is the part of the
+    picture that the network saw, at `height` pixels; the first column is that part itself. `alpha` and `colormap` are as in
+    `gradcam.overlay`.
     Raises `GradcamError` for explanations that are not of one comparison, `ImageError` where there is no picture i.
     """
     found = list(explanations.values()) if isinstance(explanations, Mapping) else []
@@ -257,18 +251,16 @@ def panel(
     for other in found[1:]:
         check_alike(found[0], other)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
-    first, titles = found[0], methods
+    first, titles, across = found[0], methods, [found]
     if not -len(first.pictures) <= i < len(first.pictures):
         raise ImageError(f"There is no picture {i}: there are {len(first.pictures)}.")
     if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
-        across = [found]
         titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
     else:
-        missing = [(layer, method) for layer in layers for method in methods if (layer, method) not in explanations]
-        if missing:
-            raise GradcamError(
-                f"There is no explanation by {missing[0][1]} at {missing[0][0]}: a panel needs each method at each layer."
-            )
+        for layer, method in itertools.product(layers, methods):
+            if (layer, method) not in explanations:
+                what = f"There is no explanation by {method} at {layer}"
+                raise GradcamError(f"{what}: a panel needs each method at each layer.")
         across = [[explanations[layer, method] for method in methods] for layer in layers]
     rows = [
         PanelRow(_title(row[0], i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in row)])

@@ -20,6 +20,10 @@ from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT, find_blueprint
 from gradcam.models.providers.base import Blueprint, pytorchs_own_defaults
 
+OF_VOLUMES = (
+    ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
+    "or model(clip.transpose(1, 2)) (frames before channels)."
+)
 MOST_SAID = 60  # characters of a model's own error, before a hint
 MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to see where its cells lie
 
@@ -27,10 +31,7 @@ MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to 
 @dataclass(frozen=True)
 class Skeleton:
     """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels,
-    or volumes and clips of `size` (depth, height, width).
-
-    `layer`: what is explained where nothing else is said, None for the one that `gradcam.explain` takes;
-    `layer_for_positive`: the same for methods that assume activations that are not negative.
+    or volumes and clips of `size` (depth, height, width). `layer`, `layer_for_positive`: as those of a `Blueprint`.
     """
 
     name: str
@@ -55,7 +56,6 @@ def build_skeleton(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) 
 
     `size`: of its pictures, (height, width), or of its volumes, (depth, height, width); None for what its weights were
     trained with, and a depth of 16.
-    Raises `ModelError` for an unknown name, and for a model that cannot be built.
     """
     return _to_skeleton(name, find_blueprint(name), size, _build_empty)
 
@@ -64,7 +64,6 @@ def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | No
     """The same with weights that are drawn at random, so that it computes; no weights are read or downloaded either.
 
     What a function of the user's own gives is taken as it is. The random state of the caller stays as it was.
-    Raises `ModelError` as `build_skeleton` does.
     """
     with torch.random.fork_rng(devices=()):
         return _to_skeleton(name, find_blueprint(name), size, _build)
@@ -75,7 +74,6 @@ def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Surve
 
     A model that asks for values on its way does not run on the meta device: it is run with random weights. One that does not
     take the usual channels gets as many as its first convolution takes.
-    Raises as `build_skeleton`, and `ModelError` for a model that does not take pictures of this size.
     """
     blueprint = find_blueprint(name)
     skeleton = _to_skeleton(name, blueprint, size, _build_empty)
@@ -98,10 +96,10 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
         if "meta" not in str(error).lower():
             raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
-    first, positive = skeleton.layer, skeleton.layer_for_positive
-    if first is not None:  # the model's own
+    own, positive = skeleton.layer, skeleton.layer_for_positive
+    if own is not None:
         rows = tuple(
-            replace(row, is_suggested=row.name == first, suggested_for_positive=row.name == positive) for row in rows
+            replace(it, is_suggested=it.name == own, suggested_for_positive=it.name == positive) for it in rows
         )
     return Survey(skeleton, rows, note)
 
@@ -112,14 +110,14 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     is_volume = len(skeleton.size) > 2  # of which several passes take minutes
     if is_volume or count > MOST_PARAMETERS or not any(row.cam and row.guessed for row in rows):
         return rows
-    try:
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)  # the same list each time
-            real = _list_for_real(blueprint, skeleton)
-    except Exception:  # whatever a model raises that could be listed without values
-        return rows
-    places = {row.name: row.places for row in real}
-    return tuple(replace(row, places=places.get(row.name)) for row in rows)
+    with (
+        contextlib.suppress(Exception),
+        torch.random.fork_rng(devices=()),
+    ):  # whatever a model raises that was listed once
+        torch.manual_seed(0)  # the same list each time
+        places = {row.name: row.places for row in _list_for_real(blueprint, skeleton)}
+        return tuple(replace(row, places=places.get(row.name)) for row in rows)
+    return rows
 
 
 def _list_layers(skeleton: Skeleton, model: nn.Module, device: str) -> tuple[LayerRow, ...]:
@@ -140,13 +138,7 @@ def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, 
 
 def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
     """The error for a model that fails on a picture, or a volume, of this shape (C,H,W) or (C,D,H,W)."""
-    kind, hint = "a picture", ""
-    if len(shape) > 3:
-        kind = "a volume"
-        hint = (
-            ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
-            "or model(clip.transpose(1, 2)) (frames before channels)."
-        )
+    kind, hint = ("a volume", OF_VOLUMES) if len(shape) > 3 else ("a picture", "")
     reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
     if isinstance(error, SystemExit):
         reason = f"SystemExit: {reason}"  # a bare number would say nothing
@@ -168,13 +160,11 @@ def _to_skeleton(
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
     """Numbers that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
-    try:
-        with _empty_parameters(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about weights that are read into nothing
-            model = _build(name, blueprint)
-    except ModelError:  # it looks at its own weights while it is built, or cannot be built at all
-        model = _build(name, blueprint)
-    return model.to("meta")
+    # Where that fails, it looks at its own weights while it is built, or cannot be built at all.
+    with contextlib.suppress(ModelError), _empty_parameters(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about weights that are read into nothing
+        return _build(name, blueprint).to("meta")
+    return _build(name, blueprint).to("meta")
 
 
 def _build(name: str, blueprint: Blueprint) -> nn.Module:

@@ -39,23 +39,18 @@ class Tiles:
     @property
     def canvas(self) -> tuple[int, int]:
         """The height and width of all windows together, in pixels of what the network takes."""
-        height, width = self.image.shape[:2]
-        scale = max(max(self.own.size) / self.side, *(need / has for need, has in zip(self.own.size, (height, width))))
-        rows, columns = (
-            length + max(0, round((side * scale - length) / self.step)) * self.step
-            for side, length in zip((height, width), self.own.size)
-        )
+        pairs = list(zip(self.image.shape, self.own.size))
+        scale = max(max(self.own.size) / self.side, *(need / has for has, need in pairs))
+        steps = (max(0, round((side * scale - length) / self.step)) for side, length in pairs)
+        rows, columns = (length + count * self.step for length, count in zip(self.own.size, steps))
         return rows, columns
 
     def check(self) -> None:
         """Raises `ImageError` where there are more windows than anybody waits for."""
-        rows, columns = (len(self._spread(length, window)) for length, window in zip(self.canvas, self.own.size))
-        if rows * columns > MOST:
-            least = math.ceil(self.side * math.sqrt(rows * columns / MOST))
-            raise ImageError(
-                f"Windows of {self.side} pixels would be {rows * columns} of this picture, expected {MOST} at most: take "
-                f"the fit 'tiles:{least}'."
-            )
+        count = math.prod(len(self._spread(length, window)) for length, window in zip(self.canvas, self.own.size))
+        if count > MOST:
+            what = f"Windows of {self.side} pixels would be {count} of this picture, expected {MOST} at most"
+            raise ImageError(f"{what}: take the fit 'tiles:{math.ceil(self.side * math.sqrt(count / MOST))}'.")
 
     @property
     def starts(self) -> list[tuple[int, int]]:
@@ -106,56 +101,33 @@ def explain_tiles(
     for starts, images in tiles.batches():
         found = explain(images)
         for key, explanation in found.items():
-            sums.setdefault(key, _Sum.of(explanation, tiles)).add(explanation, starts)
+            sums.setdefault(key, _Sum(explanation, tiles)).add(explanation, starts)
         done += len(starts)
         if progress is not None:
             progress(done, total)
     return {key: _join(explanation, sums[key], tiles.canvas) for key, explanation in found.items()}
 
 
-def mean_output(tiles: Tiles, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean (1,C) of what `run` gives for the windows, (N,C)."""
-    return torch.cat([run(images) for _, images in tiles.batches()]).mean(0, keepdim=True)
-
-
 def stack(found: Sequence[Explanation]) -> Explanation:
     """Explanations of one picture each, of the same size, as one; with the first one's output."""
-    classes = [each.classes for each in found if each.classes is not None]
-    return replace(
-        found[0],
-        maps=torch.cat([each.maps for each in found]),
-        heatmaps=torch.cat([each.heatmaps for each in found]),
-        classes=torch.cat(classes) if classes else None,
-        scores=torch.cat([each.scores for each in found]),
-    )
+    names = [name for name in ("maps", "heatmaps", "classes", "scores") if getattr(found[0], name) is not None]
+    joined: dict[str, Any] = {name: torch.cat([getattr(each, name) for each in found]) for name in names}
+    return replace(found[0], **joined)
 
 
-@dataclass(eq=False)
 class _Sum:
     """Weighted maps on the cells of all windows together, the weights' sum, and the scores' sum with their number."""
 
-    maps: Tensor
-    weights: Tensor
-    window: Tensor
-    lengths: Sequence[int]
-    scores: Tensor
-    count: int = 0
-
-    @staticmethod
-    def of(explanation: Explanation, tiles: Tiles) -> _Sum:
-        """Nothing yet, for maps such as these."""
+    def __init__(self, explanation: Explanation, tiles: Tiles) -> None:
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]
         cells = [round(length * it / side) for length, it, side in zip(tiles.canvas, grid, tiles.own.size)]
-        # Weights along each axis of a window: from the most in its middle to a little at its ends.
-        places = [torch.arange(length, dtype=torch.float32, device="cpu") + 0.5 for length in grid]
-        down, across = (torch.minimum(each, length - each) for each, length in zip(places, grid))
-        return _Sum(
-            maps=torch.zeros(classes, *cells, dtype=torch.float32, device=explanation.maps.device),
-            weights=torch.zeros(cells, dtype=torch.float32, device=explanation.maps.device),
-            window=(down[:, None] * across).to(explanation.maps.device),
-            lengths=tiles.own.size,
-            scores=torch.zeros_like(explanation.scores[0]),
-        )
+        look: dict[str, Any] = {"dtype": torch.float32, "device": explanation.maps.device}
+        places = [torch.arange(length, **look) + 0.5 for length in grid]
+        # From the most in a window's middle to a little at its ends.
+        down, across = (torch.minimum(place, length - place) for place, length in zip(places, grid))
+        self.maps, self.weights = torch.zeros(classes, *cells, **look), torch.zeros(cells, **look)
+        self.window, self.lengths = down[:, None] * across, tiles.own.size
+        self.scores, self.count = torch.zeros_like(explanation.scores[0]), 0
 
     def add(self, explanation: Explanation, starts: Sequence[tuple[int, int]]) -> None:
         """Lay the maps of windows where these begin."""

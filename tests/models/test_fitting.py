@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,37 +79,35 @@ def refuse(model: nn.Module, checkpoint: Checkpoint) -> str:
     return str(caught.value).removeprefix("run.pth: ")
 
 
+def loaded(weights: Checkpoint | nn.Module | Mapping[str, Tensor], model: nn.Module | None = None) -> list[str]:
+    """The notes on weights with which a new model answers as the trained one."""
+    model = model or Small()
+    notes = list(load_weights(model, weights if isinstance(weights, Checkpoint) else checkpoint_of(weights)))
+    assert torch.equal(answer(model), answer(trained()))
+    return notes
+
+
+def prefixed(prefix: str, added: int = 0) -> dict[str, Tensor]:
+    return {prefix + name: tensor + added for name, tensor in trained().state_dict().items()}
+
+
 @pytest.mark.parametrize("save", ["pth", "safetensors"])
 def test_a_loaded_model_answers_as_the_one_that_was_saved(tmp_path: Path, save: str) -> None:
-    path = tmp_path / f"run.{save}"
-    if save == "pth":
-        torch.save({"state_dict": trained().state_dict(), "epoch": 1}, path)
-    else:
-        safetensors.torch.save_file(trained().state_dict(), path)
-    model = Small()
-    assert list(load_weights(model, read_checkpoint(path))) == []
-    assert torch.equal(answer(model), answer(trained()))
+    path, state = tmp_path / f"run.{save}", trained().state_dict()
+    torch.save({"state_dict": state, "epoch": 1}, path) if save == "pth" else safetensors.torch.save_file(state, path)
+    assert loaded(read_checkpoint(path)) == []
 
 
-PREFIXES = [
-    "module.",
-    "model.",
-    "net.",
-    "backbone.",
-    "_forward_module.",
-    "module.model.",
-    "model.module.",
-    "ema_model.",
-]
+PREFIXES = (
+    "module.", "model.", "net.", "backbone.", "_forward_module.", "module.model.", "model.module.", "ema_model.",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("prefix", [*PREFIXES, "densenet121.", "module.some.thing."])
 def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
-    checkpoint = checkpoint_of(trained(), lambda name: prefix + name)
-    model = Small()
+    checkpoint = checkpoint_of(prefixed(prefix))
     assert count_classes(checkpoint, Small(1000)) == 5
-    assert list(load_weights(model, checkpoint)) == [f"'{prefix}' taken off 9 names."]
-    assert torch.equal(answer(model), answer(trained()))
+    assert loaded(checkpoint) == [f"'{prefix}' taken off 9 names."]
 
 
 @pytest.mark.parametrize(
@@ -120,113 +119,78 @@ def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
     ],
 )
 def test_the_marks_of_compiled_models_are_taken_out(rename: Rename) -> None:
-    model = Small()
-    notes = load_weights(model, checkpoint_of(trained(), rename))
+    notes = loaded(checkpoint_of(trained(), rename))
     assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' taken out of N names."]
-    assert torch.equal(answer(model), answer(trained()))
 
 
 @pytest.mark.parametrize("wrap", ["module._orig_mod.", "_orig_mod.module.", "model._orig_mod."])
 def test_marks_and_prefixes_together(wrap: str) -> None:
-    model = Small()
-    notes = list(load_weights(model, checkpoint_of(trained(), lambda name: wrap + name)))
-    assert notes == ["'_orig_mod.' taken out of 9 names.", f"'{wrap.replace('_orig_mod.', '')}' taken off 9 names."]
-    assert torch.equal(answer(model), answer(trained()))
+    bare = wrap.replace("_orig_mod.", "")
+    assert loaded(prefixed(wrap)) == ["'_orig_mod.' taken out of 9 names.", f"'{bare}' taken off 9 names."]
 
 
 def test_the_wrappers_of_torch_itself() -> None:
     for wrapped in (nn.DataParallel(trained()), torch.compile(trained()), torch.compile(nn.DataParallel(trained()))):
-        model = Small()
-        assert load_weights(model, checkpoint_of(wrapped))
-        assert torch.equal(answer(model), answer(trained()))
+        assert loaded(wrapped)
+
+
+PASSED_OVER = "tensor(s) that need not fit were passed over, the first"
 
 
 def test_an_averaged_model_of_torch() -> None:
     averaged = torch.optim.swa_utils.AveragedModel(trained())
-    model = Small()
-    notes = list(load_weights(model, checkpoint_of(averaged)))
-    assert notes == [
-        "'module.' taken off 9 names.",
-        "1 tensor(s) that need not fit were passed over, the first 'n_averaged'.",
-    ]
-    assert torch.equal(answer(model), answer(trained()))
+    assert loaded(averaged) == ["'module.' taken off 9 names.", f"1 {PASSED_OVER} 'n_averaged'."]
 
 
 def test_what_lies_outside_the_prefix_is_passed_over_and_said() -> None:
-    state = {f"model.{name}": tensor for name, tensor in trained().state_dict().items()}
-    state |= {"criterion.weight": torch.ones(5), "teacher.fc.weight": torch.ones(5, 4)}
-    model = Small()
-    assert list(load_weights(model, checkpoint_of(state))) == [
-        "'model.' taken off 9 names.",
-        "2 tensor(s) that need not fit were passed over, the first 'criterion.weight'.",
-    ]
-    assert torch.equal(answer(model), answer(trained()))
+    state = prefixed("model.") | {"criterion.weight": torch.ones(5), "teacher.fc.weight": torch.ones(5, 4)}
+    assert loaded(state) == ["'model.' taken off 9 names.", f"2 {PASSED_OVER} 'criterion.weight'."]
 
 
 def test_names_outside_the_prefix_may_be_the_models() -> None:
-    state = {
-        name if name.startswith("fc") else f"backbone.{name}": tensor for name, tensor in trained().state_dict().items()
-    }
-    model = Small()
-    assert list(load_weights(model, checkpoint_of(state))) == ["'backbone.' taken off 7 names."]
-    assert torch.equal(answer(model), answer(trained()))
+    checkpoint = checkpoint_of(trained(), lambda name: name if name.startswith("fc") else f"backbone.{name}")
+    assert loaded(checkpoint) == ["'backbone.' taken off 7 names."]
 
 
 def test_where_something_is_missing_what_lies_outside_the_prefix_is_told() -> None:
-    state = {f"model.{name}": tensor for name, tensor in trained().state_dict().items()}
+    state = prefixed("model.")
     state["head.weight"] = state.pop("model.fc.weight")
     message = refuse(Small(), checkpoint_of(state))
     assert "missing: 1 ('fc.weight')" in message
     assert "unexpected: 1 ('head.weight')" in message
 
 
-def test_of_two_models_under_usual_prefixes_the_average_is_taken() -> None:
-    state = {f"model.{name}": tensor + 1 for name, tensor in trained().state_dict().items()}
-    state |= {f"ema_model.module.{name}": tensor for name, tensor in trained().state_dict().items()}
-    model = Small()
-    assert load_weights(model, checkpoint_of(state))[0] == "'ema_model.module.' taken off 9 names."
-    assert torch.equal(answer(model), answer(trained()))
-
-
-def test_a_usual_prefix_is_preferred_to_an_unusual_one() -> None:
-    state = {f"a_teacher.{name}": tensor + 1 for name, tensor in trained().state_dict().items()}
-    state |= {f"model.{name}": tensor for name, tensor in trained().state_dict().items()}
-    model = Small()
-    assert load_weights(model, checkpoint_of(state))[0] == "'model.' taken off 9 names."
-    assert torch.equal(answer(model), answer(trained()))
+@pytest.mark.parametrize(
+    ("other", "taken"),
+    [("model.", "ema_model.module."), ("a_teacher.", "model.")],
+    ids=["an average", "a usual prefix"],
+)
+def test_of_two_models_the_average_and_the_usual_prefix_are_preferred(other: str, taken: str) -> None:
+    assert loaded(prefixed(other, 1) | prefixed(taken))[0] == f"'{taken}' taken off 9 names."
 
 
 def test_two_models_that_fit_alike_are_refused() -> None:
-    state = {
-        prefix + name: tensor for prefix in ("student.", "teacher.") for name, tensor in trained().state_dict().items()
-    }
-    message = refuse(Small(), checkpoint_of(state))
+    message = refuse(Small(), checkpoint_of(prefixed("student.") | prefixed("teacher.")))
     assert message == "holds weights for several models that fit alike, 'student.', 'teacher.': keep one of them."
 
 
 def test_a_prefix_is_put_before_names_where_the_model_has_it() -> None:
-    model = Wrapped(Small())
-    checkpoint = checkpoint_of(trained())
-    assert count_classes(checkpoint, Wrapped(Small(1000))) == 5
-    assert list(load_weights(model, checkpoint)) == ["'densenet121.' put before 9 names."]
-    assert torch.equal(answer(model), answer(trained()))
+    assert count_classes(checkpoint_of(trained()), Wrapped(Small(1000))) == 5
+    assert loaded(trained(), Wrapped(Small())) == ["'densenet121.' put before 9 names."]
 
 
 def test_a_prefix_that_the_model_has_itself_stays() -> None:
-    class Model(nn.Module):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__()
-            self.module = net
-
-    model = Model(Small())
-    assert list(load_weights(model, checkpoint_of(Model(trained())))) == []
-    assert torch.equal(answer(model.module), answer(trained()))
+    assert loaded(nn.Sequential(OrderedDict(module=trained())), nn.Sequential(OrderedDict(module=Small()))) == []
 
 
 def test_names_that_are_the_models_already_come_before_those_under_a_prefix() -> None:
-    state = trained().state_dict()
-    state |= {f"model.{name}": tensor + 1 for name, tensor in state.items()}
+    state = prefixed("") | prefixed("model.", 1)
     assert "unexpected: 8 ('model.features.0.weight', " in refuse(Small(), checkpoint_of(state))
+
+
+def test_a_larger_model_is_not_taken_for_a_smaller_one() -> None:
+    state = trained().state_dict() | {"features.3.weight": torch.ones(4, 4, 3, 3)}
+    assert "unexpected: 1 ('features.3.weight')" in refuse(Small(), checkpoint_of(state))
 
 
 def test_a_few_names_that_look_alike_are_no_prefix() -> None:
@@ -338,28 +302,20 @@ def test_a_vision_transformer_of_an_older_torchvision_loads() -> None:
 
 
 def test_old_spellings_that_are_the_models_own_stay() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp = nn.ModuleDict({"linear_1": nn.Linear(3, 4)})
+    def own() -> nn.Module:
+        return nn.ModuleDict({"block": nn.ModuleDict({"mlp": nn.ModuleDict({"linear_1": nn.Linear(3, 4)})})})
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Own()
-
-    source, model = Model(), Model()
+    source, model = own(), own()
     load_weights(model, checkpoint_of(source, lambda name: f"module.{name}"))
-    assert torch.equal(model.block.mlp["linear_1"].weight, source.block.mlp["linear_1"].weight)
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
 
 
 @pytest.mark.parametrize("inner", ["fc.1", "fc.head.0"])
 def test_a_head_within_a_sequential_is_followed(inner: str) -> None:
     checkpoint = checkpoint_of(trained(), lambda name: name.replace("fc.", f"{inner}."))
     assert count_classes(checkpoint, Small(1000)) == 5
-    model = Small()
-    assert len(load_weights(model, checkpoint)) == 1
-    assert torch.equal(answer(model), answer(trained()))
+    assert len(loaded(checkpoint)) == 1
 
 
 @pytest.mark.parametrize("inner", ["classifier", "fc.0"])
@@ -402,11 +358,6 @@ def test_another_size_of_the_architecture_is_told() -> None:
     assert message.endswith("The file is of another size or version of this architecture.")
 
 
-def test_a_larger_model_is_not_taken_for_a_smaller_one() -> None:
-    state = trained().state_dict() | {"features.3.weight": torch.ones(4, 4, 3, 3)}
-    assert "unexpected: 1 ('features.3.weight')" in refuse(Small(), checkpoint_of(state))
-
-
 @pytest.mark.parametrize("name", ["features.1.running_mean", "features.1.weight", "fc.bias"])
 def test_whatever_counts_must_be_there(name: str) -> None:
     state = trained().state_dict()
@@ -420,9 +371,8 @@ def test_counters_of_batch_norms_may_be_missing(device: str) -> None:
     del state["features.1.num_batches_tracked"]
     with torch.device(device):
         model = Small()
-    assert list(load_weights(model, checkpoint_of(state))) == []
+    assert loaded(state, model) == []
     assert model.features[1].num_batches_tracked.item() == 0
-    assert torch.equal(answer(model), answer(trained()))
 
 
 def test_what_only_training_or_counting_needs_is_passed_over() -> None:
@@ -430,11 +380,7 @@ def test_what_only_training_or_counting_needs_is_passed_over() -> None:
         "AuxLogits.fc.weight": torch.ones(5, 4), "aux1.fc2.weight": torch.ones(2), "fc.total_ops": torch.ones(1),
         "total_params": torch.ones(1), "features.attn_mask": torch.ones(3),
     }  # fmt: skip
-    model = Small()
-    assert list(load_weights(model, checkpoint_of(state))) == [
-        "5 tensor(s) that need not fit were passed over, the first 'AuxLogits.fc.weight'."
-    ]
-    assert torch.equal(answer(model), answer(trained()))
+    assert loaded(state) == [f"5 {PASSED_OVER} 'AuxLogits.fc.weight'."]
 
 
 def test_auxiliary_heads_that_the_model_has_count() -> None:
@@ -463,10 +409,8 @@ def test_worked_out_buffers_may_be_missing_or_of_another_size(size: int | None) 
     if size:
         state["relative_position_index"] = torch.zeros(size, dtype=torch.int64)
     model = Windowed()
-    notes = load_weights(model, checkpoint_of(state))
-    assert list(notes) == ["1 tensor(s) that need not fit were passed over, the first 'relative_position_index'."]
+    assert loaded(state, model) == [f"1 {PASSED_OVER} 'relative_position_index'."]
     assert model.relative_position_index.tolist() == [0, 1, 2]
-    assert torch.equal(answer(model), answer(trained()))
 
 
 def test_a_worked_out_buffer_without_values_must_be_there() -> None:
@@ -482,9 +426,8 @@ def test_a_model_with_parameters_alone_on_the_meta_device_keeps_its_own_buffers(
     with Weightless():
         model = Windowed()
     assert model.fc.weight.is_meta
-    load_weights(model, checkpoint_of(trained()))
+    assert loaded(trained(), model)
     assert model.relative_position_index.tolist() == [0, 1, 2]
-    assert torch.equal(answer(model), answer(trained()))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -501,12 +444,8 @@ def test_weights_are_loaded_in_the_models_precision(device: str, dtype: torch.dt
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("save", ["pth", "safetensors"])
 def test_a_loaded_model_shares_nothing_with_the_file_or_the_checkpoint(tmp_path: Path, device: str, save: str) -> None:
-    path = tmp_path / f"run.{save}"
-    state = trained().state_dict()
-    if save == "pth":
-        torch.save(state, path)
-    else:
-        safetensors.torch.save_file(state, path)
+    path, state = tmp_path / f"run.{save}", trained().state_dict()
+    torch.save(state, path) if save == "pth" else safetensors.torch.save_file(state, path)
     with torch.device(device):
         model = Small()
     checkpoint = read_checkpoint(path)
@@ -569,9 +508,9 @@ def test_the_extra_state_of_modules_is_left_alone() -> None:
 
     source, model = Stateful(), Stateful()
     source.load_state_dict(trained().state_dict(), strict=False)
-    state = {name: value for name, value in source.state_dict().items() if isinstance(value, Tensor)}
-    assert list(load_weights(model, checkpoint_of(state))) == []
-    assert torch.equal(answer(model), answer(trained()))
+    assert (
+        loaded({name: value for name, value in source.state_dict().items() if isinstance(value, Tensor)}, model) == []
+    )
 
 
 def test_a_lazy_model_is_refused() -> None:

@@ -82,11 +82,9 @@ def test_a_name_like_no_other_is_refused_with_examples(typed: str) -> None:
     refuse(typed, f"No class is called '{typed}'; there are 3, such as 'ant', 'bee', 'cow'.", ["ant", "bee", "cow"])
 
 
-def test_the_nearest_of_imagenets_classes_are_offered(classifier: gradcam.Classifier) -> None:
-    with pytest.raises(TargetError, match="nearest: 'koala'"):
-        classifier.find_class("koalla")
-
-
-def test_imagenets_cardigans_are_a_dog_and_a_garment(classifier: gradcam.Classifier) -> None:
-    with pytest.raises(TargetError, match=r"264 \(Cardigan\), 474 \(cardigan\)"):
-        classifier.find_class("cardigan")
+@pytest.mark.parametrize(
+    ("typed", "said"), [("koalla", "nearest: 'koala'"), ("cardigan", r"264 \(Cardigan\), 474 \(cardigan\)")]
+)
+def test_classes_of_imagenet_that_are_unknown_or_two(classifier: gradcam.Classifier, typed: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        classifier.find_class(typed)

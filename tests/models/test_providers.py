@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,25 +94,21 @@ def save_cached(name: str, model: nn.Module, change: Callable[[str], str] = str)
 # torchvision
 
 
-@pytest.mark.parametrize(
-    ("model", "weights"),
-    [
-        ("mobilenet_v2", "IMAGENET1K_V1"),
-        ("resnet50", "IMAGENET1K_V2"),
-        ("efficientnet_b1", "IMAGENET1K_V1"),
-        ("inception_v3", "IMAGENET1K_V1"),
-        ("swin_v2_t", "IMAGENET1K_V1"),
-        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1"),
-    ],
-)
-def test_torchvisions_pictures_are_prepared_as_its_own_transforms_do(photo: Photo, model: str, weights: str) -> None:
-    transforms = provider.find_weights(model, weights).transforms()
-    ours = provider.to_preprocessing(transforms)
+def check_alike(photo: Photo, ours: Preprocessing, theirs: Any) -> None:
     for name in PHOTOGRAPHS:
         image = picture(photo(name))
-        difference = abs(ours(np.array(image)) - transforms(image)) / LEVEL
+        difference = abs(ours(np.array(image)) - theirs(image)) / LEVEL
         assert difference.max() < 2.1  # both round to 8 bits after each axis
         assert difference.mean() < 0.01
+
+
+WEIGHTS = {"resnet50": "IMAGENET1K_V2", "vit_b_16": "IMAGENET1K_SWAG_E2E_V1"}
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_b1", "inception_v3", "swin_v2_t", *WEIGHTS])
+def test_torchvisions_pictures_are_prepared_as_its_own_transforms_do(photo: Photo, model: str) -> None:
+    transforms = provider.find_weights(model, WEIGHTS.get(model, "IMAGENET1K_V1")).transforms()
+    check_alike(photo, provider.to_preprocessing(transforms), transforms)
 
 
 def test_every_weights_of_torchvision_has_transforms_that_are_understood() -> None:
@@ -147,14 +145,7 @@ def test_a_cached_file_is_used_without_the_network(hub: Path, photo: Photo) -> N
 def test_old_names_in_densenets_files_are_understood(hub: Path, photo: Photo) -> None:
     model = randomise(models.densenet121())
 
-    def old(name: str) -> str:
-        for part in ("norm", "conv"):
-            for digit in "12":
-                if "denselayer" in name:
-                    name = name.replace(f".{part}{digit}.", f".{part}.{digit}.")
-        return name
-
-    path = save_cached("densenet121", model, old)
+    path = save_cached("densenet121", model, partial(re.sub, r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2."))
     assert "features.denseblock1.denselayer1.norm.1.weight" in torch.load(path)
     classifier = gradcam.load_classifier("densenet121:DEFAULT", device="cpu")
     images = torch.randn(1, 3, 64, 64)
@@ -364,12 +355,7 @@ def test_timms_model_takes_a_checkpoint_of_other_classes(tmp_path: Path) -> None
 )
 def test_timms_pictures_are_prepared_as_its_own_transforms_do(photo: Photo, config: dict[str, Any]) -> None:
     config = {**config, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    ours, theirs = timm_provider.to_preprocessing(config), timm.data.create_transform(**config)
-    for name in PHOTOGRAPHS:
-        image = picture(photo(name))
-        difference = abs(ours(np.array(image)) - theirs(image)) / LEVEL
-        assert difference.max() < 2.1
-        assert difference.mean() < 0.01
+    check_alike(photo, timm_provider.to_preprocessing(config), timm.data.create_transform(**config))
 
 
 @pytest.mark.parametrize(("mode", "size"), [("border", (224, 224)), ("center", (224, 320))])
@@ -415,35 +401,36 @@ def named(count: int) -> dict[str, Any]:
 
 
 def vit_config(**options: Any) -> Any:
-    return transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=32,
-        patch_size=8,
-        **options,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return transformers.ViTConfig(**sizes, image_size=32, patch_size=8, **options)
 
 
 def resnet_config(**options: Any) -> Any:
-    return transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], layer_type="basic", **options
-    )
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
+    return transformers.ResNetConfig(**sizes, layer_type="basic", **options)
 
 
 def convnext_config(**options: Any) -> Any:
     return transformers.ConvNextConfig(depths=[1] * 4, hidden_sizes=[8] * 4, **options)
 
 
-FAMILIES = {
-    "vit": (vit_config, lambda: transformers.ViTImageProcessor(size={"height": 32, "width": 32}), (32, 32)),
-    "resnet": (
-        resnet_config,
-        lambda: transformers.BitImageProcessor(size={"shortest_edge": 72}, crop_size={"height": 64, "width": 64}),
-        (64, 64),
-    ),
-    "convnext": (convnext_config, lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 64}), (64, 64)),
+def vit_processor(height: int = 32, width: int = 32, **options: Any) -> Any:
+    return transformers.ViTImageProcessor(size={"height": height, "width": width}, **options)
+
+
+def bit_processor(side: int, height: int, width: int, **options: Any) -> Any:
+    size, crop = {"shortest_edge": side}, {"height": height, "width": width}
+    return transformers.BitImageProcessor(size=size, crop_size=crop, **options)
+
+
+def convnext_processor(side: int) -> Any:
+    return transformers.ConvNextImageProcessor(size={"shortest_edge": side})
+
+
+FAMILIES: dict[str, tuple[Any, Any, tuple[int, int]]] = {
+    "vit": (vit_config, vit_processor, (32, 32)),
+    "resnet": (resnet_config, lambda: bit_processor(72, 64, 64), (64, 64)),
+    "convnext": (convnext_config, lambda: convnext_processor(64), (64, 64)),
 }
 
 
@@ -473,20 +460,12 @@ def test_hugging_faces_folder_gives_its_pixels_predictions_and_labels(
 @pytest.mark.parametrize(
     ("processor", "region"),
     [
-        (lambda: transformers.ViTImageProcessor(size={"height": 32, "width": 32}), (0, 0, 300, 400)),
-        (
-            lambda: transformers.BitImageProcessor(
-                size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
-            ),
-            (19, 69, 262, 262),
-        ),
-        (lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 224}), (19, 69, 262, 262)),
-        (lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 384}), (0, 0, 300, 400)),
+        (vit_processor, (0, 0, 300, 400)),
+        (lambda: bit_processor(256, 224, 224), (19, 69, 262, 262)),
+        (lambda: convnext_processor(224), (19, 69, 262, 262)),
+        (lambda: convnext_processor(384), (0, 0, 300, 400)),
         (lambda: transformers.ViTImageProcessor(do_resize=False), (0, 0, 300, 400)),
-        (
-            lambda: transformers.BitImageProcessor(do_resize=False, crop_size={"height": 100, "width": 200}),
-            (100, 100, 100, 200),
-        ),
+        (lambda: bit_processor(224, 100, 200, do_resize=False), (100, 100, 100, 200)),
         (lambda: transformers.BitImageProcessor(size={"shortest_edge": 90}, do_center_crop=False), (0, 0, 300, 400)),
     ],
 )
@@ -527,21 +506,19 @@ def test_a_processors_steps_may_be_changed(tmp_path: Path, photo: Photo) -> None
 
 def test_a_multi_label_model_has_sigmoids(tmp_path: Path) -> None:
     config = vit_config(problem_type="multi_label_classification", **named(3))
-    folder = save_classifier(tmp_path / "folder", config, FAMILIES["vit"][1]())
+    folder = save_classifier(tmp_path / "folder", config, vit_processor())
     assert gradcam.load_classifier(f"hf:{folder}", device="cpu").activation == "sigmoid"
 
 
 def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
     transformers.ViTModel(vit_config()).save_pretrained(tmp_path / "backbone")
-    FAMILIES["vit"][1]().save_pretrained(tmp_path / "backbone")
-    message = refusal(f"hf:{tmp_path / 'backbone'}")
-    assert (
-        "holds no trained classifier: 2 weights are missing, such as 'classifier.bias', 'classifier.weight'" in message
-    )
+    vit_processor().save_pretrained(tmp_path / "backbone")
+    message = "holds no trained classifier: 2 weights are missing, such as 'classifier.bias', 'classifier.weight'"
+    assert message in refusal(f"hf:{tmp_path / 'backbone'}")
 
 
 def test_a_checkpoint_for_hugging_faces_architecture(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), FAMILIES["vit"][1]())
+    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
     model = transformers.AutoModelForImageClassification.from_config(vit_config(num_labels=5)).eval()
     torch.save(model.state_dict(), tmp_path / "five.pth")
     classifier = gradcam.load_classifier(f"hf:{folder}", weights=tmp_path / "five.pth", device="cpu")
@@ -560,7 +537,7 @@ def test_a_folder_without_a_processor_is_guessed_and_said(tmp_path: Path) -> Non
 
 
 def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), FAMILIES["vit"][1]())
+    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
     message = refusal(f"hf:{folder}", size=64)
     assert "fails on a picture of 64 x 64 with 3 channel(s), ValueError: " in message
     assert "(64*64) doesn't match model (32*32)" in message
@@ -581,7 +558,7 @@ def test_what_hugging_face_cannot_give_is_refused(tmp_path: Path, name: str, par
     folders = {kind: tmp_path / kind for kind in ("empty", "text", "broken")}
     folders["empty"].mkdir()
     transformers.BertConfig(hidden_size=8, num_hidden_layers=1).save_pretrained(folders["text"])
-    FAMILIES["vit"][1]().save_pretrained(folders["text"])
+    vit_processor().save_pretrained(folders["text"])
     folders["broken"].mkdir()
     (folders["broken"] / "config.json").write_text("{")
     message = refusal(name.format(**folders))
@@ -606,18 +583,13 @@ def test_a_missing_extra_is_said_with_the_line_that_installs_it(
 
     monkeypatch.setattr(importlib, "import_module", without)
     assert refusal(name) == f"{package} is not installed: pip install 'gradcam-torch[{extra}]'"
-
-
-def test_the_extras_are_those_of_the_package() -> None:
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '\ntimm = ["timm' in text
-    assert '\nhf = ["transformers' in text
+    assert f'\n{extra} = ["{package}' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 def test_hugging_faces_messages_are_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers.utils import logging
 
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), FAMILIES["vit"][1]())
+    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
     logging.enable_progress_bar()
     before = logging.get_verbosity(), True
     capsys.readouterr()
@@ -643,7 +615,7 @@ def test_a_pickle_that_would_run_code_is_read_by_no_library(timm_folder: Path, t
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Malice(mark)}, folder / "pytorch_model.bin")
     assert "would run code on being read" in refusal(f"timm:{folder}")
-    save_classifier(tmp_path / "hf", vit_config(), transformers.ViTImageProcessor(size={"height": 32, "width": 32}))
+    save_classifier(tmp_path / "hf", vit_config(), vit_processor())
     (tmp_path / "hf/model.safetensors").unlink()
     torch.save({"weight": Malice(mark)}, tmp_path / "hf/pytorch_model.bin")
     message = refusal(f"hf:{tmp_path / 'hf'}")
@@ -652,8 +624,7 @@ def test_a_pickle_that_would_run_code_is_read_by_no_library(timm_folder: Path, t
 
 
 def test_a_processor_gives_deep_pictures_through_the_same_steps(photo: Photo) -> None:
-    processor = transformers.ViTImageProcessor(size={"height": 64, "width": 48})
-    preprocess, notes = make_preprocess(processor)
+    preprocess, notes = make_preprocess(vit_processor(64, 48))
     assert notes == []
     grey = np.array(Image.open(photo("camera.png")).convert("L"))
     eight = preprocess(np.repeat(grey[..., None], 3, axis=2))
@@ -665,7 +636,7 @@ def test_a_processor_gives_deep_pictures_through_the_same_steps(photo: Photo) ->
 
 @pytest.mark.parametrize(("resample", "name"), [(0, "nearest"), (2, "bilinear"), (3, "bicubic")])
 def test_a_processors_interpolation(resample: int, name: str) -> None:
-    processor = transformers.ViTImageProcessor(size={"height": 64, "width": 64}, resample=resample)
+    processor = vit_processor(64, 64, resample=resample)
     assert find_steps(processor, 300, 400).interpolation == name
     assert make_preprocess(processor)[1] == []
 
@@ -680,8 +651,7 @@ def test_a_processor_that_pads_is_told_of_and_used() -> None:
 
 
 def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -> None:
-    config = vit_config(num_labels=1, problem_type="regression")
-    save_classifier(tmp_path, config, transformers.ViTImageProcessor(size={"height": 32, "width": 32}))
+    save_classifier(tmp_path, vit_config(num_labels=1, problem_type="regression"), vit_processor())
     classifier = gradcam.load_classifier(f"hf:{tmp_path}", device="cpu")
     assert (classifier.activation, classifier.classes) == ("none", 2)
     assert "It is a regression" in classifier.notes[-1]

@@ -36,31 +36,23 @@ OLD_NAMES = (
 
 
 def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """The number of classes in the checkpoint's last layer, for a model of this architecture with any number; else None.
-
-    The model may be on the meta device. None where its last layer is not one with a row for each class, or where the
-    checkpoint has no tensor of its name with as many features.
-    """
-    expected, head = _expect(model), find_head(model)
-    if head is None:
-        return None
-    name = f"{head}.weight"
-    found = _fit(checkpoint, model, expected).tensors.get(name)
+    """How many classes the checkpoint has, for a model of this architecture with any number; None where that is unknown."""
+    expected, name = _expect(model), f"{find_head(model)}.weight"
+    found = _fit(checkpoint, model, expected).tensors.get(name) if name in expected else None
     return len(found) if found is not None and found.shape[1:] == expected[name].shape[1:] else None
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     """Loads the checkpoint into the model, in the model's own precision; gives sentences on what was made to fit.
 
-    A prefix is taken off, or put on, where that makes most names the model's. Everything that the model needs has to be
-    there, and nothing else: but for buffers that are worked out anyway, and heads that only training needs. A model on
-    the meta device gets storage of its own. Nothing is loaded unless all of it fits.
-    Raises `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
+    A model on the meta device gets storage of its own. Nothing is loaded unless all that the model needs is there, and
+    nothing else, but for buffers that are worked out anyway and heads that only training needs: otherwise raises
+    `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
     """
     expected = _expect(model)
     fitted = _fit(checkpoint, model, expected)
     difference = compare(fitted.tensors, expected, fitted.outside)
-    if difference.matters:
+    if difference.missing or difference.unexpected or difference.shapes:
         what, details = difference.describe(model)
         raise ModelError(f"{checkpoint.path}: {what}", details)
     fitting = [name for name in expected if name in fitted.tensors and name not in difference.of_no_account]
@@ -80,8 +72,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
                 "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
             )
     # compare() allows nothing but counters to be missing where the model has no values of its own.
-    counters = [name for name, wanted in expected.items() if wanted.is_meta and name not in state]
-    state.update((name, torch.zeros_like(expected[name], device="cpu")) for name in counters)
+    counters = {name: wanted for name, wanted in expected.items() if wanted.is_meta and name not in state}
+    state.update((name, torch.zeros_like(wanted, device="cpu")) for name, wanted in counters.items())
     # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
     state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch keeps versions there
     try:
@@ -112,6 +104,19 @@ def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
     return replace(fitted, tensors=tensors, notes=[*fitted.notes, *notes])
 
 
+def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
+    """A network with one weight that is not a number answers nothing else: said here, where the file is known."""
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
+    if sums and torch.stack(sums).isfinite().all():  # quick, and right where no sum overflows
+        return
+    if wrong := [name for name, tensor in floating.items() if not tensor.isfinite().all()]:
+        raise ModelError(
+            f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
+            "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
+        )
+
+
 @dataclass(frozen=True)
 class Fitted:
     """Tensors under the model's names. `outside`: those that lay outside the prefix, parts of something else perhaps."""
@@ -124,38 +129,23 @@ class Fitted:
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
     """The same tensors under the names that the model expects, as far as old spellings and one prefix tell; with notes.
 
-    Raises `ModelError`, without the file's name, where several unusual prefixes fit alike.
+    The prefix makes most names the model's. Raises `ModelError`, without the file's name, where several fit alike.
     """
-    tensors, notes = _without_wrappers(tensors, expected)
-    tensors, more = _with_new_names(tensors, expected)
-    fitted = _fit_prefix(tensors, expected)
-    return replace(fitted, notes=[*notes, *more, *fitted.notes])
-
-
-def _without_wrappers(tensors: Tensors, expected: Collection[str]) -> tuple[Tensors, Sequence[str]]:
     notes = []
     for part in WRAPPERS:
         touched = sum(part in name for name in tensors)
-        plain = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
-        if touched and len(plain) == len(tensors) and not any(part in name for name in expected):
-            tensors = plain
+        unwrapped = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
+        if touched and len(unwrapped) == len(tensors) and not any(part in name for name in expected):
+            tensors = unwrapped
             notes.append(f"'{part}' taken out of {touched} names.")
-    return tensors, notes
-
-
-def _with_new_names(tensors: Tensors, expected: Collection[str]) -> tuple[Tensors, Sequence[str]]:
     renamed = list(tensors)
     for old, spelling in OLD_NAMES:
         if not any(old.search(name) for name in expected):
             renamed = [old.sub(spelling, name) for name in renamed]
     changed = sum(new != old for new, old in zip(renamed, tensors))
-    if not changed or len(set(renamed)) < len(tensors):
-        return tensors, ()
-    return dict(zip(renamed, tensors.values())), [f"{changed} names of an older torchvision taken as those of today."]
-
-
-def _fit_prefix(tensors: Tensors, expected: Collection[str]) -> Fitted:
-    """With the one prefix off, or on, that makes most names the model's."""
+    if changed and len(set(renamed)) == len(tensors):
+        tensors = dict(zip(renamed, tensors.values()))
+        notes.append(f"{changed} names of an older torchvision taken as those of today.")
     plain = sum(name in tensors for name in expected)
     too_long = _best(_prefixes(tensors, set(expected)), plain, len(expected))
     too_short = _best(_prefixes(expected, set(tensors)), plain, len(expected))
@@ -163,22 +153,20 @@ def _fit_prefix(tensors: Tensors, expected: Collection[str]) -> Fitted:
         prefix = too_long[0]
         inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         outside = {name: t for name, t in tensors.items() if not name.startswith(prefix) and name not in inside}
-        return Fitted({**inside, **outside}, [f"'{prefix}' taken off {len(inside)} names."], list(outside))
+        return Fitted(inside | outside, [*notes, f"'{prefix}' taken off {len(inside)} names."], list(outside))
     if too_short:
         prefix, count = too_short
-        put_before = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
-        return Fitted(put_before, [f"'{prefix}' put before {count} names."])
-    return Fitted(tensors)
+        tensors = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
+        notes.append(f"'{prefix}' put before {count} names.")
+    return Fitted(tensors, notes)
 
 
 def _prefixes(names: Collection[str], wanted: Collection[str]) -> Counter[str]:
     """How many names become wanted ones without a prefix, by the prefix."""
     counts: Counter[str] = Counter()
     for name in names:
-        dot = name.find(".")
-        while dot >= 0:
-            counts[name[: dot + 1]] += name[dot + 1 :] in wanted
-            dot = name.find(".", dot + 1)
+        for dot in re.finditer(r"\.", name):
+            counts[name[: dot.end()]] += name[dot.end() :] in wanted
     return counts
 
 
@@ -197,14 +185,11 @@ def _is_usual(prefix: str) -> bool:
 
 
 def find_head(model: nn.Module) -> str | None:
-    """The dotted name of the last module with parameters, if each of its rows gives one logit; else None.
-
-    That is a linear layer, or a convolution of 1 x 1, by its weight's shape alone: (classes, features) or
-    (classes, features, 1, 1).
-    """
+    """The name of the last module with parameters, if it has a weight (classes, features) or (classes, features, 1, 1)."""
     owners = [(name, it) for name, it in model.named_modules() if next(it.parameters(recurse=False), None) is not None]
-    name, weight = (owners[-1][0], getattr(owners[-1][1], "weight", None)) if owners else (None, None)
-    is_head = isinstance(weight, Tensor) and weight.ndim > 1 and all(side == 1 for side in weight.shape[2:])
+    name, last = owners[-1] if owners else ("", None)
+    weight = getattr(last, "weight", None)
+    is_head = isinstance(weight, Tensor) and weight.ndim >= 2 and all(side == 1 for side in weight.shape[2:])
     return name if is_head else None
 
 
@@ -215,30 +200,19 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
     CheXNet's linear layer and sigmoid. It is followed if it has the very parameters that the head would have, and nothing
     else lies there; their shapes are for others to check.
     """
-    owner = _find_owner(tensors, expected, head) if head else None
-    if not owner:
+    own = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
+    if not head or any(f"{head}{name}" in tensors for name in own):
         return tensors, ()
-    renamed = {
-        f"{head}{name.removeprefix(owner)}" if name.startswith(f"{owner}.") else name: tensor
-        for name, tensor in tensors.items()
-    }
-    return renamed, [
-        f"'{owner}' taken as the last layer, '{head}'; a sigmoid behind it, as in training, is not in the file."
-    ]
-
-
-def _find_owner(tensors: Tensors, expected: Mapping[str, Tensor], head: str) -> str | None:
-    """The module that has the head's parameters in the checkpoint, if there can be no other."""
-    own = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")}
-    if any(f"{head}{name}" in tensors for name in own):
-        return None
     left = [name for name in tensors if name not in expected]
     owners = {name.rpartition(".")[0] for name in left if name.startswith(f"{head.partition('.')[0]}.")}
     owner = owners.pop() if len(owners) == 1 else ""
-    if not (owner.startswith(f"{head}.") or head.startswith(f"{owner}.")):
-        return None
-    is_whole = {name.removeprefix(owner) for name in left if name.startswith(f"{owner}.")} == own
-    return owner if is_whole else None
+    is_near = owner.startswith(f"{head}.") or head.startswith(f"{owner}.")
+    if not is_near or {name.removeprefix(owner) for name in left if name.startswith(f"{owner}.")} != own:
+        return tensors, ()
+    inside = [name for name in tensors if name.startswith(f"{owner}.")]
+    renamed = {name: f"{head}{name.removeprefix(owner)}" for name in inside}
+    note = f"'{owner}' taken as the last layer, '{head}'; a sigmoid behind it, as in training, is not in the file."
+    return {renamed.get(name, name): tensor for name, tensor in tensors.items()}, [note]
 
 
 @dataclass(frozen=True)
@@ -252,25 +226,20 @@ class Difference:
     matching: int
     total: int
 
-    @property
-    def matters(self) -> bool:
-        """Whether the model cannot be loaded from the tensors."""
-        return bool(self.missing or self.unexpected or self.shapes)
-
     def notes(self) -> Sequence[str]:
         """A sentence on what was passed over; counters are not worth one."""
         names = [name for name in self.of_no_account if name.rpartition(".")[2] != COUNTER]
-        if not names:
-            return ()
-        return [f"{len(names)} tensor(s) that need not fit were passed over, the first '{names[0]}'."]
+        return [f"{len(names)} tensor(s) that need not fit were passed over, the first '{names[0]}'."] if names else ()
 
     def describe(self, model: nn.Module) -> tuple[str, str]:
         """A line that says so, and one of three counted lists and the likely cause."""
         shapes = [f"'{name}' has {has}, expected {wants}" for name, (has, wants) in self.shapes.items()]
-        counted = {"missing": (len(self.missing), _list(self.missing))}
-        counted["unexpected"] = (len(self.unexpected), _list(self.unexpected))
-        counted["wrong shape"] = (len(shapes), "; ".join(shapes[:MOST_NAMES]))
-        lists = ", ".join(f"{what}: {n}{f' ({first})' if first else ''}" for what, (n, first) in counted.items())
+        counted = [
+            (name, len(names), join_names(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else ""))
+            for name, names in (("missing", self.missing), ("unexpected", self.unexpected))
+        ]
+        counted.append(("wrong shape", len(shapes), "; ".join(shapes[:MOST_NAMES])))
+        lists = ", ".join(f"{what}: {count}{f' ({first})' if first else ''}" for what, count, first in counted)
         fitting = f"{self.matching} of the model's {self.total} tensors do."
         return f"does not fit {type(model).__name__}; {fitting}", f"{lists}. {self._cause(model)}"
 
@@ -297,28 +266,18 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
     """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
-    shapes = {
-        name: (tuple(tensors[name].shape), tuple(wanted.shape))
-        for name, wanted in expected.items()
-        if name in tensors and tensors[name].shape != wanted.shape
-    }
+    other = [name for name, wanted in expected.items() if name in tensors and tensors[name].shape != wanted.shape]
+    shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in other}
     # The model's own value will do: one on the meta device has none, yet counters start at zero.
     kept = {name for name, wanted in expected.items() if not wanted.is_meta or name.rpartition(".")[2] == COUNTER}
     idle = [name for name in [*missing, *shapes] if name in kept and name.rpartition(".")[2] in COMPUTED]
-    heads = {match[0] for name in unexpected if (match := TRAINING_ONLY.match(name))}
-    unused = tuple(head for head in heads if not any(name.startswith(head) for name in expected))
-    idle += [name for name in unexpected if name.startswith(unused) or name.rpartition(".")[2] in COMPUTED]
+    for name in unexpected:
+        head = TRAINING_ONLY.match(name)
+        has_none = head is not None and not any(other.startswith(head[0]) for other in expected)
+        idle += [name] if has_none or name.rpartition(".")[2] in COMPUTED else []
     if set(missing) <= set(idle) and set(shapes) <= set(idle):
         idle += [name for name in unexpected if name in outside and name not in idle]
-    return Difference(
-        missing=[name for name in missing if name not in idle],
-        unexpected=[name for name in unexpected if name not in idle],
-        shapes={name: pair for name, pair in shapes.items() if name not in idle},
-        of_no_account=idle,
-        matching=len(expected) - len(missing) - len(shapes),
-        total=len(expected),
-    )
-
-
-def _list(names: Sequence[str]) -> str:
-    return join_names(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    matching = len(expected) - len(missing) - len(shapes)
+    missing, unexpected = ([name for name in names if name not in idle] for names in (missing, unexpected))
+    shapes = {name: pair for name, pair in shapes.items() if name not in idle}
+    return Difference(missing, unexpected, shapes, idle, matching, len(expected))

@@ -15,6 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -49,7 +50,7 @@ BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # which torch.load
 UNPACKED = 4  # times the size of the file: torch.save does not compress
 MOST_BYTES = 2**26  # of a bytearray, and of what a small file may unpack to
 FACTORY = "A factory (--model file.py:function) may load it in its own way."
-PEEK = 512
+PEEK = 512  # bytes
 OF_PYTORCH = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")  # suffixes of files that may be something else
 EXPORTED = "which PyTorch does not load: save the state dict of the PyTorch model that it was made from"
 # What files of these suffixes are, whatever is in them.
@@ -90,10 +91,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The weights in a file of safetensors or of torch.save, whatever its suffix; epochs, optimizers and such are left.
+    """The weights in a file of safetensors or of torch.save, whatever its suffix; nothing in it is executed, ever.
 
-    Pickles are read with `weights_only=True`, always: nothing in a file is executed. Where several sets of weights lie
-    in one file, averages (EMA) come first, and a note says which was taken.
     Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
     """
     path = Path(path)
@@ -102,16 +101,14 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         if not (path.is_dir() and path.suffix.lower() in OTHERS):
             with open_file(path) as file:
                 head = file.read(PEEK)
-        what = describe_stranger(head, path)
-        if what:
+        if what := describe_stranger(head, path):
             raise ModelError(f"{path}: {what}.")
         if is_safetensors(head):
-            content: Any = load_file(path)
-        else:
-            check_pickles(path)
-            with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
-                warnings.simplefilter("ignore")  # of storages as they were saved years ago
-                content = torch.load(file, map_location="cpu", weights_only=True)
+            return _choose(path, load_file(path))
+        check_pickles(path)
+        with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
+            warnings.simplefilter("ignore")  # of storages as they were saved years ago
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except ModelError:
         raise
     except pickle.UnpicklingError:
@@ -143,21 +140,18 @@ def _choose(path: Path, content: object) -> Checkpoint:
     tensors = {name: value.detach() for name, value in chosen.values.items() if isinstance(value, Tensor)}
     odd = [name for name, tensor in tensors.items() if tensor.is_meta or tensor.is_quantized or tensor.is_sparse]
     if odd:
-        raise ModelError(
-            f"{path}: '{odd[0]}' is quantised, sparse or without values, expected plain tensors. {FACTORY}"
-        )
-    # Tensors may share, or repeat, so few values that copies of them would fill the memory.
+        what = f"'{odd[0]}' is quantised, sparse or without values, expected plain tensors"
+        raise ModelError(f"{path}: {what}. {FACTORY}")
     storages = [each.untyped_storage() for each in tensors.values()]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    claimed = sum(each.nbytes for each in tensors.values())
-    if claimed > UNPACKED * held + MOST_BYTES:
+    # Tensors may share, or repeat, so few values that copies of them would fill the memory.
+    if sum(each.nbytes for each in tensors.values()) > UNPACKED * held + MOST_BYTES:
         name = max(tensors, key=lambda name: tensors[name].nbytes)
         shape = " x ".join(map(str, tensors[name].shape))
         raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
-    if not others:
-        return Checkpoint(path, tensors)
     left = join_names(each.name for each in others)
-    return Checkpoint(path, tensors, [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."])
+    notes = [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."] if others else ()
+    return Checkpoint(path, tensors, notes)
 
 
 @dataclass(frozen=True)
@@ -177,10 +171,16 @@ class StateDict:
         """Whether they lie where trainers put a model's weights."""
         return all(key in AVERAGES + PLAIN for key in self.keys)
 
+    @property
+    def rank(self) -> Sequence[int]:
+        """By which the best comes first."""
+        order = AVERAGES + PLAIN
+        return tuple(order.index(key) if key in order else len(order) for key in self.keys)
+
 
 def find_state_dicts(content: object, is_tensor: Callable[[object], bool]) -> Sequence[StateDict]:
     """The state dicts in what a file holds, the best first: averages, then under the usual names, then any others."""
-    inside = sorted(_inside(content, is_tensor, DEEPEST_KEY), key=_rank)
+    inside = sorted(_inside(content, is_tensor, DEEPEST_KEY), key=attrgetter("rank"))
     if not any(found.is_known for found in inside) and is_state_dict(content, is_tensor):
         return [StateDict((), content)]  # type: ignore[arg-type]  # is_state_dict says that it is a mapping
     return inside
@@ -202,11 +202,6 @@ def _inside(content: object, is_tensor: Callable[[object], bool], depth: int) ->
         elif name in AVERAGES + PLAIN:
             for found in _inside(value, is_tensor, depth - 1):
                 yield StateDict((name, *found.keys), found.values)
-
-
-def _rank(found: StateDict) -> tuple[int, ...]:
-    order = AVERAGES + PLAIN
-    return tuple(order.index(key) if key in order else len(order) for key in found.keys)
 
 
 def is_safetensors(head: bytes) -> bool:
@@ -231,22 +226,14 @@ def describe_stranger(head: bytes, path: Path) -> str | None:
 
 def describe_other_model(path: Path) -> str | None:
     """Why a file, named in place of a model, cannot be explained, and what can; None where it may be a checkpoint."""
-    suffix = path.suffix.lower()
+    suffix, give = path.suffix.lower(), "Give FILE.py:build, where `def build(): return"
     if suffix in OTHERS:
-        return (
-            f"is {OTHERS[suffix]}, which cannot be explained: gradients need a PyTorch model. Name that, "
-            "and its state dict with --weights"
-        )
+        hint = "gradients need a PyTorch model. Name that, and its state dict with --weights"
+        return f"is {OTHERS[suffix]}, which cannot be explained: {hint}"
     if suffix == ".pt2":
-        return (
-            "is an exported program. Give FILE.py:build, where "
-            f"`def build(): return torch.export.unflatten(torch.export.load({str(path)!r}))`"
-        )
+        return f"is an exported program. {give} torch.export.unflatten(torch.export.load({str(path)!r}))`"
     if suffix == ".pt" and "yolo" in path.stem.lower():
-        return (
-            "is a model of ultralytics, as a rule. Give FILE.py:build, where "
-            f"`def build(): return ultralytics.YOLO({str(path)!r}).model`"
-        )
+        return f"is a model of ultralytics, as a rule. {give} ultralytics.YOLO({str(path)!r}).model`"
     if suffix in OF_PYTORCH and path.is_file():
         with path.open("rb") as file:
             return describe_stranger(file.read(PEEK), path)
@@ -297,9 +284,10 @@ def explain_refusal(path: Path) -> ModelError:
             f"{path}: would run code on being read ({_list(dangerous)}), which no checkpoint needs. It was not run. "
             "Do not open the file with anything that does."
         )
-    if found := find_state_dicts(
-        content, lambda it: isinstance(it, NotMade) and bool(REBUILT_TENSOR.fullmatch(it.name))
-    ):
+    found = find_state_dicts(
+        content, lambda it: isinstance(it, NotMade) and REBUILT_TENSOR.fullmatch(it.name) is not None
+    )
+    if found:
         return _conversion(path, found[0], foreign)
     if any(name.startswith("ultralytics.") for name in foreign):
         return ModelError(
@@ -318,10 +306,7 @@ def explain_refusal(path: Path) -> ModelError:
 
 def _outline(path: Path) -> tuple[object, Sequence[str]]:
     """What the file would hold, and the full names of all classes and functions in it."""
-    if is_zip(path):
-        outline = Outline(io.BytesIO(_read_contents(path)[0]))
-        return outline.load(), list(outline.names)
-    with path.open("rb") as file:
+    with io.BytesIO(_read_contents(path)[0]) if is_zip(path) else path.open("rb") as file:
         outline = Outline(file)
         content = outline.load()
         if content == TORCH_MAGIC:
@@ -368,11 +353,9 @@ class NotMade:
     def __setstate__(self, state: object) -> None:
         self.state = state
 
-    def __setitem__(self, key: object, value: object) -> None: ...
+    def _ignore(self, *values: object) -> None: ...
 
-    def append(self, value: object) -> None: ...
-
-    def extend(self, values: object) -> None: ...
+    __setitem__ = append = extend = _ignore
 
 
 class OrderedNames(dict[Any, Any]):
@@ -382,10 +365,7 @@ class OrderedNames(dict[Any, Any]):
 
 
 class Outline(pickle._Unpickler):
-    """Reads a pickle with nothing but dictionaries, lists and values: every class and function is replaced by a `NotMade`.
-
-    Python's own slow unpickler, since that is only asked about small files of names, and can be read.
-    """
+    """Reads a pickle with nothing but dictionaries, lists and values: a `NotMade` stands for each class and function."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -408,22 +388,20 @@ class ExcessError(Exception):
     """A file would make more than it should, and this is what."""
 
 
+@dataclass(slots=True, eq=False)
 class _Size:
-    """What an object would be: how many values, those inside of its parts counted with each part, and how deep they lie.
+    """What an object would be: how many values, those inside of its parts counted with each part, and how deep they lie."""
 
-    `largest`: of the numbers in it. `name`: of a class or function.
-    """
-
-    __slots__ = ("depth", "largest", "name", "values")
-
-    def __init__(self, largest: int = 0, name: str = "") -> None:
-        self.values, self.depth, self.largest, self.name = 1, 1, largest, name
+    largest: int = 0  # of the numbers in it
+    name: str = ""  # of a class or function
+    values: int = 1
+    depth: int = 1
 
 
 def check_pickles(path: Path) -> None:
-    """Go through the pickles of a checkpoint as `torch.load` reads it, and make nothing.
+    """Go through the pickles of a checkpoint as `torch.load` reads it, and make nothing: ten tuples of ten times the one
+    before are a hundred bytes, and ten billion values for whoever compares or prints them.
 
-    Ten tuples of ten times the one before are a hundred bytes, and ten billion values for whoever compares or prints them.
     Raises `ModelError` for a file that asks for more than any training does, and anything for a broken one.
     """
     try:
@@ -482,13 +460,17 @@ class _Walk:
             if name == "REDUCE" and parts[-1].name in BYTEARRAYS and parts[0].largest > MOST_BYTES:
                 raise ExcessError(f"it has an array of {parts[0].largest} bytes")
             whole = parts.pop() if name in CHANGES and parts else _Size()
-            self._grow(whole, parts)
             stack.extend(whole for _ in code.stack_after)
-        elif isinstance(argument, int):
-            stack.extend(_Size(argument) for _ in code.stack_after)  # the length of a frame is no value
-        else:
-            called = argument if name == "GLOBAL" else ""
-            stack.extend(_Size(name=called) for _ in code.stack_after)
+            for part in parts:
+                self._values += part.values
+                whole.values += part.values
+                whole.depth = max(whole.depth, part.depth + 1)
+                whole.largest = max(whole.largest, part.largest)
+            if self._values > MOST_VALUES or whole.depth > DEEPEST:
+                raise ExcessError(f"it holds more than {MOST_VALUES} values, or is nested deeper than {DEEPEST}")
+        else:  # the length of a frame is no value
+            largest, called = argument if isinstance(argument, int) else 0, argument if name == "GLOBAL" else ""
+            stack.extend(_Size(largest, called) for _ in code.stack_after)
 
     def _take(self, code: pickletools.OpcodeInfo) -> list[_Size]:
         """What a step takes from the stack, the last first."""
@@ -500,12 +482,3 @@ class _Walk:
             elif kind is not pickletools.markobject and (part := self._stack.pop()) is not None:
                 parts.append(part)
         return parts
-
-    def _grow(self, whole: _Size, parts: Sequence[_Size]) -> None:
-        for part in parts:
-            self._values += part.values
-            whole.values += part.values
-            whole.depth = max(whole.depth, part.depth + 1)
-            whole.largest = max(whole.largest, part.largest)
-        if self._values > MOST_VALUES or whole.depth > DEEPEST:
-            raise ExcessError(f"it holds more than {MOST_VALUES} values, or is nested deeper than {DEEPEST}")

@@ -64,6 +64,6 @@ def _find_provider(name: str) -> tuple[Any, str]:
         raise ModelError(
             f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."
         )
-    matches = ((provider.module, re.fullmatch(provider.pattern, name, re.DOTALL)) for provider in PROVIDERS)
-    module, found = next((module, found.group(1)) for module, found in matches if found)  # the last fits anything
-    return importlib.import_module(f"{__name__}.{module}"), found
+    matches = ((provider, re.fullmatch(provider.pattern, name, re.DOTALL)) for provider in PROVIDERS)
+    provider, found = next((each, match) for each, match in matches if match)  # the last pattern fits anything
+    return importlib.import_module(f"{__name__}.{provider.module}"), found.group(1)

@@ -27,7 +27,6 @@ from gradcam.models.preprocess import Preprocess, Preprocessing
 
 USUAL_SIZE = (224, 224)
 PATIENCE = 5.0  # seconds
-HUB = "https://huggingface.co"
 WITHOUT = "The model 'efficientnet_lite0' needs none of this."
 HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
 
@@ -89,10 +88,7 @@ def pytorchs_own_defaults() -> Iterator[None]:
 
 
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
-    """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes.
-
-    `classes`: how many it has by default. Raises `ModelError` where the checkpoint is of another model.
-    """
+    """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes."""
     model = build(classes)
     count = count_classes(checkpoint, model)
     if count is not None and count != classes:
@@ -112,7 +108,7 @@ def import_extra(package: str, extra: str) -> ModuleType:
 
 def hub_address() -> str:
     """Where Hugging Face's files are fetched from, as its own library finds that."""
-    return os.environ.get("HF_ENDPOINT", HUB)
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
 def reason_unreachable(url: str) -> str | None:
@@ -152,20 +148,14 @@ class Recognised:
 
 
 def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
-    """Which of the library's files this is, by its content, or, where that is another, by its name; None for neither.
-
-    `names`: such as mobilenet_v2-b0353104.pth. The content is only read where one of them tells its hash.
-    """
+    """Which of the library's files, such as mobilenet_v2-b0353104.pth, this is: by its content, or else by its name."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {found.group(1): name for stem, name in stems.items() if (found := HASH.search(stem))}
-    if hashes and path.is_file():
-        digest = hash_file(path)
-        for prefix, name in hashes.items():
-            if digest.startswith(prefix):
-                return Recognised(name, True)
+    digest = hash_file(path) if hashes and path.is_file() else ""
+    certain = [Recognised(name, True) for prefix, name in hashes.items() if digest.startswith(prefix)]
     # Saved in another form, or tuned further: mobilenet_v2-b0353104.safetensors.
-    alike = [name for stem, name in stems.items() if path.name.startswith(stem)]
-    return Recognised(alike[0], False) if alike else None
+    alike = [Recognised(name, False) for stem, name in stems.items() if path.name.startswith(stem)]
+    return next(iter([*certain, *alike]), None)
 
 
 def describe_preprocessing(path: Path, found: Recognised | None, name: str, preprocess: Preprocessing) -> str:
@@ -175,5 +165,5 @@ def describe_preprocessing(path: Path, found: Recognised | None, name: str, prep
     steps = f"resized to {resize}, cut to {size}"
     if found is None:
         return f"Pictures are prepared as for {name} ({steps}): '{path.name}' is none of its library's own files."
-    how = "its content" if found.is_certain else "its name"
-    return f"'{path.name}' is {name}, by {how}: pictures are prepared as for these ({steps})."
+    how = "content" if found.is_certain else "name"
+    return f"'{path.name}' is {name}, by its {how}: pictures are prepared as for these ({steps})."

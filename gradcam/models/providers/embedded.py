@@ -7,7 +7,6 @@ batch norms' epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import resources
@@ -45,18 +44,15 @@ def read_labels() -> list[str]:
     return (HERE / LABELS).read_text(encoding="utf-8").splitlines()
 
 
-def name_classes(parts: Parts, labels: Sequence[str] | None = None) -> Parts:
+def name_classes(parts: Parts) -> Parts:
     """The same with ImageNet's labels, and a note, where a checkpoint has 1000 classes."""
     if parts.classes != CLASSES:
         return parts
-    return replace(parts, labels=labels or read_labels(), activation="softmax", notes=[*parts.notes, NOTE])
+    return replace(parts, labels=read_labels(), activation="softmax", notes=[*parts.notes, NOTE])
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is.
-
-    Raises `ModelError` for a checkpoint that does not fit.
-    """
+    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is."""
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
         return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, **LAYERS))
@@ -74,14 +70,11 @@ class SamePaddedConv2d(nn.Conv2d):
     """A strided convolution padded as TensorFlow's "SAME": the odd pixel of padding goes to the right and the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
-        top, bottom = _same_padding(x.shape[-2], self.kernel_size[0], self.stride[0])
-        left, right = _same_padding(x.shape[-1], self.kernel_size[1], self.stride[1])
-        return super().forward(F.pad(x, (left, right, top, bottom)))
-
-
-def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
+        paddings: list[int] = []
+        for size, kernel, stride in zip(x.shape[:-3:-1], self.kernel_size[::-1], self.stride[::-1]):  # width first
+            total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+            paddings += total // 2, total - total // 2
+        return super().forward(F.pad(x, paddings))
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -142,6 +135,4 @@ class EfficientNetLite0(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.stem(images)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.head(x)
+        return self.head(self.layer4(self.layer3(self.layer2(self.layer1(self.stem(images))))))

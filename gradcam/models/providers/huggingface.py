@@ -16,12 +16,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, join_names
-from gradcam.images.read import Pixels, Region
+from gradcam.images.read import Region
 from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers import base
-from gradcam.models.providers.base import WITHOUT, Blueprint, Parts, build_for, import_extra
+from gradcam.models.providers.base import Blueprint, Parts
 
 WARPED_FROM = 384  # ConvNeXt's processor takes no centre from this size on
 ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
@@ -45,42 +45,37 @@ REGRESSION = "It is a regression: its value is shown in a probability's place; c
 def load(name: str, weights: Path | None) -> Parts:
     """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or not.
 
-    Code that comes with a model is never run. Raises `ModelError` for a missing transformers, for what is no image
-    classifier, for weights that leave the head random, and where nothing is here nor to be fetched.
+    Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random.
     """
     with _found(name) as (transformers, source, is_local, config):
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = _find_preprocess(transformers, source, is_local, config)
-        notes: Sequence[str] = ()
-        classes: int | None
+        classes: int | None = len(labels)
         if weights is None:
-            own = transformers.AutoModelForImageClassification
-            model, info = _take(own, source, local_files_only=is_local, output_loading_info=True)
+            found = transformers.AutoModelForImageClassification
+            model, info = _take(found, source, local_files_only=is_local, output_loading_info=True)
             if missing := sorted(info["missing_keys"]):
                 raise ModelError(
                     f"hf:{source} holds no trained classifier: {len(missing)} weights are missing, such as "
                     f"{join_names(missing[:3])}. Take one that was trained to classify, or give its checkpoint with "
                     "--weights."
                 )
-            classes = len(labels)
+            notes = parts.notes
         else:
             build = partial(_build, transformers, config)
-            model, classes, notes = build_for(read_checkpoint(weights), build, len(labels))
-    return replace(
-        parts,
-        model=model,
-        labels=labels if classes == len(labels) else None,
-        classes=classes,
-        activation=ACTIVATIONS.get(config.problem_type),
-        notes=[*parts.notes, *notes, *([REGRESSION] if config.problem_type == "regression" else [])],
-    )
+            model, classes, more = base.build_for(read_checkpoint(weights), build, len(labels))
+            notes = [*parts.notes, *more]
+    if config.problem_type == "regression":
+        notes = [*notes, REGRESSION]
+    known, activation = labels if classes == len(labels) else None, ACTIVATIONS.get(config.problem_type)
+    return replace(parts, model=model, labels=known, classes=classes, activation=activation, notes=notes)
 
 
 def plan(name: str) -> Blueprint:
     """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
     with _found(name) as (transformers, source, _, config):
         size = None
-        with contextlib.suppress(OSError, ValueError):  # of a model without a processor
+        with contextlib.suppress(OSError, ValueError):  # where there is no preprocessing with the model
             settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(source)
             size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
         size = size or _to_size(getattr(config, "image_size", None)) or base.USUAL_SIZE
@@ -105,9 +100,8 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
             raise ModelError(f"{folder}: has no config.json, expected a folder that save_pretrained() made.")
         return str(folder), True
     if not name or name.startswith((".", "/", "~", "\\")) or name.count("/") > 1:
-        raise ModelError(
-            f"hf:{name} names nothing: there is no such folder, and a model of the hub is called OWNER/NAME."
-        )
+        hint = "there is no such folder, and a model of the hub is called OWNER/NAME"
+        raise ModelError(f"hf:{name} names nothing: {hint}.")
     try:
         transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):
@@ -117,7 +111,7 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
         raise ModelError(
             f"'{name}' is no folder here and not in Hugging Face's cache, and cannot be fetched ({reason}). On another "
             f"computer, `hf download {name} --local-dir FOLDER` fetches a folder: copy it here, and name it hf:FOLDER. "
-            f"{WITHOUT}"
+            f"{base.WITHOUT}"
         ) from None
     return name, True
 
@@ -137,10 +131,8 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
     try:
         return transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise ModelError(
-            f"A {config.model_type} is no image classifier that transformers knows: in Python "
-            "gradcam.explain(model, images, target=...) takes any model."
-        ) from error
+        hint = "in Python gradcam.explain(model, images, target=...) takes any model"
+        raise ModelError(f"A {config.model_type} is no image classifier that transformers knows: {hint}.") from error
 
 
 def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
@@ -159,11 +151,8 @@ def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) 
 
 @contextlib.contextmanager
 def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
-    """transformers, the name for it, whether all is here already, and the configuration.
-
-    Meanwhile without bars and warnings: what matters of them is an error or a note of ours.
-    """
-    transformers = import_extra("transformers", "hf")
+    """transformers, which is quiet meanwhile, the name for it, whether all is here already, and the configuration."""
+    transformers = base.import_extra("transformers", "hf")
     name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -220,14 +209,21 @@ def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]
     with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
         first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
     found = ProcessorPreprocess(processor, None, is_known=False)
-    # Blocks, of which another part looks another way.
+    # Random blocks: another part of them looks another way.
     blocks = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
     picture = np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
     try:
         values = found(picture)
     except Exception as error:  # a configuration that contradicts itself
         raise ModelError(f"The image processor, {name}, prepares no picture: {' '.join(str(error).split())}") from error
-    if first is None or not _shows_alike(first, picture, values):
+    other, is_like = None, False
+    if first is not None:
+        with contextlib.suppress(ValueError):  # some pad, which steps cannot
+            other = first(picture)
+    if other is not None and values.shape[1:] == other.shape[1:]:  # the same part, whatever the scale of its values
+        pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values, other)])
+        is_like = torch.corrcoef(pair)[0, 1].item() > ALIKE
+    if not is_like:
         return found, [f"What part of a picture {name} takes is not known here: maps are drawn on all of it."]
     is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
     return ProcessorPreprocess(processor, first if is_plain else None), []
@@ -240,11 +236,17 @@ def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
 
         return to_preprocessing(processor.data_config)
     crop, resize = _find_crop(processor), _find_resize(processor, height, width)
-    resized = resize if isinstance(resize, tuple) else _scale(height, width, resize / min(height, width))
     if crop is None:  # nothing is cut away: the shorter side alone would not say what the other becomes
-        crop, resize = resized, resized
+        crop = resize if isinstance(resize, tuple) else _scale(height, width, resize / min(height, width))
+        resize = crop
     interpolation = Image.Resampling(2 if processor.resample is None else processor.resample).name.lower()
-    return Preprocessing(crop, resize, *_find_statistics(processor), interpolation)
+    # Statistics are of values in [0,1], of which processors may make others first.
+    scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
+    offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
+    given = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in given)
+    mean, std = tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
+    return Preprocessing(crop, resize, mean, std, interpolation)
 
 
 def _find_resize(processor: Any, height: int, width: int) -> int | tuple[int, int]:
@@ -271,32 +273,10 @@ def _find_crop(processor: Any) -> tuple[int, int] | None:
     """The size of the centre that is taken, None where all is."""
     if getattr(processor, "do_center_crop", False):
         return processor.crop_size["height"], processor.crop_size["width"]
-    if processor.do_resize and _has_share(processor) and processor.size["shortest_edge"] < WARPED_FROM:
-        return processor.size["shortest_edge"], processor.size["shortest_edge"]
-    return None
+    side = processor.size["shortest_edge"] if processor.do_resize and _has_share(processor) else WARPED_FROM
+    return (side, side) if side < WARPED_FROM else None
 
 
 def _has_share(processor: Any) -> bool:
     """Whether the size is that of the centre, as ConvNeXt's processor has it."""
     return getattr(processor, "crop_pct", None) is not None and processor.size.get("shortest_edge") is not None
-
-
-def _find_statistics(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of values in [0,1], of which processors may make others first."""
-    scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
-    offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
-    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in (mean, std))
-    return tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
-
-
-def _shows_alike(steps: Preprocessing, picture: Pixels, values: Tensor) -> bool:
-    """Whether these steps show the same part of a grey picture as what a processor gave, whatever their scale."""
-    try:
-        other = steps(picture)
-    except ValueError:  # some pad, which steps cannot
-        return False
-    if values.shape[1:] != other.shape[1:]:
-        return False
-    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values, other)])
-    return torch.corrcoef(pair)[0, 1].item() > ALIKE

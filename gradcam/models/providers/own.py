@@ -25,24 +25,20 @@ def load(name: str, weights: Path | None) -> Parts:
     """The model that `file.py:function`, `package.module:function` or an entry point gives, called without arguments.
 
     A module that is there already, in place of a function, is taken as it is. `weights`: loaded into it.
-    Raises `ModelError` where there is no such function, where it raises, and where it gives no module.
     """
-    return to_parts(_make(_find(name), name), weights)
+    return to_parts(plan(name).build(), weights)
 
 
 def plan(name: str) -> Blueprint:
     """The model that the function gives. Raises `ModelError` where there is no such function."""
-    return Blueprint(partial(_make, _find(name), name))
+    found = plugins.load("models", name) if name in plugins.installed("models") else plugins.find_function(name)
+    return Blueprint(partial(_make, found, name))
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
     """A model of which nothing is known; a checkpoint is loaded into it if there is one."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return Parts(model, ASSUMED, is_assumed=True, notes=notes)
-
-
-def _find(name: str) -> Any:
-    return plugins.load("models", name) if name in plugins.installed("models") else plugins.find_function(name)
 
 
 def _make(found: Any, name: str) -> nn.Module:
@@ -53,12 +49,14 @@ def _make(found: Any, name: str) -> nn.Module:
         raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
     with contextlib.suppress(TypeError, ValueError):  # some callables of C have no signature
         signature = inspect.signature(found)
-        if any(each.default is each.empty and each.kind not in VARIADIC for each in signature.parameters.values()):
+        try:
+            signature.bind()
+        except TypeError as error:
             short = name.rpartition(":")[2]
             raise ModelError(
                 f"{name} takes arguments, {short}{signature}, and is called without: write a function that gives them, such "
                 f"as `def make(): return {short}(...)`."
-            )
+            ) from error
     model = plugins.call(found, name)
     refuse_other_kinds(model)
     if not isinstance(model, nn.Module):

@@ -17,7 +17,7 @@ from gradcam.errors import ModelError, join_names, nearest, shorten
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers import base
-from gradcam.models.providers.base import WITHOUT, Blueprint, Parts, build_for, hub_address, import_extra
+from gradcam.models.providers.base import Blueprint, Parts, import_extra
 from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
@@ -28,10 +28,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`resnet18.a1_in1k`, `resnet18`, a folder, or `hf-hub:OWNER/NAME`; with a checkpoint in place of its weights or not.
-
-    Raises `ModelError` for an unknown name, a missing timm, and where the weights are neither here nor to be fetched.
-    """
+    """`resnet18.a1_in1k`, `resnet18`, a folder, or `hf-hub:OWNER/NAME`, with a checkpoint in place of its weights or not."""
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
     chosen = f"{name.partition('.')[0]}.{weights}"
@@ -55,10 +52,13 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def _load_file(timm: Any, name: str, weights: Path) -> Parts:
     """The model with a checkpoint; one of timm's own files has its own preprocessing."""
-    checkpoint, files = read_checkpoint(weights), _list_files(timm, name)
-    found = base.recognise(weights, files)
+    checkpoint = read_checkpoint(weights)
+    # A name with weights of its own has those alone.
+    tagged = [each for each in _list_tagged(timm, name) if "." not in name or each == name]
+    files = {(timm.get_pretrained_cfg(each).url or "").rpartition("/")[2]: each for each in tagged}
+    found = base.recognise(weights, filter(None, files))
     name = name if found is None else files[found.name]
-    model, classes, notes = build_for(checkpoint, partial(_build, timm, name), CLASSES)
+    model, classes, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
     parts = _to_parts(timm, model, classes)
     tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
     own = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
@@ -67,32 +67,39 @@ def _load_file(timm: Any, name: str, weights: Path) -> Parts:
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights. Raises `ModelError` for an unknown name, and for a missing timm."""
+    """The model without its weights."""
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
     build = partial(_build, timm, name, pretrained=False)
     settings = None if name.startswith(SOURCES) else timm.get_pretrained_cfg(name)
-    if settings is None:
-        channels, height, width = timm.data.resolve_model_data_config(build())["input_size"]
-    else:
-        channels, height, width = settings.input_size
-    return Blueprint(build, (height, width), channels)
+    shape = settings.input_size if settings else timm.data.resolve_model_data_config(build())["input_size"]
+    return Blueprint(build, tuple(shape[1:]), shape[0])
 
 
 def _find_source(timm: Any, name: str) -> str:
-    """The name as timm takes it. Raises `ModelError` for one that it does not know."""
+    """The name as timm takes it, of a folder where its files are here. Raises `ModelError` for one that it does not know."""
     is_hub = name.startswith(SOURCES[:2])
     if name.startswith("local-dir:") or (os.sep in name and not is_hub) or (name and Path(name).is_dir()):
-        return _find_folder(name.removeprefix("local-dir:"))
+        folder = Path(name.removeprefix("local-dir:")).expanduser()
+        if not (folder / "config.json").is_file():
+            what = "has no config.json" if folder.is_dir() else "is no folder"
+            raise ModelError(f"{folder}: {what}, expected a folder as timm.models.save_for_hf() makes it.")
+        for path in [each for each in map(folder.joinpath, FILES) if each.is_file()][:1]:
+            read_checkpoint(path)
+        return f"local-dir:{folder}"
     if is_hub:
-        return _find_cached_folder(name)
-    if timm.is_model(name.partition(".")[0]):
-        known = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
-        if "." not in name or name in known:
-            return name
-        offers = nearest(name, known) or known
-    else:
-        offers = nearest(name, timm.list_models())
+        repository = name.partition(":")[2]
+        config, weights = _find_cached(repository, ["config.json"]), _find_cached(repository, FILES)
+        if config is not None and weights is not None:
+            read_checkpoint(weights)
+            return f"local-dir:{config.parent}"
+        _require(f"{base.hub_address()}/{repository}", base.hub_address())
+        return name
+    is_model = timm.is_model(name.partition(".")[0])
+    known = _list_tagged(timm, name) if is_model else timm.list_models()
+    if is_model and ("." not in name or name in known):
+        return name
+    offers = nearest(name, known) or (known if is_model else [])
     hint = f"Nearest: {join_names(offers)}." if offers else "timm.list_models() lists them."
     raise ModelError(f"timm has no model {shorten(name)}. {hint}")
 
@@ -100,38 +107,6 @@ def _find_source(timm: Any, name: str) -> str:
 def _list_tagged(timm: Any, name: str) -> list[str]:
     """The model with each of the weights that timm has for it; none for a folder, or one of the hub."""
     return [] if name.startswith(SOURCES) else timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
-
-
-def _list_files(timm: Any, name: str) -> dict[str, str]:
-    """The names of the files in which timm publishes this model's weights, each with that of the model and its weights.
-
-    A name with weights of its own has those alone.
-    """
-    tagged = _list_tagged(timm, name)
-    urls = {each: timm.get_pretrained_cfg(each).url for each in tagged if "." not in name or each == name}
-    return {url.rpartition("/")[2]: each for each, url in urls.items() if url}
-
-
-def _find_folder(name: str) -> str:
-    folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        what = "has no config.json" if folder.is_dir() else "is no folder"
-        raise ModelError(f"{folder}: {what}, expected a folder as timm.models.save_for_hf() makes it.")
-    weights = [path for path in map(folder.joinpath, FILES) if path.is_file()]
-    if weights:
-        read_checkpoint(weights[0])
-    return f"local-dir:{folder}"
-
-
-def _find_cached_folder(name: str) -> str:
-    """A model of the hub from its cached files, if they are there. Raises `ModelError` where they cannot be fetched."""
-    repository = name.partition(":")[2]
-    config, weights = _find_cached(repository, ["config.json"]), _find_cached(repository, FILES)
-    if config is not None and weights is not None:
-        read_checkpoint(weights)
-        return f"local-dir:{config.parent}"
-    _require(f"{hub_address()}/{repository}", hub_address())
-    return name
 
 
 def _find_weights(timm: Any, name: str) -> dict[str, Any]:
@@ -142,11 +117,11 @@ def _find_weights(timm: Any, name: str) -> dict[str, Any]:
     if config is None or not config.has_weights:
         raise ModelError(f"timm has no weights for {name}: give --weights FILE (weights= in Python), or another name.")
     if config.hf_hub_id:
-        path = _find_cached(config.hf_hub_id, [config.hf_hub_filename] if config.hf_hub_filename else FILES)
-        if path is not None:
-            read_checkpoint(path)
-            return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(path)}}
-        _require(f"{hub_address()}/{config.hf_hub_id}", hub_address())
+        cached = _find_cached(config.hf_hub_id, [config.hf_hub_filename] if config.hf_hub_filename else FILES)
+        if cached is not None:
+            read_checkpoint(cached)
+            return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(cached)}}
+        _require(f"{base.hub_address()}/{config.hf_hub_id}", base.hub_address())
         return {"pretrained": True}
     path = Path(torch.hub.get_dir()) / "checkpoints" / config.url.rpartition("/")[2]
     if not path.exists():
@@ -166,11 +141,10 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
 
 def _require(source: str, address: str | None = None) -> None:
     """Raises `ModelError` where nothing answers: asked once, since timm would try for most of a minute."""
-    reason = base.reason_unreachable(address or source)
-    if reason is not None:
+    if reason := base.reason_unreachable(address or source):
         raise ModelError(
             f"The weights are not in the cache, and cannot be fetched ({reason}). Download them from {source} on another "
-            f"computer, and give them with --weights FILE (weights= in Python). {WITHOUT}"
+            f"computer, and give them with --weights FILE (weights= in Python). {base.WITHOUT}"
         )
 
 
@@ -193,9 +167,8 @@ def _to_parts(timm: Any, model: nn.Module, classes: int | None) -> Parts:
 
 def _name_classes(parts: Parts) -> Parts:
     """A checkpoint's or a folder's classes: by the names that are saved with them, or taken for ImageNet's."""
-    if parts.labels is not None and len(parts.labels) == parts.classes:
-        return parts
-    return name_classes(replace(parts, labels=None))
+    is_named = parts.labels is not None and len(parts.labels) == parts.classes
+    return parts if is_named else name_classes(replace(parts, labels=None))
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
@@ -207,10 +180,6 @@ def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
             f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads pictures, which is not "
             "known here: load the model by a function of your own, with --size and --crop."
         )
-    return Preprocessing(
-        size=size,
-        resize=scaled if mode == "squash" else scaled[0],
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation="bilinear" if config["interpolation"] == "random" else config["interpolation"],
-    )
+    interpolation = "bilinear" if config["interpolation"] == "random" else config["interpolation"]
+    resize = scaled if mode == "squash" else scaled[0]
+    return Preprocessing(size, resize, tuple(config["mean"]), tuple(config["std"]), interpolation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from functools import partial
@@ -15,7 +16,7 @@ from torchvision import models
 
 from gradcam import plugins
 from gradcam.errors import ModelError, join_names, nearest, shorten
-from gradcam.models.checkpoints.read import Checkpoint, describe_other_model, read_checkpoint
+from gradcam.models.checkpoints.read import describe_other_model, read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers import DEFAULT, PROVIDERS
 from gradcam.models.providers import embedded as imagenet
@@ -30,8 +31,7 @@ def load(name: str, weights: Path | None) -> Parts:
     """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights, or others of its by name, or with a checkpoint.
 
     A checkpoint that is one of torchvision's own files is prepared for as those weights are; any other as for the weights
-    that are named, or the model's best. Raises `ModelError` for an unknown name, and where the weights are neither here nor
-    to be fetched.
+    that are named, or the model's best.
     """
     found = _find_model(name)
     if found is None:
@@ -41,8 +41,16 @@ def load(name: str, weights: Path | None) -> Parts:
         enum, weights = find_weights(name, str(weights)), None
     if weights is not None:
         return _load_file(name, enum, weights, is_chosen)
-    preprocess, labels = to_preprocessing(enum.transforms()), _categories(enum)
-    model, _, _ = build_for(_read_own(enum), partial(_build, name, enum), len(labels))
+    preprocess, labels, path = to_preprocessing(enum.transforms()), _categories(enum), cached_file(enum)
+    if not path.exists():
+        prefix = torch.hub.HASH_REGEX.search(path.name)
+        fetch(enum.url, path, prefix.group(1) if prefix else None)
+    try:
+        checkpoint = read_checkpoint(path)
+    except ModelError as error:
+        what = str(error).rstrip(".")
+        raise ModelError(f"{what}. Delete the file, and it is fetched anew from {enum.url}") from error
+    model, _, _ = build_for(checkpoint, partial(_build, name, enum), len(labels))
     return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
 
 
@@ -55,9 +63,9 @@ def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
     enum = enum if found is None else entries[found.name]
     model, classes, notes = build_for(checkpoint, partial(_build, name, enum), imagenet.CLASSES)
     preprocess = to_preprocessing(enum.transforms())
-    note = describe_preprocessing(weights, found, str(enum), preprocess)
-    if is_chosen and found is None:
-        note = f"Pictures are prepared as for {enum}, as was asked for."
+    note = f"Pictures are prepared as for {enum}, as was asked for."
+    if not is_chosen or found is not None:
+        note = describe_preprocessing(weights, found, str(enum), preprocess)
     if found is not None and found.is_certain:
         return Parts(model, preprocess, labels=_categories(enum), classes=classes, activation="softmax", notes=[note])
     return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=[*notes, note]))
@@ -78,17 +86,11 @@ def list_names() -> list[str]:
 
 
 def list_installed() -> dict[str, str]:
-    """The models of installed packages, entry points of the group `gradcam.models`, each with where it is from.
-
-    None of them is imported. One that is called as a model of gradcam's or torchvision's is left out: that one is taken.
-    """
+    """The models of installed packages, each with where it is from, none imported; but for names that are taken."""
     entries = plugins.installed("models")
     taken = {DEFAULT, *list_names()} if entries else set()
-    return {
-        name: entry.value if entry.dist is None else f"{entry.value}, from {entry.dist.name}"
-        for name, entry in entries.items()
-        if name not in taken
-    }
+    found = {name: entry for name, entry in entries.items() if name not in taken}
+    return {name: it.value + (f", from {it.dist.name}" if it.dist else "") for name, it in found.items()}
 
 
 def list_weights(name: str) -> Any:
@@ -109,37 +111,29 @@ def find_weights(name: str, wanted: str) -> Any:
         return enum.DEFAULT
     found = {member.name.lower(): member for member in enum}.get(wanted.lower())
     if found is None:
-        raise ModelError(
-            f"{name} has no weights {shorten(wanted)}: choose one of {join_names(member.name for member in enum)}."
-        )
+        offers = join_names(member.name for member in enum)
+        raise ModelError(f"{name} has no weights {shorten(wanted)}: choose one of {offers}.")
     _categories(found)
     return found
 
 
 def _find_model(typed: str) -> tuple[str, Any, bool] | None:
-    """The model's name, its weights' enum, and whether these were named; None for a function that a package or module has.
-
-    Raises `ModelError` for unknown ones.
-    """
+    """The model's name, its weights' enum, and whether these were named; None for a package's or a module's function."""
     name, _, wanted = typed.partition(":")
     if name in list_names():
         return name, find_weights(name, wanted), bool(wanted)
-    if typed in plugins.installed("models") or (wanted and _is_module(name)):
+    if typed in plugins.installed("models"):
         return None
-    raise _no_such_model(name, typed)
-
-
-def _no_such_model(name: str, typed: str) -> ModelError:
-    """The error for a name that is none of torchvision's, with what may have been meant."""
-    other = describe_other_model(Path(typed))
-    if other is not None:
-        return ModelError(f"{typed}: {other}.")
+    with contextlib.suppress(ImportError, ValueError):
+        if wanted and importlib.util.find_spec(name) is not None:  # which does not import it
+            return None
+    if other := describe_other_model(Path(typed)):
+        raise ModelError(f"{typed}: {other}.")
     offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
-    hints = [*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)]
-    if not hints:
-        forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
-        hints = [f"`gradcam models` lists those with a name; others are {forms}."]
-    return ModelError(f"There is no model {shorten(typed)}. {' '.join(hints)}")
+    hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
+    forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
+    hint = hint or f"`gradcam models` lists those with a name; others are {forms}."
+    raise ModelError(f"There is no model {shorten(typed)}. {hint}")
 
 
 def _guess_meaning(typed: str) -> list[str]:
@@ -155,27 +149,6 @@ def _guess_meaning(typed: str) -> list[str]:
     return []
 
 
-def _is_module(name: str) -> bool:
-    """Whether there is a module of that name, which is not imported for that."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _read_own(enum: Any) -> Checkpoint:
-    """The model's own weights from the cache, where they are fetched to if need be."""
-    path = cached_file(enum)
-    if not path.exists():
-        prefix = torch.hub.HASH_REGEX.search(path.name)
-        fetch(enum.url, path, prefix.group(1) if prefix else None)
-    try:
-        return read_checkpoint(path)
-    except ModelError as error:
-        what = f"{str(error).rstrip('.')}. Delete the file, and it is fetched anew from {enum.url}"
-        raise ModelError(what) from error
-
-
 def _build(name: str, enum: Any, classes: int) -> nn.Module:
     """The model as it is with these weights, before they are loaded."""
     options: dict[str, Any] = {"num_classes": classes}
@@ -188,21 +161,13 @@ def _build(name: str, enum: Any, classes: int) -> nn.Module:
 
 def _categories(enum: Any) -> list[str]:
     """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
-    names = enum.meta.get("categories")
-    if names is None:
-        raise ModelError(
-            f"The weights {enum} are of no classifier, since their last layers are left empty: take others."
-        )
-    return list(names)
+    if enum.meta.get("categories") is None:
+        what = "are of no classifier, since their last layers are left empty"
+        raise ModelError(f"The weights {enum} {what}: take others.")
+    return list(enum.meta["categories"])
 
 
 def to_preprocessing(transforms: Any) -> Preprocessing:
     """What torchvision's own transforms do."""
-    (size,), (resize,) = transforms.crop_size, transforms.resize_size
-    return Preprocessing(
-        size=(size, size),
-        resize=resize,
-        mean=tuple(transforms.mean),
-        std=tuple(transforms.std),
-        interpolation=transforms.interpolation.value,
-    )
+    (size,), (resize,), it = transforms.crop_size, transforms.resize_size, transforms
+    return Preprocessing((size, size), resize, tuple(it.mean), tuple(it.std), it.interpolation.value)
