@@ -48,18 +48,7 @@ def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
 def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     """The preprocessing as it is wished, and a note on what is assumed."""
     plain = parts.plain or parts.preprocess
-    notes = []
-    if parts.is_assumed and isinstance(plain, Preprocessing):
-        statistics = " and ".join(name for name in ("mean", "std") if getattr(wish, name) is None)
-        possible = {
-            "grey pictures": len(plain.mean) == 1,
-            f"a size of {plain.size[0]}": wish.size is None,
-            "a crop of 0.875": wish.crop is None and not isinstance(wish.size, tuple),
-            f"ImageNet's {statistics}": bool(statistics),
-        }
-        if assumed := ", ".join(what for what, is_assumed in possible.items() if is_assumed):
-            hint = "--size, --crop, --mean and --std say otherwise (size=, ... in Python)."
-            notes.append(f"Assumed {assumed}: {hint}")
+    notes = _say_what_is_assumed(plain, wish) if parts.is_assumed and isinstance(plain, Preprocessing) else []
     # Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say.
     large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)
     if large:
@@ -89,6 +78,19 @@ def _find_sizes(plain: Preprocessing, wish: Adjustment) -> tuple[tuple[int, int]
         shares = [1.0, 1.0] if isinstance(wish.size, tuple) else [big / side for big, side in zip(before, plain.size)]
     height, width = (max(1, math.floor(side * share + 1e-9)) for side, share in zip(size, shares))
     return size, (height, width) if is_squeezed else min(height, width)
+
+
+def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
+    statistics = " and ".join(name for name in ("mean", "std") if getattr(wish, name) is None)
+    possible = {
+        "grey pictures": len(plain.mean) == 1,
+        f"a size of {plain.size[0]}": wish.size is None,
+        "a crop of 0.875": wish.crop is None and not isinstance(wish.size, tuple),
+        f"ImageNet's {statistics}": bool(statistics),
+    }
+    assumed = ", ".join(what for what, is_assumed in possible.items() if is_assumed)
+    hint = "--size, --crop, --mean and --std say otherwise (size=, ... in Python)."
+    return [f"Assumed {assumed}: {hint}"] if assumed else []
 
 
 def _to_values(name: str, given: Any) -> tuple[float, ...] | None:

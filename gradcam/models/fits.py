@@ -80,7 +80,7 @@ def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.
     """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated, in a copy with
     the same weights where they lie in it.
     """
-    size = images.shape[2], images.shape[3]
+    size = tuple(images.shape[2:])
     plain = unwrap(model)
     if size == tuple(own):
         return model, images

@@ -109,7 +109,7 @@ def load_classifier(
     try:
         findings, at, at_for_positive = _look(parts, preprocess, layer)
     except ModelError:
-        if not parts.is_assumed or wish.mean or wish.std or devices.first_channels(parts.model) != 1:
+        if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
             raise
         parts = replace(parts, preprocess=ASSUMED_GREY)
         preprocess, assumed = adjust(parts, wish)

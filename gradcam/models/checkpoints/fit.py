@@ -61,16 +61,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
         if tensor.is_complex() or tensor.is_floating_point() != wanted.is_floating_point():  # such as quantised weights
             raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {wanted.dtype}.")
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=True)) for name in fitting)
-    # A network with one weight that is not a number answers nothing else: said here, where the file is known.
-    floating = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
-    sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
-    if sums and not torch.stack(sums).isfinite().all():  # quick, though a sum may overflow
-        wrong = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
-        if wrong:
-            raise ModelError(
-                f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
-                "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
-            )
+    _check_finite(checkpoint, state)
     # compare() allows nothing but counters to be missing where the model has no values of its own.
     counters = {name: wanted for name, wanted in expected.items() if wanted.is_meta and name not in state}
     state.update((name, torch.zeros_like(wanted, device="cpu")) for name, wanted in counters.items())

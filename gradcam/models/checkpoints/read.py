@@ -279,7 +279,8 @@ def explain_refusal(path: Path) -> ModelError:
     foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)]
     if not foreign:
         return ModelError(f"{path}: is a pickle that torch.save did not write, or damaged")
-    if dangerous := [name for name in foreign if DANGEROUS.fullmatch(name)]:
+    dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]
+    if dangerous:
         return ModelError(
             f"{path}: would run code on being read ({_list(dangerous)}), which no checkpoint needs. It was not run. "
             "Do not open the file with anything that does."

@@ -18,8 +18,6 @@ from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import ASSUMED
 from gradcam.models.providers.base import Blueprint, Parts
 
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
 
 def load(name: str, weights: Path | None) -> Parts:
     """The model that `file.py:function`, `package.module:function` or an entry point gives, called without arguments.
