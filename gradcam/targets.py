@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,13 +58,11 @@ def to_rivals(against: Any) -> np.ndarray[Any, Any]:
     is_empty = not against if isinstance(against, (list, tuple)) else np.size(against) == 0
     if against is None or is_empty:
         return np.empty(0, np.int64)
-    try:
+    with contextlib.suppress(TargetError):
         values = _to_integers(against)
-    except TargetError:
-        values = np.empty((0, 0))
-    if values.ndim > 1:
-        raise TargetError(f"against is {shorten(against)}, expected a class, or a list of classes, by their indices.")
-    return np.unique(values).astype(np.int64)
+        if values.ndim <= 1:
+            return np.unique(values).astype(np.int64)
+    raise TargetError(f"against is {shorten(against)}, expected a class, or a list of classes, by their indices.")
 
 
 def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
@@ -86,19 +85,9 @@ def _without_tensors(classes: Any) -> Any:
     return classes
 
 
-def logit(logits: Tensor, classes: Tensor) -> Tensor:
-    """The classes' own logits."""
-    return logits.gather(1, classes)
-
-
-def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Tensor:
-    """The classes' probabilities."""
-    return probabilities(logits, activation).gather(1, classes)
-
-
 def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
     """The classes' logits, minus a share of the mean of each one's rivals (N,K,R); without rivals, the logits."""
-    own = logit(logits, classes)
+    own = logits.gather(1, classes)
     if rivals.shape[2] == 0:
         return own
     return own - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
@@ -112,7 +101,7 @@ def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
 
 def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
     """The three others whose logits are nearest to each class's own (N,K,R): as many as there are."""
-    distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
+    distances = (logits[:, None] - logits.gather(1, classes)[..., None]).abs()
     distances = distances.scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
 
@@ -124,11 +113,6 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
     if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
         return logits.sigmoid()
     return logits.softmax(1)
-
-
-def to_two_classes(logits: Tensor, activation: str) -> Tensor:
-    """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
-    return torch.cat([1 - logits if activation == "none" else -logits, logits], 1)
 
 
 @dataclass(frozen=True)
@@ -158,12 +142,10 @@ class ClassTarget:
     __repr__ = show_fields
 
     def __post_init__(self) -> None:
-        if not isinstance(self.score, str) or self.score not in SCORES:
-            raise TargetError(f"There is no score {shorten(self.score)}: choose one of {', '.join(SCORES)}.")
-        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
-            raise TargetError(
-                f"There is no activation {shorten(self.activation)}: choose one of {', '.join(ACTIVATIONS)}."
-            )
+        for what, known in (("score", SCORES), ("activation", ACTIVATIONS)):
+            value = getattr(self, what)
+            if not isinstance(value, str) or value not in known:
+                raise TargetError(f"There is no {what} {shorten(value)}: choose one of {', '.join(known)}.")
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and len(to_rivals(self.against)):
@@ -183,24 +165,33 @@ class ClassTarget:
             classes = logits.topk(self.top, dim=1).indices
         else:
             classes = check_classes(self.classes, images, count).to(logits.device)
-        rivals = self._rivals
-        if self.score == "contrast" and rivals is None:
-            rivals = self._find_rivals(logits.detach(), classes)
+        if self.score != "contrast" or self._rivals is not None:
+            return replace(self, classes=classes)
+        named = to_rivals(self.against)
+        if not len(named):
+            return replace(self, classes=classes, _rivals=find_strongest(logits.detach(), classes))
+        check_range(named.tolist(), count)
+        same = sorted(set(named.tolist()) & set(classes.flatten().tolist()))
+        if same:
+            raise TargetError(f"Class {same[0]} cannot be contrasted with itself: leave it out of `against`.")
+        rivals = torch.from_numpy(named).to(logits.device).expand(*classes.shape, -1)
         return replace(self, classes=classes, _rivals=rivals)
 
     def find_logits(self, output: Any, images: int) -> Tensor:
         """The logits (N,C) in a model's output, as this target counts classes."""
         logits = find_logits(output, images, head=self.output)
-        is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "none")
-        return to_two_classes(logits, self.activation) if is_pair else logits
+        if logits.shape[1] > 1 or self.activation not in ("sigmoid", "none"):
+            return logits
+        # A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability.
+        return torch.cat([1 - logits if self.activation == "none" else -logits, logits], 1)
 
     def compute(self, logits: Tensor) -> Tensor:
         """The scores (N,K) in logits (N,C), once the target is resolved."""
-        if self.score == "logit":
-            return logit(logits, self.classes)
-        if self.score == "probability":
-            return probability(logits, self.classes, self.activation)
-        return difference(logits, self.classes, cast("Tensor", self._rivals))
+        if self.score == "contrast":
+            return difference(logits, self.classes, cast("Tensor", self._rivals))
+        return (probabilities(logits, self.activation) if self.score == "probability" else logits).gather(
+            1, self.classes
+        )
 
     def one(self, i: int) -> ClassTarget:
         """The same, resolved, for image i alone."""
@@ -211,16 +202,6 @@ class ClassTarget:
         """The same, resolved, for so many blocks of the images' rows, one behind another."""
         rivals = None if self._rivals is None else self._rivals.repeat(times, 1, 1)
         return replace(self, classes=self.classes.repeat(times, 1), _rivals=rivals)
-
-    def _find_rivals(self, logits: Tensor, classes: Tensor) -> Tensor:
-        named = to_rivals(self.against)
-        if not len(named):
-            return find_strongest(logits, classes)
-        check_range(named.tolist(), logits.shape[1])
-        same = sorted(set(named.tolist()) & set(classes.flatten().tolist()))
-        if same:
-            raise TargetError(f"Class {same[0]} cannot be contrasted with itself: leave it out of `against`.")
-        return torch.from_numpy(named).to(logits.device).expand(*classes.shape, -1)
 
 
 @dataclass(frozen=True)
@@ -252,13 +233,12 @@ class RepeatedTarget:
             return Scored(torch.cat([part.values for part in parts]), None, None, self)
         logits = self.find_logits(output, total)
         wanted = to_class_target(self.target)
-        first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images)
-        first = replace(first, target=replace(first.target, output=wanted.output))
-        target = first.target.repeat(self.blocks)
-        return Scored(target.compute(logits), target.classes, logits, replace(self, target=first.target))
+        first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images).target
+        target = first.repeat(self.blocks)
+        again = replace(self, target=replace(first, output=wanted.output))
+        return Scored(target.compute(logits), target.classes, logits, again)
 
     def find_logits(self, output: Any, rows: int) -> Tensor:
-        """The logits of all rows, as the target counts classes."""
         return to_class_target(self.target).find_logits(output, rows)
 
     def _block(self, output: Any, block: int) -> Any:
@@ -280,7 +260,19 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
     if isinstance(target, RepeatedTarget):
         return target.score(output)
     if is_function(target):
-        return Scored(_check_scores(target(output), images), None, None, target)
+        scores = target(output)
+        if not isinstance(scores, Tensor) or not _is_plain(scores):
+            what = _kind(scores) if isinstance(scores, Tensor) else type(scores).__name__
+            raise TargetError(
+                f"The target function gave {what}, expected a floating tensor ({images},) or ({images}, K)."
+            )
+        if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
+            raise TargetError(
+                f"The target function gave a tensor {tuple(scores.shape)}, expected ({images},) or ({images}, K): "
+                "one score, or K scores, for each image."
+            )
+        scores = scores.reshape(images, -1)
+        return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
     target = to_class_target(target)
     logits = target.find_logits(output, images)
     target = target.resolve(logits, images)
@@ -304,13 +296,20 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     `head`: the key or the index of another one. A single logit may be (N,) as well. Raises `TargetError` for any other
     shape, for several heads of which none was chosen, and for an embedding.
     """
-    heads = _list_heads(output)
-    if head is not None:
-        if head not in heads:
-            raise TargetError(f"The output has no {shorten(head)}: {_name_heads(heads)}.")
-        logits: Any = heads[head]
-    elif "logits" in heads:
-        logits = heads["logits"]
+    heads: dict[str | int, Any] = {}  # what lies in the output, by key or by index; nothing in a tensor
+    if isinstance(output, Mapping):
+        heads = dict(output)
+    elif isinstance(output, (tuple, list)):
+        heads = {**dict(enumerate(output)), **{it: getattr(output, it) for it in getattr(output, "_fields", ())}}
+    elif dataclasses.is_dataclass(output):
+        heads = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    if head is not None and head not in heads:
+        named = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
+        what = f"it has {named}" if heads else "it is a single tensor, or of a kind without keys"
+        raise TargetError(f"The output has no {shorten(head)}: {what}.")
+    logits: Any
+    if head is not None or "logits" in heads:
+        logits = heads["logits" if head is None else head]
     else:
         logits = _find_only(heads, images) if heads else first_floating(getattr(output, "logits", output))
     if isinstance(logits, Tensor) and logits.shape == (images,):
@@ -335,23 +334,6 @@ def refuse_features(model: nn.Module, target: Any) -> None:
         raise TargetError(f"The model's num_classes is 0, so that its output is an embedding: {NO_CLASSES}")
 
 
-def _list_heads(output: Any) -> dict[str | int, Any]:
-    """What lies in an output, by key or by index; nothing in a tensor."""
-    if isinstance(output, Mapping):
-        return dict(output)
-    if isinstance(output, (tuple, list)):
-        return {**dict(enumerate(output)), **{name: getattr(output, name) for name in getattr(output, "_fields", ())}}
-    if dataclasses.is_dataclass(output):
-        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    return {}
-
-
-def _name_heads(heads: Mapping[str | int, Any]) -> str:
-    named = [shorten(name) for name in heads]
-    more = ", ..." if len(named) > 6 else ""
-    return f"it has {', '.join(named[:6])}{more}" if named else "it is a single tensor, or of a kind without keys"
-
-
 def _find_only(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
     """The only tensor (N,C), or else the first one of any form. Raises `TargetError` for several, and for an embedding."""
     found = {
@@ -360,48 +342,31 @@ def _find_only(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == images
     }
     different = {id(value): name for name, value in reversed(found.items())}  # a field of a tuple has an index, too
-    is_named = any(isinstance(name, str) for name in heads)
-    if is_named and len(different) > 1 and not any(_is_embedding(name) for name in found):
+    classes = [
+        value
+        for name, value in found.items()
+        if not isinstance(name, str) or not any(word in name.lower() for word in EMBEDDINGS)
+    ]
+    if any(isinstance(name, str) for name in heads) and len(different) > 1 and len(classes) == len(found):
         names = ", ".join(shorten(name) for name in reversed(different.values()))
         raise TargetError(
             f"The output has {len(different)} tensors ({images}, C): {names}. Say which has the classes, with "
             f"targets.ClassTarget(..., output={next(iter(found))!r}), or pass a function as target=."
         )
-    classes = [value for name, value in found.items() if not _is_embedding(name)]
     if found and not classes:
         raise TargetError(f"The output's {shorten(next(iter(found)))} is an embedding: {NO_CLASSES}")
     return classes[0] if classes else first_floating(list(heads.values()))
 
 
-def _is_embedding(name: str | int) -> bool:
-    return isinstance(name, str) and any(word in name.lower() for word in EMBEDDINGS)
-
-
 def _is_normalised(logits: Tensor) -> bool:
-    """Whether all rows have length 1, which one-hot probabilities have as well.
-
-    Few numbers of half precision may have it by chance.
-    """
-    if logits.shape[1] < (FEWEST_HALVES if logits.dtype.itemsize < 4 else 2):
+    """Whether all rows have length 1; one-hot probabilities have, too, and a few numbers of half precision by chance."""
+    values, itemsize = logits.detach(), logits.dtype.itemsize
+    if logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
         return False
-    tolerance = torch.finfo(logits.dtype).eps * (4 if logits.dtype.itemsize > 2 else 1)
-    values = logits.detach()
+    tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
     if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
         return False
     return not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
-
-
-def _check_scores(scores: Any, images: int) -> Tensor:
-    if not isinstance(scores, Tensor) or not _is_plain(scores):
-        what = _kind(scores) if isinstance(scores, Tensor) else type(scores).__name__
-        raise TargetError(f"The target function gave {what}, expected a floating tensor ({images},) or ({images}, K).")
-    if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
-        raise TargetError(
-            f"The target function gave a tensor {tuple(scores.shape)}, expected ({images},) or ({images}, K): "
-            "one score, or K scores, for each image."
-        )
-    scores = scores.reshape(images, -1)
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _is_plain(tensor: Tensor) -> bool:

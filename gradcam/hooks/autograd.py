@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,10 +88,10 @@ def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        for part, explanation in explanations.items():
-            if part in str(error):
-                raise ModelError(explanation) from error
-        raise
+        explanation = next((it for part, it in explanations.items() if part in str(error)), None)
+        if explanation is None:
+            raise
+        raise ModelError(explanation) from error
 
 
 def jacobian(
@@ -109,15 +109,18 @@ def jacobian(
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
     directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
     for chunk in directions.split(max(1, (most_bytes or MOST_BYTES) // largest)):
-        yield (_scaled_backward if scaled else _backward)(values, inputs, chunk)
+        if not scaled:
+            yield _backward(values, inputs, chunk)
+            continue
+        for scale in HALF_PRECISION_SCALES:
+            gradients = _backward(values, inputs, chunk * scale)
+            if _are_finite(gradients):
+                break
+        yield [None if gradient is None else gradient.float() / scale for gradient in gradients]
 
 
-def _scaled_backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
-    for scale in HALF_PRECISION_SCALES:
-        gradients = _backward(values, inputs, directions * scale)
-        if all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients):
-            break
-    return [None if gradient is None else gradient.float() / scale for gradient in gradients]
+def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
+    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
@@ -146,7 +149,7 @@ def curvatures(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator
     for value in values:
         for scale in HALF_PRECISION_SCALES if scaled else (1.0,):
             pair = _second_order(value, activations, scale)
-            if all(tensor is None or bool(tensor.isfinite().all()) for tensor in pair):
+            if _are_finite(pair):
                 break
         yield tuple(None if tensor is None else tensor[None] for tensor in pair)
 
@@ -162,25 +165,19 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
             total = (gradient * activations.detach()).sum()
         (product,) = _gradients(total, [activations])
     if product is None:
-        _require_linear(value, gradient)
+        # A function written in Python may give a gradient that cannot be differentiated again, and says so at best by a
+        # node for the error that would come of it. Hooks, of which ours is one, are such functions that do nothing to it.
+        hidden = [node for node in graph_of(value) if _is_python(node)]
+        if hidden or any("Error" in node.name() for node in graph_of(gradient)):
+            name = hidden[0].name().removesuffix("Backward") if hidden else "a function written in Python"
+            raise ModelError(
+                f"Behind the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
+                "needs the first derivative only, such as 'gradcam', or a layer behind it."
+            )
+        product = torch.zeros_like(gradient)
     if scale != 1:
-        gradient, product = gradient.float() / scale, None if product is None else product.float() / scale
-    return gradient.detach(), torch.zeros_like(gradient) if product is None else product
-
-
-def _require_linear(value: Tensor, gradient: Tensor) -> None:
-    """Raises `ModelError` where the second derivative is missing for another reason than that there is none.
-
-    A function written in Python may give a gradient that cannot be differentiated again, and says so at best by a node
-    for the error that would come of it. Hooks, of which ours is one, are such functions that do nothing to it.
-    """
-    hidden = [node for node in graph_of(value) if _is_python(node)]
-    if hidden or any("Error" in node.name() for node in graph_of(gradient)):
-        name = hidden[0].name().removesuffix("Backward") if hidden else "a function written in Python"
-        raise ModelError(
-            f"Behind the layer there is {name}, whose gradient cannot be differentiated again: choose a method that needs "
-            "the first derivative only, such as 'gradcam', or a layer behind it."
-        )
+        gradient, product = gradient.float() / scale, product.float() / scale
+    return gradient.detach(), product
 
 
 def may_cast(scores: Tensor) -> bool:
@@ -223,11 +220,8 @@ def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
 
 def require_recording(scores: Tensor, layers: Sequence[str]) -> None:
     """Raises the error that tells why `scores` have no gradient: recording was off, or they do not depend on the layers."""
-    if scores.requires_grad:
-        return
-    if not torch.is_grad_enabled():
-        raise recording_is_off(layers)
-    raise no_dependence(layers)
+    if not scores.requires_grad:
+        raise no_dependence(layers) if torch.is_grad_enabled() else recording_is_off(layers)
 
 
 def recording_is_off(layers: Sequence[str]) -> ModelError:

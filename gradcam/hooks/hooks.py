@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +30,8 @@ _openings = itertools.count()
 class Hooks:
     """Hooks on modules, all removed when the context ends, however it ends.
 
-    Forward hooks act only in the thread that entered the context: several threads may run one model, each with hooks of
-    its own. Backward hooks do not filter, since on CUDA autograd calls them from threads of its own.
+    Forward hooks act only in the thread that entered the context: several threads may run one model, each with its own.
+    Backward hooks do not filter, since on CUDA autograd calls them from threads of its own.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,7 @@ class Hooks:
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
             refuse_compiling()
-            if threading.get_ident() != self._thread:
-                return None  # as below
-            (kwargs,) = rest
-            return function(module, args, kwargs)
+            return function(module, args, *rest) if threading.get_ident() == self._thread else None  # as below
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -83,16 +80,12 @@ class Hooks:
 
     def after_backward(self, module: nn.Module, function: BackwardHook) -> None:
         """Call `function(grad_output)` when the gradient at the module's outputs is there (a full backward hook)."""
-
         self._handles.append(module.register_full_backward_hook(lambda module, grad_input, output: function(output)))
 
     def at_gradient(self, tensor: Tensor, function: GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor that requires one is there, before it flows on."""
-
-        def hook(gradient: Tensor) -> Tensor | None:
-            return function(gradient)
-
-        self._keep(tensor.register_hook(unserializable_hook(hook)))  # saving the tensor is no reason to warn
+        # Saving the tensor is no reason to warn. The mark goes on an object of our own.
+        self._keep(tensor.register_hook(unserializable_hook(partial(function))))
 
     def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
         """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with.
@@ -102,14 +95,19 @@ class Hooks:
         without; only views and leaves go on as a clone, of whose uses it is the gradient.
         """
         passage, tensor = passage_of(tensor)
-        self._keep(passage.add_look(function))
+        self._add(passage.looks, function)
         return tensor
 
     def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
         """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
         passage, tensor = passage_of(tensor)
-        self._keep(passage.add_edit(self._opening, function))
+        self._add(passage.edits, (self._opening, function))
         return tensor
+
+    def _add(self, functions: OrderedDict[int, Any], function: Any) -> None:
+        handle = RemovableHandle(functions)
+        functions[handle.id] = function
+        self._keep(handle)
 
     def _keep(self, handle: RemovableHandle) -> None:
         """Own a handle of something short-lived: of a whole epoch's tensors only those that are still there are kept."""
@@ -135,42 +133,29 @@ def refuse_compiling() -> None:
 class Passage:
     """What is done to the gradient that comes back to a tensor, where all of it has come together.
 
-    Edits sit on the tensor, as a hook of a user's own would: their order is that of registration, and `retain_grad()` shows
-    what they made. Looks sit behind all that, on the node that made the tensor, and see what flows on. What is done in
-    place to the tensor later makes it another node's: both stay where they are.
+    Edits sit on the tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes.
+    Looks sit behind all that, on the node that made the tensor. What is done in place to it later makes it another node's.
     """
 
     def __init__(self, tensor: Tensor, node: Node) -> None:
-        self._edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
-        self._looks: OrderedDict[int, GradientHook] = OrderedDict()
+        self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
+        self.looks: OrderedDict[int, GradientHook] = OrderedDict()
         index = tensor.output_nr
 
         def edit(gradient: Tensor | None) -> Tensor | None:
-            return self._edit(gradient) if self._edits and gradient is not None else None
+            if gradient is None or not self.edits:
+                return None
+            # A block may give what its last part gave, which then has run first, whoever was registered first.
+            return _through([it for _, it in sorted(self.edits.values(), key=lambda edit: edit[0])], gradient)
 
         def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
             gradient = gradients[index]
-            if gradient is None or not self._looks:
+            if gradient is None or not self.looks:
                 return None
-            return (*gradients[:index], _through(list(self._looks.values()), gradient), *gradients[index + 1 :])
+            return (*gradients[:index], _through(list(self.looks.values()), gradient), *gradients[index + 1 :])
 
         tensor.register_hook(unserializable_hook(edit))
         node.register_prehook(look)
-
-    def add_edit(self, order: int, function: GradientHook) -> RemovableHandle:
-        handle = RemovableHandle(self._edits)
-        self._edits[handle.id] = (order, function)
-        return handle
-
-    def add_look(self, function: GradientHook) -> RemovableHandle:
-        handle = RemovableHandle(self._looks)
-        self._looks[handle.id] = function
-        return handle
-
-    def _edit(self, gradient: Tensor) -> Tensor:
-        # A block may give what its last part gave, which then has run first, whoever was registered first.
-        edits = sorted(self._edits.values(), key=lambda edit: edit[0])
-        return _through([function for _, function in edits], gradient)
 
 
 def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
@@ -209,23 +194,15 @@ class Given:
     """What was given to the model in a tensor's place, for as long as anybody holds it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._reference: weakref.ref[Tensor] | None = weakref.ref(tensor)
+        self.reference: weakref.ref[Tensor] | None = weakref.ref(tensor)
 
     def __call__(self) -> Tensor | None:
-        return None if self._reference is None else self._reference()
+        return None if self.reference is None else self.reference()
 
     def let_go(self) -> None:
-        """Take it out of the graph, for there is no backward pass any more."""
         tensor = self()
         if tensor is not None and tensor.grad_fn is not None and not tensor._is_view():
             tensor.detach_()
-
-    @contextlib.contextmanager
-    def unseen(self) -> Iterator[None]:
-        """PyTorch exchanges no tensor that a weak reference leads to."""
-        tensor, self._reference = self(), None
-        yield
-        self._reference = None if tensor is None else weakref.ref(tensor)
 
 
 _given: weakref.WeakValueDictionary[int, Given] = weakref.WeakValueDictionary()  # by the object's id
@@ -234,7 +211,7 @@ _given: weakref.WeakValueDictionary[int, Given] = weakref.WeakValueDictionary() 
 def can_exchange(tensor: Tensor) -> bool:
     """Whether the object alone has its contents: no view of them, nothing that autograd saved, no foreign weak reference."""
     known = _given.get(id(tensor))
-    own = 0 if known is None or known() is not tensor else 1
+    own = int(known is not None and known() is tensor)
     return tensor._use_count() == 1 and weakref.getweakrefcount(tensor) == own
 
 
@@ -246,8 +223,9 @@ def exchange(tensor: Tensor, other: Tensor) -> Given:
     if known is None or known() is not tensor:
         known = _given[id(tensor)] = Given(tensor)
     attributes = dict(vars(tensor))
-    with known.unseen():
-        swap_tensors(tensor, other)
+    known.reference = None  # PyTorch exchanges no tensor that a weak reference leads to
+    swap_tensors(tensor, other)
+    known.reference = weakref.ref(tensor)
     vars(tensor).update(attributes)
     return known
 
@@ -259,17 +237,14 @@ class OtherWay:
     """
 
     def __init__(self, memory: Tensor) -> None:
-        self._memory = weakref.ref(memory)  # as a rule nobody does, and it is gone
+        self._memory = weakref.ref(memory)  # as a rule nobody holds it, and it is gone
         memory.requires_grad_()
         increment_version(memory)
 
     def is_among(self, leaves: list[Tensor]) -> bool:
-        """Whether it is one of these."""
         memory = self._memory()
         return memory is not None and any(leaf is memory for leaf in leaves)
 
     def close(self) -> None:
-        """Leave it as it was."""
-        memory = self._memory()
-        if memory is not None:
+        if (memory := self._memory()) is not None:
             memory.requires_grad = False

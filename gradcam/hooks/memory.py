@@ -30,8 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 class Halving:
     """Work in parts that fit into memory: once one did not, the parts are half as large from then on.
 
-    `largest`: how many items a part has at most. `tell(count, largest)` is called where so many did not fit, with the
-    new one.
+    `largest`: of how many items. `tell(count, largest)` is called where so many did not fit, with the new one.
     """
 
     def __init__(self, largest: int, tell: Callable[[int, int], None] = lambda count, largest: None) -> None:
@@ -52,22 +51,16 @@ class Halving:
                 yield result
                 start += len(part)
                 continue
-            free_memory()  # outside of the handler: the error's traceback keeps tensors alive
+            gc.collect()  # outside of the handler: the error's traceback keeps tensors alive
+            torch.cuda.empty_cache()  # does nothing where there is no CUDA
             self.largest = len(part) // 2
             self._tell(len(part), self.largest)
-
-
-def free_memory() -> None:
-    """Give back to the device what nothing refers to any more."""
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing where there is no CUDA
 
 
 class _Span:
     """What has been made since a mark, and is alive; and the most that was at any time."""
 
-    def __init__(self) -> None:
-        self.now = self.peak = 0
+    now = peak = 0
 
     def add(self, size: int) -> None:
         self.now += size
@@ -75,10 +68,7 @@ class _Span:
 
 
 class Meter(TorchDispatchMode):
-    """A context that counts the tensors which operations make, from each `mark` on, while they are alive.
-
-    What kernels use inside themselves is not seen.
-    """
+    """Counts the tensors that operations make from each `mark` on, while they are alive; not what kernels use inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,16 +76,13 @@ class Meter(TorchDispatchMode):
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def mark(self, name: object) -> None:
-        """Begin to count under this name."""
         self._spans[name] = _Span()
 
     def peak(self, name: object) -> int:
         """The most bytes of tensors, made since the mark, that were alive at once; 0 where there was no mark."""
         return self._spans[name].peak if name in self._spans else 0
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self._spans:
             with contextlib.suppress(RuntimeError, NotImplementedError):  # kinds of tensors that have no storage
@@ -110,11 +97,12 @@ class Meter(TorchDispatchMode):
         if key in given or key in self._alive:  # a view, or what an operation in place gives back
             return
         spans = list(self._spans.values())
+
+        def release(_: object) -> None:
+            del self._alive[key]
+            for span in spans:
+                span.add(-size)
+
         for span in spans:
             span.add(size)
-        self._alive[key] = weakref.ref(storage, lambda _: self._release(key, size, spans))
-
-    def _release(self, key: int, size: int, spans: list[_Span]) -> None:
-        del self._alive[key]
-        for span in spans:
-            span.add(-size)
+        self._alive[key] = weakref.ref(storage, release)

@@ -27,8 +27,22 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """`value` with `function` applied to every tensor; containers are copied, everything else is kept as it is."""
     if isinstance(value, Tensor):
         return function(value)
-    changed = {key: map_tensors(child, function) for key, child in _children(value)}
-    return _with_children(value, changed) if changed else value
+    children = {key: map_tensors(child, function) for key, child in _children(value)}
+    if not children:
+        return value
+    if isinstance(value, tuple):
+        return type(value)(*children.values()) if hasattr(value, "_fields") else type(value)(children.values())
+    if isinstance(value, list):
+        return list(children.values())
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return {**value, **children}
+    changed = copy.copy(value)
+    for key, child in children.items():
+        if isinstance(changed, MutableMapping):
+            changed[key] = child
+        else:
+            object.__setattr__(changed, key, child)  # frozen dataclasses too: the copy is ours
+    return changed
 
 
 def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
@@ -55,30 +69,11 @@ def floating_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
-    if isinstance(
-        value, Mapping
-    ):  # first: Hugging Face's ModelOutput is a dataclass too, and a mapping leaves None out
+    if isinstance(value, Mapping):  # first: a ModelOutput of Hugging Face is a dataclass too, and leaves None out
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return []
-
-
-def _with_children(value: Any, children: dict[Any, Any]) -> Any:
-    if isinstance(value, tuple):
-        values = children.values()
-        return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
-    if isinstance(value, list):
-        return list(children.values())
-    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
-        return {**value, **children}
-    changed = copy.copy(value)
-    for key, child in children.items():
-        if isinstance(changed, MutableMapping):
-            changed[key] = child
-        else:
-            object.__setattr__(changed, key, child)  # frozen dataclasses too: the copy is ours
-    return changed
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -119,19 +114,17 @@ def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Lay
 
     Where a target layer further up records already, the layer is given a copy: autograd may have saved what came.
     """
-    copies = {
+    copies: dict[int, Any] = {
         id(tensor): tensor.clone()
         for tensor in (*args, *kwargs.values())
         if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter)
     }
-
-    def given(value: Any) -> Any:
-        return copies.get(id(value), value)
-
-    inputs = [LayerInput(tensor, given(tensor), version_of(given(tensor))) for tensor in tensors((args, kwargs))]
+    pairs = [(tensor, copies.get(id(tensor), tensor)) for tensor in tensors((args, kwargs))]
+    inputs = [LayerInput(tensor, given, version_of(given)) for tensor, given in pairs]
     if not copies:
         return inputs, None
-    return inputs, (tuple(map(given, args)), {key: given(value) for key, value in kwargs.items()})
+    new_kwargs = {key: copies.get(id(value), value) for key, value in kwargs.items()}
+    return inputs, (tuple(copies.get(id(value), value) for value in args), new_kwargs)
 
 
 @dataclass(frozen=True)
@@ -150,13 +143,9 @@ class Batch:
 
         `pictures` take the place of the pictures.
         """
-        changed = change(self.pictures) if pictures is None else pictures
-
-        def new(tensor: Tensor) -> Tensor:
-            return changed if tensor is self.pictures else change(tensor)
-
-        args, kwargs = map_tensors((self.args, self.kwargs), new)
-        return replace(self, args=args, kwargs=kwargs, pictures=changed)
+        new = change(self.pictures) if pictures is None else pictures
+        args, kwargs = map_tensors((self.args, self.kwargs), lambda it: new if it is self.pictures else change(it))
+        return replace(self, args=args, kwargs=kwargs, pictures=new)
 
 
 def to_arguments(images: Any) -> Arguments:
@@ -164,12 +153,11 @@ def to_arguments(images: Any) -> Arguments:
 
     Raises `ImageError` for a mapping from anything but names.
     """
-    # A mapping, not only a dict: Hugging Face's processors give one of their own.
-    kwargs = dict(images) if isinstance(images, Mapping) else {}
-    args = images if isinstance(images, tuple) else () if isinstance(images, Mapping) else (images,)
-    if not all(isinstance(key, str) for key in kwargs):
-        raise ImageError(f"The images are a mapping from {list(kwargs)}, expected the names of the model's arguments.")
-    return args, kwargs
+    if not isinstance(images, Mapping):  # and not only a dict: Hugging Face's processors give one of their own
+        return images if isinstance(images, tuple) else (images,), {}
+    if not all(isinstance(key, str) for key in images):
+        raise ImageError(f"The images are a mapping from {list(images)}, expected the names of the model's arguments.")
+    return (), dict(images)
 
 
 def to_inputs(images: Any) -> Arguments:

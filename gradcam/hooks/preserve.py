@@ -1,21 +1,21 @@
 """What keeps a model as it was: training flags, buffers, the compiler's mode, the random state, also with several threads.
 
-Each of these is shared by all threads. Were two overlapping explanations to save, change and restore one by
-themselves, the second would save what the first had set, and restore that. So all but the last are held under a lock and
-by holders: the first one in saves, the last one out restores. The random state has no such cure: numbers that another
-thread draws from PyTorch's global generator while a model draws in an explanation may be drawn again.
+All threads share these. Were two overlapping explanations to save, change and restore one by themselves, the second would
+save what the first had set. So all but the last are held under a lock: the first one in saves, the last one out restores.
+The random state has no such cure: numbers that another thread draws from PyTorch's global generator while a model draws
+in an explanation may be drawn again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import tensors
 
-Values = list[tuple[Tensor, Tensor]]  # a buffer, and a copy of it
 STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
 IN_FLOATS = (
     "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
@@ -36,30 +35,22 @@ IN_FLOATS = (
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; all as it was afterwards.
-
-    Gives its modules, each once.
-    """
-    modules = _walk(model)
-    kept = (evaluation_mode, unchanged_buffers, eager_mode, _random_state, straight_through)
-    with _known_here(), torch.inference_mode(False), contextlib.ExitStack() as stack:
-        for context in kept:
-            stack.enter_context(context(modules))
-        yield modules
-
-
-def _walk(model: nn.Module) -> list[nn.Module]:
-    """All modules, each once: as `model.modules()`, in an order of its own and a quarter of the time.
-
-    On a small network those generators, one inside another, take as long as a layer.
-    """
-    found, seen = [model], {model}
-    for module in found:  # which grows on the way
+    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; gives its modules, each once."""
+    # As `model.modules()`, in another order and a quarter of the time: on a small network that takes as long as a layer.
+    modules, seen = [model], {model}
+    for module in modules:  # which grows on the way
         for child in module._modules.values():
             if child is not None and child not in seen:
                 seen.add(child)
-                found.append(child)
-    return found
+                modules.append(child)
+    holder, holders = _Holder(), _here.holders  # of this thread, whichever one collects an abandoned context
+    with contextlib.ExitStack() as stack:
+        stack.callback(holders.discard, holder)
+        holders.add(holder)
+        stack.enter_context(torch.inference_mode(False))
+        for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state, straight_through):
+            stack.enter_context(context(modules))
+        yield modules
 
 
 _lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
@@ -70,10 +61,11 @@ class _Holder:
 
 
 class _Here(threading.local):
-    """What this thread holds undisturbed."""
+    """What this thread holds undisturbed, and the grad modes that its open contexts found, the outermost first."""
 
     def __init__(self) -> None:
         self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+        self.grad_modes: list[list[bool]] = []
 
 
 _here = _Here()
@@ -90,75 +82,50 @@ def is_inner_look() -> Callable[[], bool]:
     return lambda: any(holder not in outer for holder in _here.holders)
 
 
-@contextlib.contextmanager
-def _known_here() -> Iterator[None]:
-    holder, holders = _Holder(), _here.holders  # of this thread, whichever one collects an abandoned context
-    holders.add(holder)
-    try:
-        yield
-    finally:
-        holders.discard(holder)
-
-
-class _Kept:
-    """What a module had, and the explanations that will have it put back."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
-
-
-_Register = weakref.WeakKeyDictionary[nn.Module, _Kept]
+# What a module had, and the explanations that will have it put back.
+_Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[_Holder]]]
 _flags: _Register = weakref.WeakKeyDictionary()
 _buffers: _Register = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class _Care:
-    """What is kept of a module, how it is changed meanwhile, and how it is put back; `restore` must not fail."""
-
-    register: _Register
-    is_wanted: Callable[[nn.Module], bool]
-    keep: Callable[[nn.Module], Any]
-    change: Callable[[nn.Module], None]
-    restore: Callable[[nn.Module, Any], None]
-
-
 @contextlib.contextmanager
-def _keep_while_held(care: _Care, modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Every module that is wanted as it should be; its last holder puts back what its first one found."""
+def _keep_while_held(
+    register: _Register,
+    modules: Iterable[nn.Module],
+    keep: Callable[[nn.Module], Any],
+    restore: Callable[[nn.Module, Any], None],  # which must not fail
+    *,
+    change: Callable[[nn.Module], None] = lambda _: None,
+    is_wanted: Callable[[nn.Module], bool] = lambda _: True,
+) -> Iterator[None]:
+    """Every module that is wanted changed meanwhile; its last holder puts back what its first one kept."""
     holder = _Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
-    register = care.register
     try:
         with _lock:
-            for module in modules if register else filter(care.is_wanted, modules):
-                if module not in register and care.is_wanted(module):
-                    register[module] = _Kept(care.keep(module))
+            for module in modules if register else filter(is_wanted, modules):
+                if module not in register and is_wanted(module):
+                    register[module] = keep(module), weakref.WeakSet()
                 if module in register:
-                    register[module].holders.add(holder)
-                    care.change(module)  # only now: an interruption leaves an entry from which the next one mends it
+                    register[module][1].add(holder)
+                    change(module)  # only now: an interruption leaves an entry from which the next one mends it
         yield
     finally:
         with _lock:
-            for module, kept in list(register.items()):
-                kept.holders.discard(holder)
-                if not kept.holders:
-                    care.restore(module, kept.value)
+            for module, (value, holders) in list(register.items()):
+                holders.discard(holder)
+                if not holders:
+                    restore(module, value)
                     del register[module]
 
 
-@contextlib.contextmanager
-def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Every one of the modules in evaluation mode; afterwards each has its own flag again."""
 
-    def change(module: nn.Module) -> None:
-        module.training = False
-
-    def restore(module: nn.Module, training: bool) -> None:
+    def set_flag(module: nn.Module, training: bool = False) -> None:
         module.training = training
 
-    with _keep_while_held(_Care(_flags, lambda it: it.training, lambda it: it.training, change, restore), modules):
-        yield
+    is_training = operator.attrgetter("training")
+    return _keep_while_held(_flags, modules, is_training, set_flag, change=set_flag, is_wanted=is_training)
 
 
 @contextlib.contextmanager
@@ -174,40 +141,31 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
         return
     before = _count_writes(modules)
 
-    def restore(module: nn.Module, buffers: Values) -> None:
-        if _count_writes(modules) == before:
-            restore_buffers(buffers)
+    def keep(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        dense = (it for it in module._buffers.values() if it is not None and it.layout == torch.strided)
+        return [(it, it.detach().clone()) for it in dense if not it.is_meta and not it.is_nested]
 
-    with _keep_while_held(_Care(_buffers, lambda _: True, keep_buffers, lambda _: None, restore), owners):
+    def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
+        for buffer, copy in buffers if _count_writes(modules) == before else ():
+            # Out of the graph of what was written to it. A tensor that took another's place is left: it is a cache as a
+            # rule, and its module remembers elsewhere what it is for.
+            if buffer.grad_fn is not None and not buffer._is_view():
+                buffer.detach_()
+            is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
+            if is_same_kind and not _is_equal(buffer, copy):
+                with (
+                    contextlib.suppress(RuntimeError),
+                    torch.no_grad(),
+                ):  # an expanded one shares its memory with itself
+                    buffer.copy_(copy)
+
+    with _keep_while_held(_buffers, owners, keep, restore):
         yield
 
 
 def _count_writes(modules: Iterable[nn.Module]) -> int:
     parameters = (parameter for module in modules for parameter in module._parameters.values())
     return sum(it._version for it in parameters if it is not None and not it.is_inference())
-
-
-def keep_buffers(module: nn.Module) -> Values:
-    """The module's own buffers, with their values."""
-    return [
-        (buffer, buffer.detach().clone())
-        for buffer in module._buffers.values()
-        if buffer is not None and buffer.layout == torch.strided and not buffer.is_meta and not buffer.is_nested
-    ]
-
-
-def restore_buffers(kept: Values) -> None:
-    """Write back the values of those that were changed in place, and take them out of the graph of what was written.
-
-    A tensor that took another's place is left: it is a cache as a rule, and its module remembers elsewhere what it is for.
-    """
-    for buffer, copy in kept:
-        if buffer.grad_fn is not None and not buffer._is_view():
-            buffer.detach_()
-        is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
-        if is_same_kind and not _is_equal(buffer, copy):
-            with contextlib.suppress(RuntimeError), torch.no_grad():  # an expanded tensor shares its memory with itself
-                buffer.copy_(copy)
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
@@ -249,31 +207,27 @@ def _run_eagerly() -> Callable[[], None]:
 
 def _without_fused_attention() -> Callable[[], None]:
     kinds = torch.backends.cuda  # of the processor's kernels too, in spite of the name
-    enabled = (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.cudnn_sdp_enabled())
-    plain = kinds.math_sdp_enabled()
+    switches = (kinds.enable_flash_sdp, kinds.enable_mem_efficient_sdp, kinds.enable_cudnn_sdp, kinds.enable_math_sdp)
+    enabled = (
+        kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.cudnn_sdp_enabled(), kinds.math_sdp_enabled(),
+    )  # fmt: skip
 
-    def switch(flash: bool, memory_efficient: bool, cudnn: bool, plain: bool) -> None:
-        kinds.enable_flash_sdp(flash)
-        kinds.enable_mem_efficient_sdp(memory_efficient)
-        kinds.enable_cudnn_sdp(cudnn)
-        kinds.enable_math_sdp(plain)
+    def switch(*values: bool) -> None:
+        for function, value in zip(switches, values):
+            function(value)
 
     switch(False, False, False, True)
-    return lambda: switch(*enabled, plain)
+    return lambda: switch(*enabled)
 
 
 _eager, _plain_attention = _Mode(_run_eagerly), _Mode(_without_fused_attention)
 
 
-@contextlib.contextmanager
-def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+def eager_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
     is_compiled = (it._compiled_call_impl is not None or "_orig_mod" in it._modules for it in modules)
-    if "torch._dynamo" not in sys.modules or not any(is_compiled):
-        yield  # no stance without need: it holds in all threads, and would slow them down
-        return
-    with _eager.held():
-        yield
+    # No stance without need: it holds in all threads, and would slow them down.
+    return _eager.held() if "torch._dynamo" in sys.modules and any(is_compiled) else contextlib.nullcontext()
 
 
 def plain_attention() -> AbstractContextManager[None]:
@@ -295,10 +249,9 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
-    if not torch.cuda.is_initialized():
-        return [torch.default_generator]
     # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
-    parameters = (it for module in modules for it in module._parameters.values() if it is not None)
+    owners = modules if torch.cuda.is_initialized() else ()
+    parameters = [it for module in owners for it in module._parameters.values() if it is not None]
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     return [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
 
@@ -312,20 +265,20 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     """
     quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
     kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
+
+    def attach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+        (inputs,) = (*args, *kwargs.values())
+        if not (torch.is_grad_enabled() and inputs.requires_grad):
+            return None
+        # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
+        unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
+        return output.detach() + (unrounded - unrounded.detach())
+
     with Hooks() as hooks:
         for module in modules if kinds else ():
             if type(module) in kinds:
-                hooks.after_forward(module, _attach_gradient)
+                hooks.after_forward(module, attach)
         yield
-
-
-def _attach_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    (inputs,) = (*args, *kwargs.values())
-    if not (torch.is_grad_enabled() and inputs.requires_grad):
-        return None
-    # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
-    unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
-    return output.detach() + (unrounded - unrounded.detach())
 
 
 def is_in_8_bits(values: Any) -> bool:
@@ -335,16 +288,6 @@ def is_in_8_bits(values: Any) -> bool:
     return any(tensor.is_quantized for tensor in tensors(values))
 
 
-class _Modes(threading.local):
-    """The grad modes that the open contexts of this thread found, the outermost first."""
-
-    def __init__(self) -> None:
-        self.found: list[list[bool]] = []
-
-
-_modes = _Modes()
-
-
 @contextlib.contextmanager
 def recording_off() -> Iterator[None]:
     """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
@@ -352,7 +295,7 @@ def recording_off() -> Iterator[None]:
     `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
     would restore what the outer had set, for good.
     """
-    found = _modes.found
+    found = _here.grad_modes
     mode = [torch.is_grad_enabled()]
     found.append(mode)
     torch.set_grad_enabled(False)

@@ -45,8 +45,8 @@ class TargetLayer:
             raise LayerError(f"The layer is {shorten(module)}, expected a torch.nn.Module, such as model.layer4.")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
-                "The layer is a TorchScript module, whose output a hook cannot replace: "
-                "use the Python model that it was made from."
+                "The layer is a TorchScript module, whose output a hook cannot replace: use the Python model that it was "
+                "made from."
             )
         self.name = name or type(module).__name__
         self._module, self._keys, self._run = module, tuple(keys), run
@@ -146,9 +146,8 @@ class TargetLayer:
         """The gradient of `score`, a tensor of one value, at the layer: shaped as `activations`, kept as `gradients`.
 
         May be called again for other scores of the same forward pass. Where the activations or the score are float16 the
-        gradient is float32: on its way it is scaled, because small values would be lost.
-        Raises `LayerError` if the score does not depend on the layer, `ModelError` if recording was off or the graph has
-        been used up by a plain `backward()`.
+        gradient is float32: on its way it is scaled, because small values would be lost. Raises `LayerError` if the score
+        does not depend on the layer, `ModelError` if recording was off or a plain `backward()` has used up the graph.
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
             what = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
@@ -193,10 +192,9 @@ class TargetLayer:
             )
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # It may change that in place, and the model may go on using it.
-        if self._is_others_run():
-            return None
-        self._inputs, arguments = take_inputs(args, kwargs)
+        arguments = None
+        if not self._is_others_run():  # it may change what came in place, and the model may go on using that
+            self._inputs, arguments = take_inputs(args, kwargs)
         return arguments
 
     def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -245,8 +243,9 @@ class TargetLayer:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
-            if memory is not None and _may_be_watched(memory, self._module, output):
-                self._other_ways.append(OtherWay(memory))
+            others = [*self._module.buffers(), *floating_by_keys(output).values()]
+            if memory is not None and _is_free(memory) and not _shares_storage(memory, others):
+                self._other_ways.append(OtherWay(memory))  # of this pass alone
         elif not (is_kept or is_view or tensor.requires_grad):
             handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
         if source is not None and is_changed:
@@ -264,27 +263,21 @@ class TargetLayer:
 
 
 def _format_of(tensor: Tensor) -> torch.memory_format:
-    """Channels last by name where it is so: of one image, a view's strides may be read as those of another order.
-
-    PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
-    """
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    channels_last = formats.get(tensor.ndim)
-    if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
-        return torch.preserve_format
-    return channels_last
+    # Channels last by name where it is so: of one image a view's strides may be read as those of another order, and
+    # PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
+    by_name = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    is_plain = by_name is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=by_name)
+    return torch.preserve_format if by_name is None or is_plain else by_name
 
 
-def _shares_storage(tensor: Tensor, inputs: Any) -> bool:
+def _shares_storage(tensor: Tensor, others: Any) -> bool:
     address = tensor.untyped_storage().data_ptr()
-    dense = (other for other in tensors(inputs) if other.layout == torch.strided)
+    dense = (other for other in tensors(others) if other.layout == torch.strided)
     return any(other.untyped_storage().data_ptr() == address for other in dense)
 
 
-def _may_be_watched(memory: Tensor, module: nn.Module, output: Any) -> bool:
-    """Whether it is of this pass alone: nothing that the layer keeps, and nothing else that it gave is another view."""
-    is_kept = memory.requires_grad or not memory.is_leaf or isinstance(memory, nn.Parameter)
-    return not (is_kept or _shares_storage(memory, [*module.buffers(), *floating_by_keys(output).values()]))
+def _is_free(memory: Tensor) -> bool:
+    return memory.is_leaf and not (memory.requires_grad or isinstance(memory, nn.Parameter))
 
 
 def no_floating_tensor(layers: Iterable[str]) -> LayerError:

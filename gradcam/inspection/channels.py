@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,34 +29,26 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     Of a layer that runs several times it is the first run, and of a pattern those layers that have a grid. The model is
     left as it was, as `features` leaves it, and several threads may do this at once.
 
-    Raises `LayerError` as `features` does, and for a layer without a grid, such as a fully connected one, or a pattern
-    that fits no other; `ImageError` where there are no images (N,C,H,W) or (N,C,D,H,W).
+    Raises `LayerError` as `features` does, and for a layer, or all of a pattern's, without a grid, such as a fully connected
+    one; `ImageError` where there are no images (N,C,H,W) or (N,C,D,H,W).
     """
     model, batch, reshape = unwrap(model), to_batch(images), to_reshape(reshape)
     wanted = list_wanted(layers)
     found = features(model, images, wanted)
-
-    def to_grid(name: str, module: nn.Module) -> Tensor:
-        layout = place(name, found[name], module, batch, model=model, reshape=reshape)
-        return layout.to_grid(found[name])
-
     grids: dict[str, Tensor] = {}
-    for layer in wanted:
-        grids |= _lay_out({name: it for name, it in select_layers(model, layer).items() if name in found}, to_grid)
-    return grids
 
-
-def _lay_out(layers: dict[str, nn.Module], to_grid: Callable[[str, nn.Module], Tensor]) -> dict[str, Tensor]:
-    """The grids of those that have one. Raises `LayerError` where none has, for the reason that the first has none."""
-    grids = {}
-    for name, module in layers.items():
-        with contextlib.suppress(LayerError):
-            grids[name] = to_grid(name, module)
-    if not grids:
+    def lay_out(name: str, module: nn.Module) -> LayerError | None:
         try:
-            to_grid(*next(iter(layers.items())))
+            layout = place(name, found[name], module, batch, model=model, reshape=reshape)
+            grids[name] = layout.to_grid(found[name])
         except LayerError as error:
-            raise LayerError(f"{error} `gradcam inspect features` takes whatever it gives.") from None
+            return error
+        return None
+
+    for layer in wanted:
+        failed = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in found]
+        if all(failed):  # of a pattern those without a grid are left out
+            raise LayerError(f"{failed[0]} `gradcam inspect features` takes whatever it gives.")
     return grids
 
 

@@ -52,12 +52,15 @@ class MultiplyAdds(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(operator, "_overloadpacket", operator)
-        formula = FORMULAS.get(str(packet)) or _from_pytorch(packet)
+        formula = FORMULAS.get(str(packet))
+        if formula is None and (flops := flop_registry.get(packet)) is not None:
+
+            def formula(*args: Any, **kwargs: Any) -> int:
+                return int(flops(*args, **kwargs)) // 2
+
         if formula is None and packet is not operator and not any(it.is_nested for it in tensors(args)):
             with self:
                 output = operator.decompose(*args, **kwargs)
@@ -65,34 +68,16 @@ class MultiplyAdds(TorchDispatchMode):
                 return output
         output = operator(*args, **kwargs)
         if formula is None:
-            self.unknown += not _is_negligible(operator)
-        else:
-            self._add(formula, args, kwargs, output)
-        return output
-
-    def _add(self, formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            namespace, _, name = operator.name().partition("::")  # of a higher-order operator: a name alone
+            name = name.partition(".")[0]
+            is_none = namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
+            self.unknown += not (is_none or f"{namespace}::{name}" in NEGLIGIBLE)
+            return output
         try:
             self.total += formula(*args, **kwargs, out_val=output)
         except Exception:  # a formula that does not know this form of its operator, such as nested tensors
             self.unknown += 1
-
-
-def _from_pytorch(packet: Any) -> Formula | None:
-    flops = flop_registry.get(packet)
-    return None if flops is None else lambda *args, **kwargs: int(flops(*args, **kwargs)) // 2
-
-
-def _is_negligible(operator: Any) -> bool:
-    namespace, _, name = operator.name().partition("::")  # of a higher-order operator: a name without a namespace
-    name = name.partition(".")[0]
-    if f"{namespace}::{name}" in NEGLIGIBLE:
-        return True
-    return namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
-
-
-def _of_linear(values: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    """Also of nested tensors."""
-    return int(values.values().numel() if values.is_nested else values.numel()) * weight.shape[0]
+        return output
 
 
 def _of_attention(query: Tensor, *rest: Any, **__: Any) -> int:
@@ -113,7 +98,9 @@ def _of_recurrence(values: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any
 
 
 FORMULAS: dict[str, Formula] = {
-    "aten.linear": _of_linear,
+    "aten.linear": lambda values, weight, *_, **__: (
+        (values.values() if values.is_nested else values).numel() * weight.shape[0]
+    ),
     "aten.mv": lambda matrix, *_, **__: matrix.numel(),
     "aten.addmv": lambda bias, matrix, *_, **__: matrix.numel(),
     "aten.dot": lambda vector, *_, **__: vector.numel(),
@@ -145,8 +132,9 @@ class Storages:
         for given in tensors(output):
             tensor = given.values() if given.is_nested else given
             size = tensor.numel() * tensor.itemsize
-            storage = _storage(tensor)
-            if storage is None:
+            try:
+                storage = tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):  # sparse ones and others without, as if they were dense and new
                 self.total += size
                 continue
             reference = StorageWeakRef(storage)
@@ -155,14 +143,6 @@ class Storages:
                 new[reference.cdata] = min(new.get(reference.cdata, 0) + size, storage.nbytes())
         self._known |= references
         self.total += sum(new.values())
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """None for sparse tensors and others without one, which count as if they were dense and new."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -186,17 +166,15 @@ def find_clock(devices: Collection[torch.device]) -> Clock:
         for device in others:
             torch.accelerator.synchronize(device)
 
-    if len(others) == 1 and others[0].type == "cuda":
-        return Clock(lambda: _mark(others[0]), wait, lambda begun, ended: begun.elapsed_time(ended) / 1000)
+    def mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(others[0]))
+        return event
 
     def read() -> float:
         wait()
         return time.perf_counter()
 
+    if len(others) == 1 and others[0].type == "cuda":
+        return Clock(mark, wait, lambda begun, ended: begun.elapsed_time(ended) / 1000)
     return Clock(read if others else time.perf_counter, wait, lambda begun, ended: ended - begun)
-
-
-def _mark(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event

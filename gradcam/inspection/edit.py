@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from gradcam._checks import refuse
@@ -20,7 +21,7 @@ from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.hooks.preserve import is_undisturbed
 from gradcam.hooks.target_layer import refuse_vmap
 from gradcam.inspection import selection
-from gradcam.inspection.selection import Attendance, Layers, follow_layers, refuse_compiled, select_layers
+from gradcam.inspection.selection import Attendance, Layers
 from gradcam.layers.find import unwrap
 
 MOST_NAMED = 3  # places in an edit's repr
@@ -38,9 +39,7 @@ class Edit:
     """
 
     def __init__(self, hooks: Hooks, places: Sequence[str], attendance: Attendance | None = None) -> None:
-        self._hooks = hooks
-        self._places = places
-        self._attendance = attendance
+        self._hooks, self._places, self._attendance = hooks, places, attendance
         self._is_active = True
 
     @property
@@ -86,15 +85,14 @@ def edit_gradients(
     `where`: a tensor that requires gradients, or a model with one of these: `layers`, at whose outputs (the first floating
     tensor of several) the gradient is edited in every pass that this thread makes from now on, those of gradcam itself left
     out; `parameters`, whose gradient is edited, once in each backward pass, before it is added to `.grad`. Names and
-    patterns: as in `select_layers`, `select_parameters`.
-    `function` gets the gradient as it came, and returns a new tensor of the same shape, dtype, layout and device, or None
-    to leave it. Sparse gradients come sparse. With `create_graph=True` it is differentiated like the rest.
+    patterns: as in `select_layers`, `select_parameters`. `function` returns a new tensor of the same shape, dtype, layout
+    and device, or None to leave the gradient. Sparse ones come sparse. With `create_graph=True` it is differentiated, too.
 
     Several edits of one place run in the order of their registration, and a recorder of that layer sees what they made.
     The edit is there at once; `Edit.remove()` or the end of a `with` takes it back.
 
     Raises `GradientError`, `LayerError` for places that do not exist or to which no gradient comes, `ModelError` for layers
-    of compiled models. The backward pass raises `GradientError`, as itself, where the function returns what cannot take the
+    of compiled models. The backward pass raises `GradientError`, as itself, where what the function returns cannot take the
     gradient's place, and where it changed the gradient in place, which would reach other tensors too. (PyTorch's counter
     tells; it does not see what is written through `.data` or `.numpy()`.) The forward pass raises `LayerError` where
     a layer gives no floating tensor.
@@ -104,43 +102,38 @@ def edit_gradients(
     if isinstance(where, Tensor):
         if layers is not None or parameters is not None:
             raise GradientError("A single tensor has no layers and no parameters: pass the model, or leave them out.")
-        return _edit_tensor(where, function)
+        refuse_vmap(where)
+        place = f"the tensor {tuple(where.shape)}"
+        if not where.requires_grad:
+            raise GradientError(
+                f"No gradient comes to {place}: call requires_grad_() on it, or on what it is made from, before it is made."
+            )
+        return _edit_tensors({place: where}, [place], function)
     model = unwrap(where)
     if (layers is None) == (parameters is None):
         raise GradientError(
             "Say where in the model gradients are edited: layers='layer*.conv1' or parameters='fc*.bias', one of the two."
         )
     if parameters is not None:
-        return _edit_parameters(model, parameters, function)
-    refuse_compiled(where)
+        chosen = selection.select_parameters(model, parameters)
+        places = [f"parameter {join_names([name])}" for name in chosen]
+        return _edit_tensors({f"parameter '{name}'": it for name, it in chosen.items()}, places, function)
+    selection.refuse_compiled(where)
     return _edit_layers(model, layers or (), function)
 
 
-def _edit_tensor(tensor: Tensor, function: GradientHook) -> Edit:
-    place = f"the tensor {tuple(tensor.shape)}"
-    refuse_vmap(tensor)
-    if not tensor.requires_grad:
-        raise GradientError(
-            f"No gradient comes to {place}: call requires_grad_() on it, or on what it is made from, before it is made."
-        )
+def _edit_tensors(found: Mapping[str, Tensor], places: Sequence[str], function: GradientHook) -> Edit:
     with _kept_hooks() as hooks:
-        hooks.at_gradient(tensor, _checked(place, function))
-    return Edit(hooks, [place])
-
-
-def _edit_parameters(model: nn.Module, parameters: str | Sequence[str], function: GradientHook) -> Edit:
-    chosen = selection.select_parameters(model, parameters)
-    with _kept_hooks() as hooks:
-        for name, parameter in chosen.items():
-            hooks.at_gradient(parameter, _checked(f"parameter '{name}'", function))
-    return Edit(hooks, [f"parameter {join_names([name])}" for name in chosen])
+        for place, tensor in found.items():
+            hooks.at_gradient(tensor, partial(replace_gradient, place, function))
+    return Edit(hooks, places)
 
 
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
-    chosen = select_layers(model, layers)
+    chosen = selection.select_layers(model, layers)
     attendance = Attendance(model, layers)
-    edits = {name: _checked(f"layer '{name}'", function) for name in chosen}
-    names = {edit: name for name, edit in edits.items()}
+    edits = {name: partial(replace_gradient, f"layer '{name}'", function) for name in chosen}
+    names: dict[GradientHook, str] = {edit: name for name, edit in edits.items()}
 
     def look(name: str, activations: Tensor) -> GradientHook | None:
         if is_undisturbed():  # what gradcam runs itself is none of the user's passes
@@ -149,42 +142,36 @@ def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Ed
         return edits[name]
 
     def pass_on(tensor: Tensor, edit: GradientHook) -> Tensor:
-        attendance.note_gradient(names[edit])
+        attendance.differentiable.add(names[edit])
         return hooks.edit_gradient(tensor, edit)
 
     with _kept_hooks() as hooks:
-        follow_layers(hooks, chosen, look, pass_on=pass_on)
-        hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
+        selection.follow_layers(hooks, chosen, look, pass_on=pass_on)
+        hooks.after_forward(model, attendance.note_model)
     return Edit(hooks, [f"layer '{name}'" for name in chosen], attendance)
 
 
 @contextlib.contextmanager
 def _kept_hooks() -> Iterator[Hooks]:
-    """Hooks that stay when the context ends; with an error under way they are removed."""
     with contextlib.ExitStack() as context:
         yield context.enter_context(Hooks())
         context.pop_all()
 
 
-def _checked(place: str, function: GradientHook) -> GradientHook:
-    return lambda gradient: replace_gradient(place, function, gradient)
-
-
 def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
-    """What `function` makes of the gradient at `place`, None where it leaves it.
-
-    Raises `GradientError` where that has another shape, dtype, layout or device, or is no tensor, and where the gradient was
-    changed in place.
-    """
-    before = version_of(gradient)
+    """What `function` makes of the gradient at `place`, None where it leaves it; raises as `edit_gradients` says."""
+    before, refusal = version_of(gradient), None
     try:
         replacement = function(gradient)
     except RuntimeError as error:
-        if not any(refusal in str(error) for refusal in REFUSALS):
+        if not any(part in str(error) for part in REFUSALS):
             raise
-        raise _changed(place) from error
-    if version_of(gradient) != before:
-        raise _changed(place)
+        refusal = error
+    if refusal is not None or version_of(gradient) != before:
+        raise GradientError(
+            f"The edit at {place} changed the gradient in place, which may be that of other tensors too: return a new "
+            "tensor, such as gradient * 2 in place of gradient.mul_(2)."
+        ) from refusal
     if replacement is None:
         return None
     if not isinstance(replacement, Tensor):
@@ -199,13 +186,6 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
     return replacement
 
 
-def _changed(place: str) -> GradientError:
-    return GradientError(
-        f"The edit at {place} changed the gradient in place, which may be that of other tensors too: return a new tensor, "
-        "such as gradient * 2 in place of gradient.mul_(2)."
-    )
-
-
 def _describe(tensor: Tensor) -> str:
     layout = "" if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} "
     return f"{layout}{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
@@ -218,56 +198,44 @@ def clip_gradients(
 
     `norm`: None clamps every value to [-limit, limit]. p, such as 2.0 or math.inf, scales a parameter's gradient where
     its p-norm is greater than `limit`, to that norm; each parameter by itself, while the backward pass runs. (To scale
-    the gradients of all parameters together, call torch.nn.utils.clip_grad_norm_ after it.)
-    `parameters`: names and patterns, as in `select_parameters`; those that require no gradient are passed over.
-    Where gradients are accumulated, it is what each backward pass adds that is clipped, not the sum.
-    NaN stays NaN, of a norm the whole gradient's; an infinite gradient has no direction, and scaled is NaN where it is
-    infinite.
+    all together, call torch.nn.utils.clip_grad_norm_ after it.) `parameters`: names and patterns, as in `select_parameters`;
+    those that require no gradient are passed over. Where gradients are accumulated, it is what each backward pass adds
+    that is clipped, not the sum. NaN stays NaN, of a norm the whole gradient's; an infinite gradient has no direction, and
+    scaled is NaN where it is infinite.
 
     Raises `GradientError` for a limit or a norm that is no positive number (a norm may be infinite), and as
     `edit_gradients` does. `Edit.remove()`, or the end of a `with`, takes it back.
     """
     if not _is_positive(limit) or math.isinf(limit):
         raise refuse(limit, "The limit", "a positive, finite number.", GradientError)
-    if norm is None:
-        return edit_gradients(model, lambda gradient: _clamp(gradient, float(limit)), parameters=parameters)
-    if not _is_positive(norm):
+    if norm is not None and not _is_positive(norm):
         raise refuse(norm, "The norm", "a positive number such as 2.0, math.inf, or None.", GradientError)
-    return edit_gradients(model, lambda gradient: _scale(gradient, float(limit), float(norm)), parameters=parameters)
+    clip = partial(_clip, limit=float(limit), norm=None if norm is None else float(norm))
+    return edit_gradients(model, clip, parameters=parameters)
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float, np.floating, np.integer)) and type(value) is not bool and bool(value > 0)
 
 
-def _clamp(gradient: Tensor, limit: float) -> Tensor:
-    if gradient.layout == torch.sparse_coo:
-        return _with_values(gradient, lambda values: _clamp(values, limit))
-    if gradient.is_complex():
-        return torch.view_as_complex(_clamp(torch.view_as_real(gradient), limit))
-    limit = min(limit, torch.finfo(gradient.dtype).max)  # PyTorch refuses a bound that half precision cannot hold
-    return gradient.clamp(-limit, limit)
-
-
-def _scale(gradient: Tensor, limit: float, norm: float) -> Tensor:
-    if gradient.layout == torch.sparse_coo:
-        return _with_values(gradient, lambda values: _scale(values, limit, norm))
+def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
+    if gradient.layout == torch.sparse_coo:  # what is stored is clipped, what is stored twice added up before
+        clone = gradient.coalesce().clone()  # PyTorch 2.11 warns when one is made from its parts
+        clone._values().copy_(_clip(clone._values(), limit, norm))
+        return clone
+    if norm is None:
+        if gradient.is_complex():
+            return torch.view_as_complex(_clip(torch.view_as_real(gradient), limit, norm))
+        limit = min(limit, torch.finfo(gradient.dtype).max)  # PyTorch refuses a bound that half precision cannot hold
+        return gradient.clamp(-limit, limit)
     if not gradient.numel():
         return gradient  # nothing has no greatest value
     # Squares of large values overflow in float32, and Apple's GPUs have no float64.
     wide = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
     size = torch.linalg.vector_norm(gradient, norm, dtype=wide)
-    factor = limit / size.clamp(min=limit)
     # A GPU may read the factor as the gradient's dtype first, and float16 has none as small.
     exact = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
-    return (exact * factor).to(gradient.dtype)
-
-
-def _with_values(gradient: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A sparse gradient in which what is stored went through `function`, what was stored twice added up before."""
-    clone = gradient.coalesce().clone()  # PyTorch 2.11 warns when one is made from its parts
-    clone._values().copy_(function(clone._values()))
-    return clone
+    return (exact * (limit / size.clamp(min=limit))).to(gradient.dtype)
 
 
 class Aliases(TorchFunctionMode):
@@ -281,12 +249,15 @@ class Aliases(TorchFunctionMode):
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
         super().__init__()
-        self._aliases = {id(it): (it, _alias(it)) for it in parameters if it.is_floating_point() or it.is_complex()}
         self._on_use = on_use
+        self._aliases: dict[int, tuple[nn.Parameter, Tensor]] = {}
+        for it in parameters:
+            if it.is_floating_point() or it.is_complex():
+                # Autograd cannot use tensors that were made in inference mode; of those it is a copy.
+                alias = (it.clone() if it.is_inference() else it).detach().requires_grad_()
+                self._aliases[id(it)] = (it, alias)
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         used = [self._aliases[id(it)] for it in tensors((args, kwargs)) if id(it) in self._aliases]
         for parameter, _ in used:
@@ -300,14 +271,14 @@ class Aliases(TorchFunctionMode):
 
         `others`: leaves at which a gradient is computed as well, and thrown away, so that all on the way to them has one.
         """
-        leaves = {parameter: [alias] for parameter, alias in self._aliases.values()}
-        for parameter, found in leaves.items():
+        targets: list[tuple[nn.Parameter, Tensor]] = []  # each with a leaf of its memory
+        for parameter, alias in self._aliases.values():
+            targets.append((parameter, alias))
             if parameter.requires_grad and not parameter.is_inference():
-                found.append(parameter)
+                targets.append((parameter, parameter))
         # As edges of the graph: tensors, autograd would take for arguments to replace, and leave this mode for the while,
         # which a checkpoint that repeats a part of the forward pass needs.
-        targets = [(parameter, get_gradient_edge(leaf)) for parameter, found in leaves.items() for leaf in found]
-        edges: list[GradientEdge] = [*(edge for _, edge in targets), *map(get_gradient_edge, others)]
+        edges = [get_gradient_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *others)]
         with self:
             gradients = torch.autograd.grad([get_gradient_edge(score)], edges, retain_graph=True, allow_unused=True)
         sums: dict[nn.Parameter, Tensor] = {}
@@ -315,8 +286,3 @@ class Aliases(TorchFunctionMode):
             if gradient is not None:
                 sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient
         return sums
-
-
-def _alias(parameter: nn.Parameter) -> Tensor:
-    # Autograd cannot use tensors that were made in inference mode; of those it is a copy.
-    return (parameter.clone() if parameter.is_inference() else parameter).detach().requires_grad_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,10 +25,9 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
         features(model, images, ["layer4", "avgpool"])["avgpool"]  # (N,2048,1,1) of a ResNet-50
 
     `images`: whatever the model takes, where the model is: pictures, preprocessed, or anything else. A tuple is passed as
-    positional arguments, a dict as keyword arguments.
-    `layers`: a dotted name, a pattern such as `layer*.conv1`, a module of the model, or a sequence of these. The dict is in
-    the order that was asked for, and a pattern's layers are in the model's. Of a pattern those are left out that do not run
-    or give no floating tensor; while one of them may still run, the pass goes on.
+    positional arguments, a dict as keyword arguments. `layers`: a dotted name, a pattern such as `layer*.conv1`, a module
+    of the model, or a sequence of these. The dict is in the order that was asked for, and a pattern's layers are in the
+    model's; those are left out that do not run or give no floating tensor. While one may still run, the pass goes on.
 
     A tensor is as it left the layer, in its precision and on its device, detached, and nobody else's: the model's later
     operations in place do not change it, nor does what is done to it change the model or `images`. Of a layer that gives
@@ -39,34 +38,22 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     happens (`always_call=True`, accelerate's), the pass is not cut short. Several threads may do this at once.
 
     Raises `LayerError` for a layer that does not exist, with the nearest, for one that does not run or gives no floating
-    tensor, and for a pattern that fits none or none that does; `ModelError` for what is no module;
-    `ImageError` for images without a tensor. Errors of the model itself come through as they are.
+    tensor, and for a pattern that fits none or none that does; `ModelError` for what is no module; `ImageError` for images
+    without a tensor. Errors of the model itself come through as they are.
     """
     model = unwrap(model)
-    groups = _find_groups(model, layers)
+    groups = []
+    for each in list_wanted(layers):
+        group = select_layers(model, [each])  # of a pattern those that have a forward(), as `ModuleList` has not
+        kinds = {name: type(it).forward is not nn.Module.forward or "forward" in vars(it) for name, it in group.items()}
+        groups.append({name: it for name, it in group.items() if kinds[name]} or group)
     args, kwargs = to_inputs(images)
     with undisturbed(model) as modules, recording_off():
-        extraction = _Extraction(groups, ends_early=not _must_end(modules))
-        extraction.run(model, *map_tensors((args, kwargs), caller_keeps))
-    return extraction.result()
-
-
-def _find_groups(model: nn.Module, layers: Layers) -> list[dict[str, nn.Module]]:
-    """The layers that each name, pattern or module means, without those of a pattern that can never run."""
-    groups = [select_layers(model, [layer]) for layer in list_wanted(layers)]
-    return [{name: it for name, it in group.items() if _can_run(it)} or group for group in groups]
-
-
-def _can_run(module: nn.Module) -> bool:
-    """Whether it has a forward(), as containers such as `ModuleList` have not."""
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
-
-
-def _must_end(modules: Iterable[nn.Module]) -> bool:
-    """Whether hooks on these count on running after each forward pass."""
-    if nn.modules.module._global_forward_hooks_always_called:
-        return True
-    return any(module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules)
+        must_end = nn.modules.module._global_forward_hooks_always_called or any(
+            module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules
+        )
+        extraction = _Extraction(groups, ends_early=not must_end)
+        return extraction.run(model, *map_tensors((args, kwargs), caller_keeps))
 
 
 class _Stop(BaseException):
@@ -78,8 +65,6 @@ class _Stop(BaseException):
 
 
 class _Running(threading.local):
-    """The extractions that are under way in this thread, the outermost first."""
-
     def __init__(self) -> None:
         self.extractions: list[_Extraction] = []
 
@@ -97,8 +82,7 @@ class _Extraction:
         self._has_stopped = False
         self._found: dict[str, Tensor | None] = {}
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Run the model until all is found, or it ends."""
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         try:
             _running.extractions.append(self)
             with Hooks() as hooks:
@@ -113,6 +97,17 @@ class _Extraction:
                 raise
         finally:
             _running.extractions[:] = [it for it in _running.extractions if it is not self]
+        found = {name: tensor for name in self._layers if (tensor := self._found.get(name)) is not None}
+        for group in self._groups:
+            if group.keys() & found.keys():
+                continue
+            if ran := [name for name in group if name in self._found]:
+                raise no_floating_tensor(ran[:3])
+            raise LayerError(
+                f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the way from the input "
+                "to the output. (Hooks are skipped in modules whose forward() is called directly.)"
+            )
+        return found
 
     def _keep(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if name in self._found or _running.extractions[-1] is not self:
@@ -126,18 +121,3 @@ class _Extraction:
         if self._ends_early and len(self._found) == len(self._layers):
             self._has_stopped = True
             raise _Stop(self)
-
-    def result(self) -> dict[str, Tensor]:
-        """What was found, in the order that was asked for. Raises `LayerError` where nothing was of what was asked for."""
-        found = {name: tensor for name in self._layers if (tensor := self._found.get(name)) is not None}
-        for group in self._groups:
-            if group.keys() & found.keys():
-                continue
-            ran = [name for name in group if name in self._found]
-            if ran:
-                raise no_floating_tensor(ran[:3])
-            raise LayerError(
-                f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the way from the input "
-                "to the output. (Hooks are skipped in modules whose forward() is called directly.)"
-            )
-        return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
-from gradcam.hooks.hooks import ForwardHook, Hooks
+from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
 from gradcam.hooks.preserve import undisturbed
 from gradcam.hooks.target_layer import refuse_vmap
@@ -54,12 +56,10 @@ class GradientFlow:
     scores: Tensor
 
     def __repr__(self) -> str:
-        verdicts = [layer.verdict for layer in self.layers]
-        told = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts) if verdict is not None]
-        return (
-            f"{type(self).__name__}({self.model}, {len(self.layers)} layer(s), {len(self.scores)} image(s), "
-            f"{', '.join(told) or 'nothing conspicuous'})"
-        )
+        verdicts = Counter(layer.verdict for layer in self.layers if layer.verdict is not None)
+        told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "nothing conspicuous"
+        size = f"{len(self.layers)} layer(s), {len(self.scores)} image(s)"
+        return f"{type(self).__name__}({self.model}, {size}, {told})"
 
     def rows(self) -> list[dict[str, Any]]:
         """A flat dict for each layer's output and each of its parameters, as `pandas.DataFrame` takes them."""
@@ -94,8 +94,15 @@ class LayerGradients:
         found = [("output", self.activations, None)] if self.runs else []
         found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
         start = {"layer": self.name, "type": self.type, "runs": self.runs}
+        none = dict.fromkeys([*Statistics.__dataclass_fields__, "rms"])
         return [
-            {**start, "tensor": name, **_fields(gradient), "ratio": ratio, "verdict": self.verdict}
+            {
+                **start,
+                "tensor": name,
+                **(none if gradient is None else {**asdict(gradient), "rms": rms(gradient)}),
+                "ratio": ratio,
+                "verdict": self.verdict,
+            }
             for name, gradient, ratio in found
         ]
 
@@ -158,127 +165,95 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     none that does; `ModelError` where no recorded operation leads to the score; `TargetError` and `ImageError` as
     `gradcam.explain` does.
     """
-    model, batch = unwrap(model), to_batch(images)
-    seen = Observation(_choose(model, layers))
+    model, batch, leaves = unwrap(model), to_batch(images), list[Tensor]()
+
+    def to_leaf(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            leaves.append(tensor := caller_keeps(tensor).detach().requires_grad_())
+        return tensor.clone()  # which the model may change in place
+
+    own = {name: it for name, it in model.named_modules() if not it._modules or [*it.parameters(recurse=False)]}
+    seen = Observation(own if layers is None else select_layers(model, layers))
     with undisturbed(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
-        leaves, (args, kwargs) = _to_leaves((batch.args, batch.kwargs))
-        aliases = Aliases(model.parameters(), seen.note_use)
+        args, kwargs = map_tensors((batch.args, batch.kwargs), to_leaf)
         seen.follow(hooks)
-        with aliases:
-            output = seen.follow_output(model(*args, **kwargs), hooks)
+        with Aliases(model.parameters(), seen.note_use) as aliases:
+            output = seen.pass_on(None, model(*args, **kwargs), hooks)
             scored = compute_scores(target, output, batch.images)
         if not scored.values.requires_grad:
-            raise _no_gradient()
+            raise ModelError(
+                "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. "
+                "The model switches recording off (torch.no_grad in a forward method), detaches a value, or passes through "
+                "an operation without a derivative (argmax, rounding, 8-bit layers): take that away, or choose another "
+                "score."
+            )
         device = scored.values.device.type
         is_scaled = caller_autocast(device) == torch.float16 or has_float16((args, kwargs, output), modules)
         with torch.autocast(device, enabled=False):
             seen.differentiate(scored.values.sum(), aliases, leaves, is_scaled=is_scaled)
-        found = [seen.describe(name) for name in _names(model, layers, seen)]
+        found, reference = [seen.describe(name) for name in _names(model, layers, seen)], seen.reference()
     return GradientFlow(
-        layers=judge(found, seen.reference()),
-        reference=seen.reference(),
+        layers=tuple(replace(layer, verdict=judge(layer, reference)) for layer in found),
+        reference=reference,
         model=type(model).__name__,
         classes=None if scored.classes is None else scored.classes.to(batch.device),
         scores=scored.values.detach().float().to(batch.device),
     )
 
 
-def _choose(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
-    if layers is not None:
-        return select_layers(model, layers)
-    return {
-        name: it
-        for name, it in model.named_modules()
-        if not it._modules or any(True for _ in it.parameters(recurse=False))
-    }
-
-
-def _to_leaves(values: Any) -> tuple[list[Tensor], Any]:
-    """Leaves for the floating tensors of the caller's, and the arguments with copies of these, to be changed in place."""
-    leaves: list[Tensor] = []
-
-    def to_leaf(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor.clone()
-        leaves.append(caller_keeps(tensor).detach().requires_grad_())
-        return leaves[-1].clone()
-
-    arguments = map_tensors(values, to_leaf)
-    return leaves, arguments
-
-
 def _names(model: nn.Module, layers: Layers | None, seen: Observation) -> list[str]:
     """The layers to tell of, in order of execution. Raises `LayerError` for one that was asked for and has no gradients."""
-    names = seen.seen()
     if layers is None:
-        return [name for name in names if name not in seen.left_out]
+        return [name for name in seen.order if name in seen.owners.values() or name not in seen.idle | seen.silent]
     for each in [layers] if isinstance(layers, (str, nn.Module)) else layers:
-        chosen = select_layers(model, each)
-        if not any(name in names for name in chosen):
+        chosen = list(select_layers(model, each))
+        if not seen.order.keys() & chosen:
             raise LayerError(
-                f"{_say(chosen)} did not run: choose a layer on the way from the input to the score. "
+                f"Layer {join_names(chosen[:3])} did not run: choose a layer on the way from the input to the score. "
                 "(Hooks are skipped in modules whose forward() is called directly.)"
             )
-        if all(name in seen.silent for name in chosen if name in names):
-            raise LayerError(f"{_say(chosen)} gave no floating-point tensor: choose a layer whose output is one.")
-    return [name for name in names if name not in seen.silent]
-
-
-def _say(names: Iterable[str]) -> str:
-    return f"Layer {join_names(list(names)[:3])}"
-
-
-def _no_gradient() -> ModelError:
-    return ModelError(
-        "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. The "
-        "model switches recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
-        "without a derivative (argmax, rounding, 8-bit layers): take that away, or choose another score."
-    )
+        if seen.silent.issuperset(seen.order.keys() & chosen):
+            raise LayerError(
+                f"Layer {join_names(chosen[:3])} gave no floating-point tensor: choose a layer whose output is one."
+            )
+    return [name for name in seen.order if name not in seen.silent]
 
 
 class Observation:
     """What is seen of these layers while a model runs, and while a score is differentiated.
 
-    `runs`: how often each ran. `silent`: those that gave no floating tensor. `idle`: those that gave back their input.
+    `order`: of those that ran, or whose parameters were used. `silent`: those that gave no floating tensor. `idle`: those
+    that gave back their input. `owners`: of parameters, by id.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        self.runs: dict[str, int] = {}
+        self.order: dict[str, None] = {}
         self.silent: set[str] = set()
         self.idle: set[str] = set()
+        self.owners = {id(it): name for name, layer in layers.items() for it in layer.parameters(recurse=False)}
         self._layers = layers
-        self._owners = {id(it): name for name, layer in layers.items() for it in layer.parameters(recurse=False)}
-        self._clock = itertools.count()
-        self._finished: dict[str, int] = {}
-        self._used: dict[str, int] = {}
+        self._runs: Counter[str] = Counter()
         self._scale = 1.0
         self._is_differentiating = False
-        self._activations: dict[str | None, list[Measured]] = {}  # None: what comes to the model's output
+        self._activations: dict[str | None, list[Measured]] = defaultdict(
+            list
+        )  # None: what comes to the model's output
         self._parameters: dict[nn.Parameter, Measured] = {}
 
     def note_use(self, parameter: nn.Parameter) -> None:
         """A parameter came to an operation: those of attention are used by it, and their own layer never runs."""
-        name = self._owners.get(id(parameter))
-        if name is not None:
-            self._used.setdefault(name, next(self._clock))
+        if (name := self.owners.get(id(parameter))) is not None:
+            self.order.setdefault(name)
 
     def follow(self, hooks: Hooks) -> None:
-        """Look at the layers' outputs, and at the gradients that come back to them."""
-        for name, layer in self._layers.items():
-            if not isinstance(layer, torch.jit.ScriptModule):  # which takes no hook, and only a model's parts can be
-                hooks.after_forward(layer, self._follow(name, hooks))
 
-    def follow_output(self, output: Any, hooks: Hooks) -> Any:
-        """The model's output, at whose first floating tensor the gradient is measured as well."""
-        tensor = first_floating(output)
-        return output if tensor is None else self._pass(None, output, tensor, hooks)
-
-    def _follow(self, name: str, hooks: Hooks) -> ForwardHook:
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if self._is_differentiating:  # a checkpoint repeats what has been seen
                 return None
-            self.runs[name] = self.runs.get(name, 0) + 1
-            self._finished.setdefault(name, next(self._clock))
+            if name not in self._runs:  # it counts from here, not from the first use of a parameter
+                self.order.pop(name, None)
+                self.order[name] = None
+            self._runs[name] += 1
             tensor = first_floating(output)
             if tensor is None:
                 self.silent.add(name)
@@ -286,107 +261,78 @@ class Observation:
             refuse_vmap(tensor)
             if gives_back(module, args, tensor):
                 self.idle.add(name)
-            return self._pass(name, output, tensor, hooks)
+            return self.pass_on(name, output, hooks)
 
-        return look
+        for name, layer in self._layers.items():
+            if not isinstance(layer, torch.jit.ScriptModule):  # which takes no hook, and only a model's parts can be
+                hooks.after_forward(layer, partial(look, name))
 
-    def _pass(self, name: str | None, output: Any, tensor: Tensor, hooks: Hooks) -> Any:
-        """The output, of which the tensor's gradient is measured when it comes."""
+    def pass_on(self, name: str | None, output: Any, hooks: Hooks) -> Any:
+        """A layer's output, or the model's under None; the gradient at its first floating tensor is measured as it comes."""
+        tensor = first_floating(output)
 
         def keep(gradient: Tensor) -> None:
             if gradient.numel():
-                self._activations.setdefault(name, []).append(self._measure(gradient))
+                self._activations[name].append(self._measure(gradient))
 
-        return replace_tensor(output, tensor, hooks.pass_gradient(tensor, keep)) if tensor.requires_grad else output
+        if tensor is None or not tensor.requires_grad:
+            return output
+        return replace_tensor(output, tensor, hooks.pass_gradient(tensor, keep))
 
     def _measure(self, gradient: Tensor) -> Measured:
         return gradient.numel(), measure(at_least_float32(gradient) / self._scale)
 
     def differentiate(self, score: Tensor, aliases: Aliases, leaves: Sequence[Tensor], *, is_scaled: bool) -> None:
-        """Measure the gradients of a score, of one value; where there is float16 in its graph, at the first scale at which
-        all are finite. Where none is such a scale, they are those of the score as it is.
-        """
+        """Of a score, one value; with float16 in its graph at the first scale at which all are finite, or else as it is."""
         self._is_differentiating = True
         for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
             self._scale = scale
             self._activations.clear()
             gradients = aliases.differentiate(score * scale, leaves)
             self._parameters = {parameter: self._measure(it) for parameter, it in gradients.items() if it.numel()}
-            if is_scaled and self._is_finite():
+            found = chain(*self._activations.values(), self._parameters.values())
+            if is_scaled and all(to_statistics(*measured).is_finite for measured in found):
                 break
-
-    def _is_finite(self) -> bool:
-        found = [*itertools.chain(*self._activations.values()), *self._parameters.values()]
-        return all(to_statistics(*measured).is_finite for measured in found)
-
-    @property
-    def left_out(self) -> set[str]:
-        """Layers that say nothing by themselves: they gave back their input, or no floating tensor, and own no parameter."""
-        return {name for name in self.idle | self.silent if name not in self._owners.values()}
-
-    def seen(self) -> list[str]:
-        """The layers that ran, or whose parameters were used, in order of execution."""
-        return sorted(self._finished | self._used, key=lambda name: self._finished.get(name, self._used.get(name, 0)))
 
     def reference(self) -> float:
         """The norm of the gradient at the model's output; where that has none, at the last layer that has one."""
-        for name in (None, *reversed(self.seen())):
-            found = self._joined(name)
-            if found is not None and 0 < found.norm < math.inf:
-                return found.norm
-        return 0.0
+        joined = (self._joined(name) for name in (None, *reversed(self.order)))
+        return next((found.norm for found in joined if found is not None and 0 < found.norm < math.inf), 0.0)
 
     def _joined(self, name: str | None) -> Statistics | None:
-        """Of the gradients at a layer's output, over all runs together."""
         found = [to_statistics(*measured) for measured in self._activations.get(name, ())]
         return join(found) if found else None
 
     def describe(self, name: str) -> LayerGradients:
-        """What is known of a layer, without a verdict."""
-        layer = self._layers[name]
-        parameters = tuple(self._describe(key, it) for key, it in layer.named_parameters(recurse=False))
-        return LayerGradients(name, type(layer).__name__, self.runs.get(name, 0), self._joined(name), parameters)
-
-    def _describe(self, name: str, parameter: nn.Parameter) -> ParameterGradient:
-        found = self._parameters.get(parameter)
-        precision = torch.float32 if parameter.device.type == "mps" else torch.float64
-        norm = torch.linalg.vector_norm(parameter.detach(), dtype=None if parameter.is_complex() else precision).item()
-        return ParameterGradient(name, norm, None if found is None else to_statistics(*found))
+        layer, parameters = self._layers[name], []
+        for key, it in layer.named_parameters(recurse=False):
+            found = self._parameters.get(it)
+            exact = None if it.is_complex() else torch.float32 if it.device.type == "mps" else torch.float64
+            norm = torch.linalg.vector_norm(it.detach(), dtype=exact).item()
+            parameters.append(ParameterGradient(key, norm, None if found is None else to_statistics(*found)))
+        return LayerGradients(name, type(layer).__name__, self._runs[name], self._joined(name), tuple(parameters))
 
 
-def judge(layers: Sequence[LayerGradients], reference: float) -> tuple[LayerGradients, ...]:
-    """The layers, each with its verdict. `reference`: the norm of the gradient at the model's output.
+def judge(layer: LayerGradients, reference: float) -> str | None:
+    """The verdict on a layer. `reference`: the norm of the gradient at the model's output.
 
     "NaN", "infinite": somewhere in the gradient at its output or at a parameter. "no gradient": there is none, or it is
     exactly zero everywhere, at its output or at all of its parameters. "vanishing", "exploding": the norm of the gradient
     at its output is below 1e-4 or above 1e4 times that at the model's output. None: nothing of this.
     """
-    return tuple(replace(layer, verdict=_find_verdict(layer, reference)) for layer in layers)
-
-
-def _find_verdict(layer: LayerGradients, reference: float) -> str | None:
     parameters = [it.gradient for it in layer.parameters]
     found = [it for it in (layer.activations, *parameters) if it is not None]
     if any(it.nans for it in found):
         return NAN
     if any(it.infinities for it in found):
         return INFINITE
-    outputs = [layer.activations] if layer.runs else []
-    if any(group and all(map(_is_nothing, group)) for group in (outputs, parameters)):
-        return NO_GRADIENT
+    for group in ([layer.activations] if layer.runs else [], parameters):
+        if group and all(it is None or it.zeros == 1 for it in group):
+            return NO_GRADIENT
     if layer.activations is None or not 0 < reference < math.inf:
         return None
     share = layer.activations.norm / reference
     return VANISHING if share < LEAST else EXPLODING if share > MOST else None
-
-
-def _is_nothing(gradient: Statistics | None) -> bool:
-    return gradient is None or gradient.zeros == 1
-
-
-def _fields(gradient: Statistics | None) -> dict[str, Any]:
-    names = Statistics.__dataclass_fields__
-    return dict.fromkeys([*names, "rms"]) if gradient is None else {**asdict(gradient), "rms": rms(gradient)}
 
 
 def rms(gradient: Statistics) -> float:
@@ -414,7 +360,7 @@ def join(parts: Sequence[Statistics]) -> Statistics:
 
 
 def to_statistics(count: int, numbers: Tensor) -> Statistics:
-    """`numbers` as `measure` gives them, of a tensor of so many values."""
+    """`numbers` are those that `measure` gives of a tensor of so many values."""
     norm, mean, std, zeros, largest, nans, infinities = numbers.tolist()
     return Statistics(count, norm, mean, std, zeros, largest, int(nans), int(infinities))
 
@@ -426,7 +372,17 @@ def measure(tensor: Tensor) -> Tensor:
     Right to 1e-6 in relation to what is measured, whatever the dtype, the layout and the scale (float32 on MPS, which
     has no float64). The real and the imaginary parts of complex numbers are values of their own.
     """
-    values = _flatten(tensor.detach())
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        tensor = torch.cat([each.reshape(-1) for each in tensor.unbind()])
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg()
+    # All values as (n,), in the order in which they lie in memory, so that none need be moved.
+    strides = tensor.stride()
+    values = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)
     exact = torch.float32 if values.device.type == "mps" else torch.float64
     if not values.numel():
         return values.new_tensor([0, math.nan, math.nan, math.nan, 0, 0, 0], dtype=exact)
@@ -492,16 +448,3 @@ def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
             nans += int(np.count_nonzero(np.isnan(part.numpy())))
             infinities += int(np.count_nonzero(np.isinf(part.numpy())))
     return total, squares, largest, zeros, nans, infinities
-
-
-def _flatten(tensor: Tensor) -> Tensor:
-    """All values as (n,), in the order in which they lie in memory, so that none need be moved; real and strided."""
-    if tensor.is_nested:
-        tensor = torch.cat([each.reshape(-1) for each in tensor.unbind()])
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    tensor = tensor.resolve_neg()
-    strides = tensor.stride()
-    return tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)

@@ -40,19 +40,39 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     if not isinstance(flow, GradientFlow) or not flow.layers:
         raise refuse(flow, "The flow", "what inspection.gradients() gives, of a layer or more.")
     figure, axes = _new_axes(flow.layers)
-    low, high = _limits(flow)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    outputs = [math.nan if it.activations is None else it.activations.norm for it in flow.layers]
+    parameters = [it.parameters_norm for it in flow.layers]
+    # Whole powers of ten around all norms, and around two on either side of the reference, so that little looks little.
+    middle = math.log10(flow.reference) if flow.reference else 0.0
+    logs = [middle, *(math.log10(norm) for norm in outputs + parameters if 0 < norm < math.inf)]
+    low = 10 ** (math.floor(max(middle - MOST_DECADES, min(*logs, middle - 2))) - 0.6)
+    high = 10 ** (math.ceil(min(middle + MOST_DECADES, max(*logs, middle + 2))) + 0.6)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.set_xlim(-0.7, len(flow.layers) - 0.3)
-    _shade(axes, flow.reference, low, high)
-    outputs = [math.nan if it.activations is None else it.activations.norm for it in flow.layers]
-    parameters = [it.parameters_norm for it in flow.layers]
+    if flow.reference:
+        _shade(axes, flow.reference, low, high)
     axes.plot(_hide(outputs), "-o", color=LINE, ms=3.6, lw=1.3, zorder=3, label="at the layer's output")
     axes.plot(_hide(parameters), "o", color="#0d9488", ms=4.6, mfc="none", mew=1.1, zorder=2, label="at its parameters")
-    _mark_edges(axes, flow.layers, low, high)
+    style: dict[str, Any] = {"ls": "none", "clip_on": False, "zorder": 4}
+    none = [place for place, it in enumerate(flow.layers) if it.verdict == NO_GRADIENT]
+    if none:
+        axes.plot(
+            none, [low] * len(none), "v", ms=6, color=COLOURS[NO_GRADIENT], label="none, or exactly zero", **style
+        )
+    broken = [place for place, it in enumerate(flow.layers) if it.verdict in ("NaN", "infinite")]
+    if broken:
+        axes.plot(broken, [high] * len(broken), "X", ms=7, color=COLOURS["NaN"], label="NaN or infinite", **style)
     _name_layers(axes, flow.layers)
-    _describe(axes, flow, title)
-    return _render(figure)
+    axes.set_title(title or _title(flow), loc="left", fontsize=12, color=INK, pad=32, parse_math=False)
+    axes.set_ylabel("norm of the gradient", color=INK)
+    axes.set_xlabel("layers in order of execution; the gradient comes from the right", color=INK)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=9, borderaxespad=0.8)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])
 
 
 def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
@@ -74,20 +94,7 @@ def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _limits(flow: GradientFlow) -> tuple[float, float]:
-    """Whole powers of ten around all norms, and around two on either side of the reference, so that little looks little."""
-    middle = math.log10(flow.reference) if flow.reference else 0.0
-    norms = [it.activations.norm for it in flow.layers if it.activations is not None]
-    norms += [it.parameters_norm for it in flow.layers]
-    logs = [middle, *(math.log10(norm) for norm in norms if 0 < norm < math.inf)]
-    low = max(middle - MOST_DECADES, min(*logs, middle - 2))
-    high = min(middle + MOST_DECADES, max(*logs, middle + 2))
-    return 10 ** (math.floor(low) - 0.6), 10 ** (math.ceil(high) + 0.6)
-
-
 def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
-    if not reference:
-        return
     axes.axhline(reference, color=QUIET, lw=0.9, ls=(0, (4, 3)), zorder=1, label="at the model's output")
     for verdict, bottom, top in (
         (VANISHING, low, min(high, reference * LEAST)),
@@ -107,18 +114,6 @@ def _hide(norms: Sequence[float]) -> list[float]:
     return [norm if 0 < norm < math.inf else math.nan for norm in norms]
 
 
-def _mark_edges(axes: Axes, layers: Sequence[LayerGradients], low: float, high: float) -> None:
-    none = [place for place, it in enumerate(layers) if it.verdict == NO_GRADIENT]
-    broken = [place for place, it in enumerate(layers) if it.verdict in ("NaN", "infinite")]
-    style: dict[str, Any] = {"ls": "none", "clip_on": False, "zorder": 4}
-    if none:
-        axes.plot(
-            none, [low] * len(none), "v", ms=6, color=COLOURS[NO_GRADIENT], label="none, or exactly zero", **style
-        )
-    if broken:
-        axes.plot(broken, [high] * len(broken), "X", ms=7, color=COLOURS["NaN"], label="NaN or infinite", **style)
-
-
 def _name_layers(axes: Axes, layers: Sequence[LayerGradients]) -> None:
     step = math.ceil(len(layers) / MOST_NAMES)
     places = range(0, len(layers), step)
@@ -135,23 +130,8 @@ def _shorten(layer: LayerGradients) -> str:
     return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
 
 
-def _describe(axes: Axes, flow: GradientFlow, title: str | None) -> None:
-    axes.set_title(title or _title(flow), loc="left", fontsize=12, color=INK, pad=32, parse_math=False)
-    axes.set_ylabel("norm of the gradient", color=INK)
-    axes.set_xlabel("layers in order of execution; the gradient comes from the right", color=INK)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=9, borderaxespad=0.8)
-
-
 def _title(flow: GradientFlow) -> str:
     if flow.scores.numel() > 1:
         return f"{flow.model}: gradients of {flow.scores.numel()} scores"
     what = "a score" if flow.classes is None else f"class {flow.classes.item()}"
     return f"{flow.model}: gradients of {what}, {flow.scores.item():.4g}"
-
-
-def _render(figure: Figure) -> Pixels:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 import torch
@@ -27,14 +28,10 @@ Value = TypeVar("Value", bound="Tensor | Statistics")
 def record(
     model: nn.Module, layers: Layers, *, keep: Literal["statistics"] = ..., every: int = ..., last: int | None = ...
 ) -> Recorder[Statistics]: ...
-
-
 @overload
 def record(
     model: nn.Module, layers: Layers, *, keep: Literal["device", "cpu"], every: int = ..., last: int | None = ...
 ) -> Recorder[Tensor]: ...
-
-
 def record(
     model: nn.Module, layers: Layers, *, keep: str = "statistics", every: int = 1, last: int | None = None
 ) -> Recorder[Any]:
@@ -52,9 +49,9 @@ def record(
     whenever it comes, as long as the context is open; of several backward passes through one run, the last one's is kept.
     It is as large as it came: with a GradScaler or gradient accumulation, scaled as the loss is.
 
-    `keep`: "statistics", which stay on the device unread, so that no step waits for a GPU: seven numbers for each;
-    or the tensors themselves, as snapshots, on their own "device" or on the "cpu", which waits for the GPU.
-    `last`: keep no more than so many recorded steps, the latest; None keeps all.
+    `keep`: "statistics", which stay on the device unread, so that no step waits for a GPU: seven numbers for each; or the
+    tensors, as snapshots, on their own "device" or on the "cpu", which waits for the GPU. `last`: keep no more than so many
+    recorded steps, the latest; None keeps all.
 
     Nothing about the training changes: losses and parameters are the same to the bit. Gradients are taken by pairs of a
     forward hook and a backward hook that stand what is done in place behind a layer, and repetition by checkpoints. They
@@ -116,9 +113,8 @@ class Recorder(Generic[Value]):
 
     def at(self, step: int) -> Step[Value]:
         """A recorded step: its `.activations` and `.gradients`. Raises `LayerError` for one that is not recorded."""
-        for found in self._steps:
-            if found.number == step:
-                return found
+        if (found := next((it for it in self._steps if it.number == step), None)) is not None:
+            return found
         known = f"there are {shorten(self.steps)}" if self._steps else "there is none"
         raise LayerError(f"Step {shorten(step)} is not recorded: {known}.")
 
@@ -138,7 +134,7 @@ class Recorder(Generic[Value]):
         Keys: step, layer, run (of the layer in this step, from 0), kind ("activation" or "gradient"), and the fields of
         `Statistics`. In order of the steps; within one the activations first, in order of execution.
         """
-        fetch(step.store for step in self._steps if isinstance(step.store, Numbers))
+        fetch(step.store for step in self._steps)
         return [row for step in self._steps for row in step.rows()]
 
     def _latest(self) -> Step[Value]:
@@ -156,16 +152,11 @@ class Recorder(Generic[Value]):
             self._current.store.pack()
         self._current = None
         if self._count % self._every == 0:
-            grad = torch.is_grad_enabled()
-            self._current = Step(self._count, list(self._layers), self._new_store(), is_differentiable=grad)
+            store = Store(self._keep, self._layouts)
+            self._current = Step(self._count, list(self._layers), torch.is_grad_enabled(), store)
             self._steps.append(self._current)
         self._count += 1
         self._attendance.note_model()
-
-    def _new_store(self) -> Store:
-        if self._keep == "statistics":
-            return Numbers(self._layouts)
-        return Tensors("cpu" if self._keep == "cpu" else None)
 
     def _look(self, name: str, activations: Tensor) -> GradientHook | None:
         if is_undisturbed():
@@ -174,16 +165,19 @@ class Recorder(Generic[Value]):
         step = self._current
         if step is None:
             return None
-        with torch.inference_mode(False), torch.no_grad():
-            keep = step.add_run(name, activations)
+        run = step.runs[name]
+        step.runs[name] += 1
 
-        def keep_gradient(gradient: Tensor) -> None:
+        def keep(kind: str, tensor: Tensor) -> None:
             with torch.no_grad():
-                keep(gradient.detach())
+                step.store.add(Key(name, run, kind), tensor)
 
-        return keep_gradient
+        with torch.inference_mode(False):
+            keep(ACTIVATION, activations)
+        return partial(keep, GRADIENT)
 
 
+@dataclass(eq=False, repr=False)
 class Step(Generic[Value]):
     """One recorded run of the model.
 
@@ -191,12 +185,11 @@ class Step(Generic[Value]):
     `is_differentiable`: whether the model ran with gradients.
     """
 
-    def __init__(self, number: int, layers: Sequence[str], store: Store, *, is_differentiable: bool) -> None:
-        self.number = number
-        self.layers = layers
-        self.is_differentiable = is_differentiable
-        self.store = store
-        self._runs: dict[str, int] = {}
+    number: int
+    layers: Sequence[str]
+    is_differentiable: bool
+    store: Store
+    runs: Counter[str] = field(default_factory=Counter)  # of each layer so far
 
     @property
     def activations(self) -> Readings[Value]:
@@ -208,17 +201,8 @@ class Step(Generic[Value]):
         """The gradients with respect to what the layers gave, by name."""
         return Readings(self.store.read(), GRADIENT, self)
 
-    def add_run(self, layer: str, activations: Tensor) -> Callable[[Tensor], None]:
-        """Keep a run's activations; gives what keeps its gradient."""
-        run = self._runs.get(layer, 0)
-        self._runs[layer] = run + 1
-        self.store.add(Key(layer, run, ACTIVATION), activations)
-        return lambda gradient: self.store.add(Key(layer, run, GRADIENT), gradient)
-
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A flat dict of each value's statistics, the activations in order of execution first."""
-        values: dict[Key, Any] = dict(self.store.read())
-        for key, value in sorted(values.items(), key=lambda item: item[0].kind == GRADIENT):
+        for key, value in sorted(self.store.read().items(), key=lambda item: item[0].kind == GRADIENT):
             found = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
             yield {"step": self.number, **key._asdict(), **asdict(found)}
 
@@ -235,10 +219,24 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
         self._kind, self._step = kind, step
 
     def __getitem__(self, layer: str | tuple[str, int]) -> Value:
-        key = self._key(layer)
-        if key not in self._values:
-            raise LayerError(self._explain(key))
-        return self._values[key]
+        key, step = self._key(layer), self._step
+        if key in self._values:
+            return self._values[key]
+        runs, number = self._ran.get(key.layer, 0), step.number
+        if key.layer not in step.layers:
+            offers = nearest(str(key.layer), step.layers) or step.layers[:3]
+            reason = f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
+        elif key.run >= runs:
+            ran = f"Layer '{key.layer}' ran {runs} times in step {number}"
+            reason = f"{ran}: there is no run {key.run}, counted from 0."
+        elif not step.is_differentiable:
+            reason = f"Step {number} was a pass without gradients (torch.no_grad() or alike): it has activations alone."
+        else:
+            reason = (
+                f"No gradient has come to layer '{key.layer}' in step {number}: call backward() inside the context. None "
+                "comes to a layer that the loss does not depend on, nor where neither it nor anything before it is trained."
+            )
+        raise LayerError(reason)
 
     def __contains__(self, layer: object) -> bool:
         return isinstance(layer, (str, tuple)) and self._key(layer) in self._values
@@ -256,22 +254,6 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
         name, run = (layer, 0) if isinstance(layer, str) else layer
         return Key(name, run, self._kind)
 
-    def _explain(self, key: Key) -> str:
-        """Why there is no such value."""
-        number = self._step.number
-        if key.layer not in self._step.layers:
-            offers = nearest(str(key.layer), self._step.layers) or self._step.layers[:3]
-            return f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
-        runs = self._ran.get(key.layer, 0)
-        if key.run >= runs:
-            return f"Layer '{key.layer}' ran {runs} times in step {number}: there is no run {key.run}, counted from 0."
-        if not self._step.is_differentiable:
-            return f"Step {number} was a pass without gradients (torch.no_grad() or alike): it has activations alone."
-        return (
-            f"No gradient has come to layer '{key.layer}' in step {number}: call backward() inside the context. None comes "
-            "to a layer that the loss does not depend on, nor where neither it nor anything before it is trained."
-        )
-
 
 class Key(NamedTuple):
     """Whose value it is. `run`: of the layer in this step, from 0. `kind`: activation or gradient."""
@@ -284,37 +266,25 @@ class Key(NamedTuple):
 Layout = tuple[tuple[Key, int], ...]  # of the rows of a block: each with the count of values
 
 
-class Tensors:
-    """Snapshots by key, which later changes in place do not reach. `device`: where they go, None to leave them there."""
+class Store:
+    """Values by key, the latest of each: statistics, unread on the tensors' device until then, or snapshots.
 
-    def __init__(self, device: str | None) -> None:
-        self._device = device
-        self._values: dict[Key, Tensor] = {}
-
-    def add(self, key: Key, tensor: Tensor) -> None:
-        self._values[key] = tensor.clone() if self._device is None else tensor.to(self._device, copy=True)
-
-    def pack(self) -> None:
-        """There is nothing to be saved."""
-
-    def read(self) -> dict[Key, Tensor]:
-        return dict(self._values)
-
-
-class Numbers:
-    """Statistics, which stay on the tensors' device until they are read: a row for each tensor, one block when packed.
-
-    `layouts`: keys and counts as other steps have them too, so that a whole epoch holds them once.
+    `keep`: as in `record`. Of statistics there is a row for each tensor, in one block when packed. `layouts`: keys and
+    counts as other steps have them too, so that a whole epoch holds them once.
     """
 
-    def __init__(self, layouts: dict[Layout, Layout]) -> None:
-        self._layouts = layouts
+    def __init__(self, keep: str, layouts: dict[Layout, Layout]) -> None:
+        self._keep, self._layouts = keep, layouts
+        self._snapshots: dict[Key, Tensor] = {}
         self._fresh: dict[Key, tuple[int, Tensor]] = {}
         self._layout: Layout = ()
         self._block: Tensor | None = None
 
     def add(self, key: Key, tensor: Tensor) -> None:
-        self._fresh[key] = (tensor.numel(), measure(tensor))
+        if self._keep == "statistics":
+            self._fresh[key] = (tensor.numel(), measure(tensor))
+        else:  # a copy, which later changes in place do not reach
+            self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:
         """One tensor of all rows, on a GPU if one of them is there, so that nothing waits for it."""
@@ -328,27 +298,23 @@ class Numbers:
         layout = tuple((key, count) for key, (count, _) in rows.items())
         self._layout = self._layouts.setdefault(layout, layout)
 
-    def read(self) -> dict[Key, Statistics]:
+    def read(self) -> dict[Key, Any]:
         fetch([self])
-        return {key: to_statistics(count, numbers) for key, (count, numbers) in self._rows().items()}
+        return {key: to_statistics(*found) for key, found in self._rows().items()} | self._snapshots
 
     def _rows(self) -> dict[Key, tuple[int, Tensor]]:
         blocks = [] if self._block is None else self._block.unbind()
         return {key: (count, numbers) for (key, count), numbers in zip(self._layout, blocks)}
 
 
-def fetch(stores: Iterable[Numbers]) -> None:
+def fetch(stores: Iterable[Store]) -> None:
     """Bring what is still on a device to the processor: one copy from each device, however many steps there are."""
-    by_device: dict[torch.device, list[Numbers]] = {}
+    by_device: dict[torch.device, list[tuple[Store, Tensor]]] = defaultdict(list)
     for store in stores:
         store.pack()
         if store._block is not None and store._block.device.type != "cpu":
-            by_device.setdefault(store._block.device, []).append(store)
+            by_device[store._block.device].append((store, store._block))
     for remote in by_device.values():
-        blocks = [store._block for store in remote if store._block is not None]
-        fetched = torch.cat(blocks).cpu()
-        for store, block in zip(remote, fetched.split([len(block) for block in blocks])):
-            store._block = block
-
-
-Store = Tensors | Numbers  # a later value of the same key takes the place of an earlier one
+        fetched = torch.cat([block for _, block in remote]).cpu()
+        for (store, _), part in zip(remote, fetched.split([len(block) for _, block in remote])):
+            store._block = part

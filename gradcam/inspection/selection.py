@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FrameType
+from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
-from gradcam.hooks.hooks import ForwardHook, GradientHook, Hooks
+from gradcam.hooks.hooks import GradientHook, Hooks
 from gradcam.hooks.nested import first_floating, replace_tensor
+from gradcam.hooks.preserve import is_undisturbed
 from gradcam.hooks.target_layer import no_floating_tensor, refuse_vmap
 from gradcam.layers.find import find_layer, unwrap
 
@@ -79,12 +80,11 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
         if not isinstance(name, str):
             raise GradientError(f"{shorten(name)} is no parameter's name, such as 'fc.bias', nor a pattern.")
         chosen = _fitting(name, known, "parameter")
-        trained = {key: value for key, value in chosen.items() if value.requires_grad}
-        if not trained:
+        if not any(parameter.requires_grad for parameter in chosen.values()):
             raise GradientError(
                 f"No gradient comes to {join_names(list(chosen)[:3])}: call requires_grad_() on it, or choose others."
             )
-        found |= trained
+        found |= {key: parameter for key, parameter in chosen.items() if parameter.requires_grad}
     return found
 
 
@@ -106,9 +106,8 @@ def _fitting(pattern: str, known: Mapping[str, Value], what: str) -> dict[str, V
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raises `ModelError` where the model, or a part of it, runs as compiled code, which ignores hooks that come later."""
-    compiled = [
-        name for name, it in model.named_modules() if it._compiled_call_impl is not None or hasattr(it, "_orig_mod")
-    ]
+    modules = model.named_modules()
+    compiled = [name for name, it in modules if it._compiled_call_impl is not None or hasattr(it, "_orig_mod")]
     if compiled:
         which = f"Its {join_names(compiled[:3])} is" if compiled[0] else "The model is"
         raise ModelError(
@@ -122,49 +121,46 @@ class Attendance:
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         wanted = layers if layers == () else list_wanted(layers)
+        self.differentiable: set[str] = set()  # gave something that requires a gradient
         self._wanted = [(layer, set(select_layers(model, [layer]))) for layer in wanted]
         self._has_model_run = False
         self._ran: set[str] = set()
         self._recorded: set[str] = set()  # ran while PyTorch recorded
-        self._differentiable: set[str] = set()
 
     def note_run(self, name: str) -> None:
-        """A layer ran."""
         self._ran.add(name)
         if torch.is_grad_enabled():
             self._recorded.add(name)
 
-    def note_gradient(self, name: str) -> None:
-        """A layer gave something that requires a gradient."""
-        self._differentiable.add(name)
-
-    def note_model(self) -> None:
-        """The whole model ran."""
-        self._has_model_run = True
+    def note_model(self, *_: object) -> None:
+        """The whole model ran, as a hook on it says; what gradcam runs itself is none of the user's passes."""
+        self._has_model_run |= not is_undisturbed()
 
     def require_runs(self) -> None:
-        """Raises `LayerError` for what never ran although the model did."""
         for layer, names in self._wanted:
             if self._has_model_run and not names & self._ran:
-                which, never = _describe(layer, names), "never ran" if len(names) == 1 else "ever ran"
+                which = _describe(layer, names, "never ran", "ever ran")
                 raise LayerError(
-                    f"{which} {never}, although the model did: choose one that its forward calls as a module, layer(x), "
-                    "not one whose parts or parameters it uses by itself, or that runs in other threads."
+                    f"{which}, although the model did: choose one that its forward calls as a module, layer(x), not one "
+                    "whose parts or parameters it uses by itself, or that runs in other threads."
                 )
 
     def require_gradients(self) -> None:
-        """Raises `GradientError` for what ran, and no gradient can reach."""
         for layer, names in self._wanted:
-            if names & self._recorded and not names & self._differentiable:
-                which, gave = _describe(layer, names), "gave nothing" if len(names) == 1 else "gave anything"
+            if names & self._recorded and not names & self.differentiable:
+                which = _describe(layer, names, "gave nothing", "gave anything")
                 raise GradientError(
-                    f"{which} {gave} that requires a gradient, so that none came to be edited: call requires_grad_() on the "
+                    f"{which} that requires a gradient, so that none came to be edited: call requires_grad_() on the "
                     "input, or on parameters up to there."
                 )
 
 
-def _describe(layer: str | nn.Module, names: set[str]) -> str:
-    return f"Layer {join_names(names)}" if len(names) == 1 else f"None of the {len(names)} layers of '{layer}'"
+def _describe(layer: str | nn.Module, names: set[str], one: str, several: str) -> str:
+    return (
+        f"Layer {join_names(names)} {one}"
+        if len(names) == 1
+        else f"None of the {len(names)} layers of '{layer}' {several}"
+    )
 
 
 Look = Callable[[str, Tensor], GradientHook | None]
@@ -183,65 +179,52 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
     """
     unrecorded = _Unrecorded()
 
-    def follow(name: str) -> tuple[ForwardHook, ForwardHook]:
-        def hand_on(output: Any, tensor: Tensor, function: GradientHook | None) -> Any:
-            if not tensor.requires_grad:
-                unrecorded.add(name, function)
-            elif function is not None:
-                passed_on = (pass_on or hooks.pass_gradient)(tensor, function)
-                return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
-            return None
+    def hand_on(name: str, output: Any, tensor: Tensor, function: GradientHook | None) -> Any:
+        if not tensor.requires_grad:
+            unrecorded.add(name, function)
+        elif function is not None:
+            passed_on = (pass_on or hooks.pass_gradient)(tensor, function)
+            return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
+        return None
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            tensor = first_floating(output)
-            if tensor is None:
-                raise no_floating_tensor([name])
-            refuse_vmap(tensor)
-            return hand_on(output, tensor, look(name, tensor.detach()))
+    def after(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if (tensor := first_floating(output)) is None:
+            raise no_floating_tensor([name])
+        refuse_vmap(tensor)
+        return hand_on(name, output, tensor, look(name, tensor.detach()))
 
-        def after_repetition(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            function, tensor = unrecorded.find(name), first_floating(output)
-            return None if function is None or tensor is None else hand_on(output, tensor, function)
-
-        return after, after_repetition
+    def repeat(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        function, tensor = unrecorded.find(name), first_floating(output)
+        return None if function is None or tensor is None else hand_on(name, output, tensor, function)
 
     for name, module in layers.items():
-        first, repeated = follow(name)
-        hooks.after_forward(module, first, repeated=repeated)
+        hooks.after_forward(module, partial(after, name), repeated=partial(repeat, name))
 
 
 class _Unrecorded:
-    """What is to be called with the gradients of runs inside reentrant checkpoints.
+    """What to call with the gradients of runs inside reentrant checkpoints.
 
-    Those run without recording at first, and again, with recording, in the backward pass: as the node that they are then.
-    Under such a node the runs of a layer come in the same order again, in each backward pass that there is.
+    Those run without recording at first, and again, with it, in the backward pass: as the node that they are then. Under
+    such a node the runs of a layer come in the same order again, in each backward pass that there is.
     """
 
-    def __init__(self) -> None:
-        self._functions: weakref.WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]]
-        self._functions = weakref.WeakKeyDictionary()  # by node, so that what has no backward pass goes with its graph
+    def __init__(self) -> None:  # by node, so that what has no backward pass goes with its graph
+        self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()
 
     def add(self, name: str, function: GradientHook | None) -> None:
-        node = _find_checkpoint()
+        """To the outermost reentrant checkpoint that runs its function here for the first time, if there is one."""
+        node, frame = None, sys._getframe().f_back
+        while frame is not None:
+            if frame.f_code is CheckpointFunction.forward.__code__:
+                node = frame.f_locals["ctx"]
+            frame = frame.f_back
         if node is not None:
-            self._functions.setdefault(node, {}).setdefault(name, deque()).append(function)
+            self._functions.setdefault(node, defaultdict(deque))[name].append(function)
 
     def find(self, name: str) -> GradientHook | None:
         node = torch._C._current_autograd_node()
         is_checkpoint = isinstance(node, BackwardCFunction)  # PyTorch's other nodes cannot even be looked up
         functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
-        if not functions:
-            return None
-        functions.rotate(-1)
-        return functions[-1]
-
-
-def _find_checkpoint() -> Any:
-    """The node of the outermost reentrant checkpoint that runs its function here for the first time, None outside such."""
-    node = None
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is CheckpointFunction.forward.__code__:
-            node = frame.f_locals["ctx"]
-        frame = frame.f_back
-    return node
+        if functions:
+            functions.rotate(-1)
+        return functions[-1] if functions else None

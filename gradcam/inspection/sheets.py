@@ -82,17 +82,15 @@ def draw_activations(
 
 
 def _draw_head(title: str, picture: Pixels | None) -> Pixels:
-    """The picture, and beside it what this is about and how it is read."""
     left = 0 if picture is None else picture.shape[1] + MARGIN
-    lines = [(title, TITLE, INK), (LEGEND, TEXT, PALE)] if title else [(LEGEND, TEXT, PALE)]
+    lines = [*([(title, TITLE, INK)] if title else []), (LEGEND, TEXT, PALE)]
     height = max(len(lines) * LINE, 0 if picture is None else picture.shape[0])
     width = left + max(measure_text(text, size) for text, size, _ in lines)
     canvas = Image.new("RGB", (width, height), WHITE)
-    draw = ImageDraw.Draw(canvas)
     if picture is not None:
         canvas.paste(Image.fromarray(picture), (0, 0))
     for row, (text, size, colour) in enumerate(lines):
-        draw.text((left, (row + 1) * LINE - 7), text, colour, find_font(size), anchor="ls")
+        ImageDraw.Draw(canvas).text((left, (row + 1) * LINE - 7), text, colour, find_font(size), anchor="ls")
     return np.array(canvas)
 
 
@@ -120,20 +118,22 @@ def draw_block(name: str, maps: NDArray[np.float64], look: Look) -> Pixels:
     strengths = measure_strengths(maps)
     shown = order_channels(strengths, look.order)[: look.channels]
     signed, largest = bool((maps < 0).any()), find_largest(maps)
-    ends = {channel: largest if look.scale == "layer" else find_largest(maps[channel]) for channel in shown}
-    cells = [
-        draw_cell(maps[it], look.size, largest=end, signed=signed, colormap=look.colormap) for it, end in ends.items()
-    ]
+    cells = []
+    for channel in shown:
+        end = largest if look.scale == "layer" else find_largest(maps[channel])
+        cells.append(draw_cell(maps[channel], look.size, largest=end, signed=signed, colormap=look.colormap))
     labels = [(str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead") for channel in shown]
     grid = _lay_out(cells, labels, look.columns)
     shares = np.linspace(-1 if signed else 0, 1, BAR, dtype=np.float32)  # the bar of colours
     bar = _paint(np.tile(shares, (BAR_HEIGHT, 1)), find_colours(look.colormap, signed=signed))
-    heading = _draw_heading(name, _describe(maps, shown, look), bar, _ends(signed, largest, look), grid.shape[1])
-    return stack([heading, grid])
+    if look.scale == "layer":
+        ends = _to_text(-largest) if signed else "0", _to_text(largest)
+    else:
+        ends = ("negative", "positive, each channel by itself") if signed else ("0", "largest, each channel by itself")
+    return stack([_draw_heading(name, _describe(maps, shown, look), bar, ends, grid.shape[1]), grid])
 
 
 def _lay_out(cells: Sequence[Pixels], labels: Sequence[tuple[str, str]], columns: int) -> Pixels:
-    """Cells of one size in rows of so many, below each its number, and on the right, if there is room, its strength."""
     height, width = cells[0].shape[:2]
     pitch = max(width, *(measure_text(number, LABEL) for number, _ in labels)) + GAP
     across = min(columns, len(cells))
@@ -180,13 +180,6 @@ def _describe(maps: NDArray[np.float64], shown: Sequence[int], look: Look) -> st
     return ", ".join(parts)
 
 
-def _ends(signed: bool, largest: float, look: Look) -> tuple[str, str]:
-    """What the first and the last colour stand for."""
-    if look.scale == "layer":
-        return _to_text(-largest) if signed else "0", _to_text(largest)
-    return ("negative", "positive, each channel by itself") if signed else ("0", "largest, each channel by itself")
-
-
 def _to_text(value: float) -> str:
     """A number in three digits, or in as many as it has before the point."""
     if math.isnan(value):
@@ -199,8 +192,8 @@ def _to_text(value: float) -> str:
 def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
     """A map (h,w) in colour, its longer side of `size` pixels: RGB, uint8.
 
-    Zero has the first colour, `largest` and what is above it the last one, see `find_colours`; NaN and infinity are
-    magenta. Of a smaller map each value is a sharp rectangle; a larger one is shrunk by the mean, before it is coloured.
+    Zero has the first colour, `largest` and what is above it the last one, see `find_colours`; NaN and infinity are magenta.
+    Of a smaller map each value is a sharp rectangle; a larger one is shrunk by the mean, before it is coloured.
     """
     longest = max(values.shape)
     rows, columns = (max(1, round(side * size / longest)) for side in values.shape)
@@ -227,25 +220,20 @@ def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
     """The colours of shares from 0 to 1, RGB (256,3); signed from -1 to 1, (511,3), with zero in the middle.
 
     Signed: black at zero, through orange to white above, and through blue to white below, whatever the colour map.
-    Raises `GradcamError` for an unknown one.
     """
     if not signed:
         return colours_of(find_colormap(colormap)).astype(np.uint8)
-    return np.concatenate([_blend(BELOW)[:0:-1], _blend(ABOVE)])
-
-
-def _blend(stops: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
-    """256 colours through these, at equal distances."""
-    places = np.linspace(0, len(stops) - 1, 256)
-    channels = [np.interp(places, range(len(stops)), channel) for channel in zip(*stops)]
-    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
+    places = np.linspace(0, len(ABOVE) - 1, 256)
+    below, above = (
+        np.rint(np.stack([np.interp(places, range(len(stops)), channel) for channel in zip(*stops)], axis=1))
+        for stops in (BELOW, ABOVE)
+    )
+    return np.concatenate([below[:0:-1], above]).astype(np.uint8)
 
 
 def _paint(shares: NDArray[np.float32], colours: NDArray[np.uint8]) -> Pixels:
-    """Shares of the largest value in the colours that are theirs, (h,w,3)."""
     is_finite = np.isfinite(shares)
     levels = np.rint(np.clip(np.where(is_finite, shares, 0), -1, 1) * 255).astype(np.int64)
-    zero = len(colours) - 256
-    painted = colours[np.maximum(levels + zero, 0)]
+    painted = colours[np.maximum(levels + len(colours) - 256, 0)]
     painted[~is_finite] = MARKER
     return painted

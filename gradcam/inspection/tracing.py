@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isnan, nan
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,7 @@ class Call:
 class Trace:
     """The calls of a forward pass in the order in which they began: the model's own comes first, and holds the totals.
 
-    `device`: where it ran. `notes`: what a person should know of how it was traced. `pandas.DataFrame(trace.calls)` makes
-    a table of it.
+    `device`: where it ran. `notes`: what to know of how it was traced. `pandas.DataFrame(trace.calls)` makes a table of it.
     """
 
     calls: tuple[Call, ...] = field(repr=False)
@@ -120,91 +119,78 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     if is_meta:
         args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
     devices = list(dict.fromkeys(tensor.device for tensor in chain(own, tensors((args, kwargs)))))
-    subject = Subject(model, _names(model), args, kwargs)
+    names: dict[nn.Module, list[str]] = defaultdict(list)  # what hooks can watch, not what compiling wraps around it
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
+            names[module].append(".".join(part for part in name.split(".") if part != "_orig_mod"))
+    subject = Subject(model, names, args, kwargs)
     counted = count_pass(subject)
     timed = [timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
     agree = all(log.order == counted.order for log, _ in timed)
     columns = zip(*(column for _, column in timed)) if agree else ()
     seconds = [None if isnan(column[0]) else median(column) for column in columns]  # of a call that never ended: None
-    calls = _to_calls(subject, counted.entries, seconds or [None] * len(counted.entries))
-    return Trace(calls, ", ".join(map(str, devices)), tuple(_notes(model, agree=agree)))
-
-
-def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """The modules that hooks can watch, with every name of each; what compiling wraps around one is not there."""
-    found: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
-            found.setdefault(module, []).append(".".join(part for part in name.split(".") if part != "_orig_mod"))
-    return found
-
-
-def _notes(model: nn.Module, *, agree: bool) -> Iterator[str]:
+    calls = _to_calls(names, counted.entries, seconds or [None] * len(counted.entries))
+    notes = [] if agree else ["The model does something else in each pass, so that its calls have no times."]
     scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     outer = [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
     if outer:
-        yield f"{join_names(outer[:3])}: TorchScript, which hooks cannot follow, so that its calls are not listed."
-    if not agree:
-        yield "The model does something else in each pass, so that its calls have no times."
+        told = f"{join_names(outer[:3])}: TorchScript, which hooks cannot follow, so that its calls are not listed."
+        notes.insert(0, told)
+    return Trace(calls, ", ".join(map(str, devices)), tuple(notes))
 
 
-def _to_calls(subject: Subject, entries: Sequence[Entry], seconds: Sequence[float | None]) -> tuple[Call, ...]:
+def _to_calls(
+    names: Mapping[nn.Module, Sequence[str]], entries: Sequence[Entry], seconds: Sequence[float | None]
+) -> tuple[Call, ...]:
     runs = Counter(entry.module for entry in entries)
     sizes = {module: sum(parameter.numel() for parameter in module.parameters()) for module in runs}
-    tied = _tied(subject.names)
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for module, (name, *_) in names.items():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            holders[parameter].append((module, f"{name}.{key}".lstrip(".")))
+    tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)  # what other modules call a parameter of its own
+    for several in holders.values():
+        for module, _ in several:
+            tied[module] |= dict.fromkeys(name for other, name in several if other is not module)
     run: Counter[nn.Module] = Counter()
     calls = []
     for entry, duration in zip(entries, seconds):
-        module, begun, ended = entry.module, entry.begun, entry.ended
+        module, begun = entry.module, entry.begun
         run[module] += 1
-        name, *also = subject.names[module]
-        is_known = ended is not None and ended.unknown == begun.unknown
+        name, *also = names[module]
+        ended = entry.ended or begun._replace(shapes=(), dtypes=())
+        is_known = entry.ended is not None and ended.unknown == begun.unknown
         call = Call(
             name=name,
             type=type(module).__name__,
             depth=entry.depth,
             inputs=begun.shapes,
-            outputs=() if ended is None else ended.shapes,
-            dtypes=() if ended is None else ended.dtypes,
+            outputs=ended.shapes,
+            dtypes=ended.dtypes,
             parameters=sizes[module],
             multiply_adds=ended.multiply_adds - begun.multiply_adds if is_known else None,
-            activation_bytes=0 if ended is None else ended.bytes - begun.bytes,
+            activation_bytes=ended.bytes - begun.bytes,
             seconds=duration,
             run=run[module],
             runs=runs[module],
             also=tuple(also),
-            tied=tied.get(module, ()),
+            tied=tuple(tied[module]),
         )
         calls.append(call)
     return tuple(calls)
 
 
-def _tied(names: Mapping[nn.Module, Sequence[str]]) -> dict[nn.Module, tuple[str, ...]]:
-    """For each module with a parameter of its own that other modules have too, what those call it."""
-    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-    for module, (name, *_) in names.items():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                holders.setdefault(parameter, []).append((module, f"{name}.{key}".lstrip(".")))
-    found: dict[nn.Module, list[str]] = {}
-    for several in holders.values():
-        for module, _ in several:
-            found.setdefault(module, []).extend(name for other, name in several if other is not module)
-    return {module: tuple(dict.fromkeys(others)) for module, others in found.items() if others}
-
-
 @dataclass(frozen=True)
 class Subject:
-    """What is run: a model, its modules that can be watched by their names, and its arguments."""
+    """What is run: a model, its modules that can be watched with every name of each, and its arguments."""
 
     model: nn.Module
-    names: dict[nn.Module, list[str]]
+    names: Mapping[nn.Module, Sequence[str]]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What went into a call, or came out of it, and what had been counted in the pass by then."""
 
     shapes: tuple[Shape, ...]
@@ -215,10 +201,7 @@ class Seen:
 
 
 def count_pass(subject: Subject) -> CallLog:
-    """One pass whose calls have a `Seen` for `begun` and for `ended`.
-
-    What the model raises comes through, with a note of the layer in which it arose where Python has notes.
-    """
+    """One pass whose calls have a `Seen` for `begun` and for `ended`; the model's errors have a note of the layer."""
     with _prepared(subject) as (args, kwargs, hooks):
         counter = MultiplyAdds()
         storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *tensors((args, kwargs))])
@@ -232,19 +215,25 @@ def count_pass(subject: Subject) -> CallLog:
             storages.add(output)
             return look(output)
 
-        log = CallLog(lambda args, kwargs: look((args, kwargs)), look_at_output)
-        log.watch(hooks, subject.names)
-        with counter, _saying_where(log, subject):
-            subject.model(*args, **kwargs)
+        log = CallLog(hooks, subject.names, look, look_at_output)
+        try:
+            with counter:
+                subject.model(*args, **kwargs)
+        except Exception as error:
+            if len(log.open) > 1 and hasattr(error, "add_note"):  # from Python 3.11 on
+                entry = log.open[-1]
+                shapes = ", ".join(map(str, entry.begun.shapes)) if entry.begun is not None else "something odd"
+                name, kind = subject.names[entry.module][0], type(entry.module).__name__
+                error.add_note(f"In layer '{name}', {kind}, which got {shapes}.")
+            raise
     return log
 
 
 def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
     """One pass, and the seconds of each of its calls that ended; others have NaN."""
     clock = find_clock(devices)
-    log = CallLog(lambda args, kwargs: clock.read(), lambda output: clock.read())
     with _prepared(subject) as (args, kwargs, hooks):
-        log.watch(hooks, subject.names)
+        log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
         subject.model(*args, **kwargs)
     clock.wait()
     return log, [nan if it.ended is None else clock.between(it.begun, it.ended) for it in log.entries]
@@ -252,82 +241,63 @@ def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[Cal
 
 @contextlib.contextmanager
 def _prepared(subject: Subject) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
-    """Arguments that the model may change, and hooks: each pass finds the same random state, buffers and values."""
     with undisturbed(subject.model), torch.no_grad(), Hooks() as hooks:
         args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         yield args, kwargs, hooks
 
 
-@contextlib.contextmanager
-def _saying_where(log: CallLog, subject: Subject) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if len(log.open) > 1 and hasattr(error, "add_note"):  # from Python 3.11 on
-            entry = log.open[-1]
-            shapes = ", ".join(map(str, entry.begun.shapes)) if entry.begun is not None else "something odd"
-            name, kind = subject.names[entry.module][0], type(entry.module).__name__
-            error.add_note(f"In layer '{name}', {kind}, which got {shapes}.")
-        raise
-
-
 def _shape(tensor: Tensor) -> Shape:
-    return tuple(_length(tensor, axis) for axis in range(tensor.ndim)) if tensor.is_nested else tuple(tensor.shape)
-
-
-def _length(tensor: Tensor, axis: int) -> int:
-    """-1 where the parts of a nested tensor differ in it."""
-    try:
-        length = tensor.size(axis)
-    except RuntimeError:
-        return -1
-    return length if isinstance(length, int) else -1
+    """The lengths, -1 where the parts of a nested tensor differ in one."""
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    lengths = [-1] * tensor.ndim
+    for axis in range(tensor.ndim):
+        with contextlib.suppress(RuntimeError):
+            length = tensor.size(axis)
+            lengths[axis] = length if isinstance(length, int) else -1
+    return tuple(lengths)
 
 
 class CallLog:
-    """The calls of one forward pass, in the order in which they begin; `open` are those that have not ended yet.
+    """The calls of these modules in one pass, in the order in which they begin; `open` are those that have not ended yet.
 
-    `begin(args, kwargs)` and `end(output)` give what is noted of a call; they run last and first of all that is done here,
-    so that a clock which they read measures the call alone.
+    `begin((args, kwargs))` and `end(output)` give what is noted of a call; they run last and first of all that is done
+    here, so that a clock which they read measures the call alone.
     """
 
-    def __init__(self, begin: Callable[[tuple[Any, ...], dict[str, Any]], Any], end: Callable[[Any], Any]) -> None:
-        self._begin, self._end = begin, end
+    def __init__(
+        self, hooks: Hooks, modules: Iterable[nn.Module], begin: Callable[[Any], Any], end: Callable[[Any], Any]
+    ) -> None:
         self.entries: list[Entry] = []
         self.open: list[Entry] = []
 
-    def watch(self, hooks: Hooks, modules: Iterable[nn.Module]) -> None:
-        """Log the calls of these modules from now on."""
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            entry = Entry(module, self.open[-1] if self.open else None)
+            self.entries.append(entry)
+            self.open.append(entry)
+            entry.begun = begin((args, kwargs))
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            ended = end(output)
+            while self.open:
+                entry = self.open.pop()
+                if entry.module is module:  # calls inside it that are still open raised what their caller caught
+                    entry.ended = ended
+                    return
+
         for module in modules:
-            hooks.before_forward(module, self._before)
-            hooks.after_forward(module, self._after)
+            hooks.before_forward(module, before)
+            hooks.after_forward(module, after)
 
     @property
     def order(self) -> list[tuple[nn.Module, int, bool]]:
         """What two passes that do the same have in common: the modules, how deep they lie, and whether each ended."""
         return [(entry.module, entry.depth, entry.ended is None) for entry in self.entries]
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entry = Entry(module, self.open[-1] if self.open else None)
-        self.entries.append(entry)
-        self.open.append(entry)
-        entry.begun = self._begin(args, kwargs)
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        ended = self._end(output)
-        while self.open:
-            entry = self.open.pop()
-            if entry.module is module:  # calls inside it that are still open raised what their caller caught
-                entry.ended = ended
-                return
-
 
 @dataclass
 class Entry:
-    """One call: the call that it began in, and what was noted of it when it began and ended.
-
-    `ended`: None of one that did not end, but raised.
-    """
+    """One call: the call that it began in, and what was noted when it began and ended; no `ended` where it raised."""
 
     module: nn.Module
     holder: Entry | None

@@ -7,8 +7,10 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,16 +80,15 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     all layers, and the parameters that require gradients when the watch begins. `layers`: names, patterns or modules, for
     their outputs and their parameters, parts included, alone. `on_found`: "warn" gives a `GradientWarning`, "raise" raises
     `GradientError`, both when the backward pass has ended, before an optimiser uses what came of it. After a step that was
-    told of, nothing is said until gradients were finite for a step. A step is a backward pass, or several, behind whatever
-    ran forward before.
+    told of, nothing is said until gradients were finite for a step: a backward pass, or several, behind what ran forward.
 
     Nothing else changes: training with and without is the same, bit by bit. The thread that entered is watched. A device
     such as a GPU is waited for once, at the end of the backward pass. With float16 and a `GradScaler` an infinite gradient
     now and then is normal: it is how the scale is found, and the scaler leaves that step out. Outputs that autograd does
     not record, and parameters unfrozen later, have no gradient to watch.
 
-    Raises `GradientError` for another `on_found`, `ModelError` for compiled models, `LayerError` as
-    `inspection.select_layers` does, and at the end where a layer that was named never ran although the model did.
+    Raises `GradientError` for another `on_found`, `ModelError` for compiled models, `LayerError` as `select_layers` does,
+    and at the end where a layer that was named never ran although the model did.
     """
     if on_found not in REACTIONS:
         raise refuse(on_found, "on_found", f"one of {', '.join(REACTIONS)}.", GradientError)
@@ -97,28 +98,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     chosen = every if layers is None else select_layers(model, layers)
     attendance = Attendance(model, () if layers is None else layers)  # nobody asked for each and every one
     steps = Steps(on_found)
-    with Hooks() as hooks:
-        for name, module in chosen.items():
-            hooks.after_forward(module, _follow(name, steps, attendance, hooks))
-        hooks.after_forward(model, lambda *_: None if is_undisturbed() else attendance.note_model())
-        for layer, name, parameter in _parameters(model, chosen):
-            hooks.at_gradient(parameter, steps.keep(layer, name))
-        yield steps.watch
-    attendance.require_runs()
 
-
-def _parameters(model: nn.Module, chosen: Mapping[str, nn.Module]) -> Iterator[tuple[str, str, nn.Parameter]]:
-    """Those of the layers and of their parts that require gradients: their layer's name, their own in it, each once."""
-    watched = {part for module in chosen.values() for part in module.modules()}
-    for layer, module in model.named_modules():
-        if module in watched:
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.requires_grad:
-                    yield layer, name, parameter
-
-
-def _follow(name: str, steps: Steps, attendance: Attendance, hooks: Hooks) -> Callable[..., None]:
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if is_undisturbed():  # what gradcam runs itself is none of the user's passes
             return
         repeats = is_backward_running()  # a checkpoint does
@@ -136,14 +117,21 @@ def _follow(name: str, steps: Steps, attendance: Attendance, hooks: Hooks) -> Ca
                 # A hook on the tensor, which later operations in place leave with what the layer gave.
                 hooks.at_gradient(tensor, steps.keep(name, OUTPUT))
 
-    return look
+    watched = {part for module in chosen.values() for part in module.modules()}
+    with Hooks() as hooks:
+        for name, module in chosen.items():
+            hooks.after_forward(module, partial(look, name))
+        hooks.after_forward(model, attendance.note_model)
+        for layer, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False) if module in watched else ():
+                if parameter.requires_grad:
+                    hooks.at_gradient(parameter, steps.keep(layer, name))
+        yield steps.watch
+    attendance.require_runs()
 
 
 class Steps:
-    """What hooks see of one step after another.
-
-    `watch`: what came of it. `on_found`: "warn" or "raise".
-    """
+    """What hooks see of one step after another. `watch`: what came of it. `on_found`: "warn" or "raise"."""
 
     def __init__(self, on_found: str) -> None:
         self.watch = Watch()
@@ -166,14 +154,10 @@ class Steps:
 
     def has_just_seen(self, tensor: Tensor) -> bool:
         """Whether it is the very tensor that was asked about last, and nothing has changed it."""
-        version = version_of(tensor)
-        if self._last is not None and self._last[0]() is tensor and self._last[1] == version:
-            return True
-        self._last = weakref.ref(tensor), version
-        return False
+        last, self._last = self._last, (weakref.ref(tensor), version_of(tensor))
+        return last is not None and last[0]() is tensor and last[1] == self._last[1]
 
     def note_output(self, name: str, tensor: Tensor) -> None:
-        """A layer gave this."""
         found, before = _look(tensor), self._outputs.get(name)
         if found is None or (before is not None and before.extremes is None):
             return
@@ -182,35 +166,27 @@ class Steps:
         self._outputs[name] = found
 
     def keep(self, layer: str, tensor: str) -> GradientHook:
-        """What looks at the gradient of a layer's output, or of one of its parameters."""
 
         def look(gradient: Tensor) -> None:
-            if self._begin(is_ours=tensor == OUTPUT):
-                found = _look(gradient)
-                if found is not None:
-                    self._gradients.append((layer, tensor, found))
+            task = torch._C._current_graph_task_id()
+            if task not in self._tasks:
+                if tensor != OUTPUT:  # a parameter's gradient may be another thread's
+                    return
+                self._tasks.add(task)
+                self._step += self._is_forward
+                self._is_forward = False
+                # As DistributedDataParallel does: called when the backward pass has ended, in whichever thread that is.
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            if (found := _look(gradient)) is not None:
+                self._gradients.append((layer, tensor, found))
 
         return look
-
-    def _begin(self, *, is_ours: bool) -> bool:
-        """Whether this backward pass is one of the step: a parameter's gradient may be another thread's."""
-        task = torch._C._current_graph_task_id()
-        if task not in self._tasks:
-            if not is_ours:
-                return False
-            self._tasks.add(task)
-            self._step += self._is_forward
-            self._is_forward = False
-            # As DistributedDataParallel does: called when the backward pass has ended, in whichever thread that is.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        return True
 
     def _end(self) -> None:
         gradients, self._gradients = self._gradients, []
         index, kind = _first([look for _, _, look in gradients])
         if kind is None:
-            if self._step != self._bad_step:
-                self._bad_step = None
+            self._bad_step = self._bad_step if self._step == self._bad_step else None
             return
         is_known, self._bad_step = self._bad_step is not None, self._step
         if is_known:
@@ -251,20 +227,18 @@ def _look(tensor: Tensor) -> _Look | None:
 
 
 def _first(looks: Sequence[_Look]) -> tuple[int, str | None]:
-    """Which one is the first that is not finite, and its kind; None for none. Devices are waited for here, once each."""
-    waiting: dict[torch.device, list[Tensor]] = {}
+    """Which one is the first that is not finite, and its kind, None for none. Devices are waited for here, once each."""
+    waiting: dict[torch.device, list[Tensor]] = defaultdict(list)
     for look in looks:
         if look.extremes is not None:
-            waiting.setdefault(look.extremes.device, []).append(look.extremes)
+            waiting[look.extremes.device].append(look.extremes)
     known = {device: iter(torch.stack(extremes).tolist()) for device, extremes in waiting.items()}
     kinds = [look.kind if look.extremes is None else _kind(next(known[look.extremes.device])) for look in looks]
     return next(((index, kind) for index, kind in enumerate(kinds) if kind is not None), (-1, None))
 
 
 def _kind(extremes: Sequence[float]) -> str | None:
-    if any(map(math.isnan, extremes)):
-        return NAN
-    return INFINITE if any(map(math.isinf, extremes)) else None
+    return NAN if any(map(math.isnan, extremes)) else INFINITE if any(map(math.isinf, extremes)) else None
 
 
 def _say(layer: str) -> str:

@@ -21,7 +21,6 @@ from gradcam.hooks.preserve import recording_off, undisturbed
 from gradcam.layers.layout import IMAGE_AXES, Layout, Patch, candidates, find_layout, find_patch_grids
 
 Shapes = dict[nn.Module, tuple[int, ...]]
-Change = Callable[[Tensor], Tensor]
 
 # By module: what was asked once, by what was asked, the shape that the module gave, and the batch.
 _known: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -38,19 +37,19 @@ class Axes:
 
     def __init__(self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = ()) -> None:
         self._model, self._batch, self._patches = model, batch, patches
-        self.text_lengths = sorted(
-            {tensor.shape[1] for tensor in tensors((batch.args, batch.kwargs)) if self._is_text(tensor)}
-        )
+        # Words are numbers in a row, or vectors in a row where they are embedded already.
+        found = [tensor for tensor in tensors((batch.args, batch.kwargs)) if _is_of_images(tensor, batch)]
+        words = [it for it in found if it.ndim == 2 and not it.is_floating_point() and it.dtype != torch.bool]
+        vectors = [it for it in found if it.ndim == 3 and it.is_floating_point()]
+        self.text_lengths = sorted({it.shape[1] for it in words + vectors})
 
     def find_layout(
         self, shape: Sequence[int], module: nn.Module, reshape: str | tuple[int, ...] | None = None
     ) -> Layout | None:
         """As `tokens.find_layout`, of what a module gave for the batch; None, too, where it holds text."""
-        batch = self._batch
+        size, images = self._batch.size, self._batch.images
         axes = IMAGE_AXES if isinstance(reshape, str) else self.image_axes(shape, module)
-        found = find_layout(
-            shape, batch.size, module, batch.images, patches=self._patches, reshape=reshape, image_axes=axes
-        )
+        found = find_layout(shape, size, module, images, patches=self._patches, reshape=reshape, image_axes=axes)
         return None if found is not None and reshape is None and self.holds_text(shape, module) else found
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
@@ -61,7 +60,12 @@ class Axes:
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES
-        found: Sequence[int] = self._remember(module, ("images", shape), lambda: self._ask_images(shape, module))
+
+        def ask() -> Sequence[int]:
+            alone = self._alone.get(module, ())
+            return [axis for axis in IMAGE_AXES if alone == (*shape[:axis], 1, *shape[axis + 1 :])]
+
+        found: Sequence[int] = self._remember(module, ("images", shape), ask)
         return found
 
     def holds_text(self, shape: Sequence[int], module: nn.Module) -> bool:
@@ -80,12 +84,7 @@ class Axes:
 
     @functools.cached_property
     def plain(self) -> Shapes:
-        """The shape of what each layer gives for the batch as it is."""
         return self._ask(self._batch.copy())
-
-    def _ask_images(self, shape: tuple[int, ...], module: nn.Module) -> Sequence[int]:
-        alone = self._alone.get(module, ())
-        return [axis for axis in IMAGE_AXES if alone == (*shape[:axis], 1, *shape[axis + 1 :])]
 
     def _ask_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
         for other in self._with_other_texts:
@@ -106,33 +105,24 @@ class Axes:
         """For each length of a text: with one word less, or with the last one twice."""
         found = []
         for length in self.text_lengths:
-            shorter = {} if length == 1 else self._ask(self._with_text(length, lambda tensor: tensor[:, :-1]))
-            longer = self._with_text(length, lambda tensor: torch.cat([tensor, tensor[:, -1:]], 1))
-            found.append(shorter or self._ask(longer))
+            shorter = {} if length == 1 else self._ask_with_text(length, lambda tensor: tensor[:, :-1])
+            found.append(shorter or self._ask_with_text(length, lambda tensor: torch.cat([tensor, tensor[:, -1:]], 1)))
         return found
 
-    def _with_text(self, length: int, change: Change) -> Batch:
-        """With all that goes along the text, masks and types of words, changed alike."""
-        batch = self._batch
+    def _ask_with_text(self, length: int, change: Callable[[Tensor], Tensor]) -> Shapes:
 
         def change_texts(tensor: Tensor) -> Tensor:
-            is_along = 2 <= tensor.ndim <= 3 and tensor.shape[1] == length and _is_of_images(tensor, batch)
+            is_along = 2 <= tensor.ndim <= 3 and tensor.shape[1] == length and _is_of_images(tensor, self._batch)
             return (change(tensor) if is_along else tensor).clone()
 
-        return batch.copy(change_texts)
-
-    def _is_text(self, tensor: Tensor) -> bool:
-        """Words are numbers in a row, or vectors in a row where they are embedded already."""
-        is_words = tensor.ndim == 2 and not tensor.is_floating_point() and tensor.dtype != torch.bool
-        return (is_words or (tensor.ndim == 3 and tensor.is_floating_point())) and _is_of_images(tensor, self._batch)
+        return self._ask(self._batch.copy(change_texts))
 
     def _ask(self, batch: Batch) -> Shapes:
         """The shape of what each layer gives for another batch; nothing if the model does not take it."""
         found: Shapes = {}
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            tensor = first_floating(output)
-            if tensor is not None:
+            if (tensor := first_floating(output)) is not None:
                 found.setdefault(module, tuple(tensor.shape))
 
         try:

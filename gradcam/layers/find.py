@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -60,10 +61,7 @@ class Outlet(NamedTuple):
 
 
 def unwrap(model: Any) -> nn.Module:
-    """The Python module inside `DataParallel`, `DistributedDataParallel` and `torch.compile`.
-
-    Raises `ModelError` for what is no module, and for TorchScript.
-    """
+    """The Python module inside `DataParallel`, `DistributedDataParallel`, `torch.compile`; `ModelError` for what is none."""
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
     refuse_other_kinds(model)
@@ -101,15 +99,22 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
     Raises `LayerError` for an unknown one, and offers the nearest.
     """
     if isinstance(layer, nn.Module):
-        return Outlet(*_find_module(model, layer))
+        layer = _compiled_from(layer)
+        for name, module in model.named_modules():
+            if module is layer and name:
+                return Outlet(name, layer)
+        what = "the model itself" if layer is model else "not part of the model"
+        child = next((name for name, _ in model.named_children()), "layer4")
+        raise LayerError(
+            f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{child}."
+        )
     if not isinstance(layer, str):
         raise LayerError(
             f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
         )
     plain, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
     for name, *keys in ([layer], plain.split(":")):  # a name of its own may have any character but a dot
-        found = _find_name(model, name)
-        if found is not None:
+        if (found := _find_name(model, name)) is not None:
             full = found[0] + layer[len(name) :]
             return Outlet(full, found[1], tuple(keys), int(run) if run and name != layer else None)
     modules = {name: module for name, module in model.named_modules() if name}
@@ -122,19 +127,9 @@ def _find_name(model: nn.Module, layer: str) -> tuple[str, nn.Module] | None:
     for name in filter(None, (layer, _without_wrappers(layer))):
         with contextlib.suppress(AttributeError):
             return name, _compiled_from(model.get_submodule(name))
-    by_plain_name = {_without_wrappers(name): (name, module) for name, module in model.named_modules() if name}
-    name, module = by_plain_name.get(layer, ("", model))
-    return (name, _compiled_from(module)) if name else None
-
-
-def _find_module(model: nn.Module, layer: nn.Module) -> tuple[str, nn.Module]:
-    layer = _compiled_from(layer)
-    for name, module in model.named_modules():
-        if module is layer and name:
-            return name, module
-    what = "the model itself" if layer is model else "not part of the model"
-    child = next((name for name, _ in model.named_children()), "layer4")
-    raise LayerError(f"The layer, {type(layer).__name__}, is {what}: choose a module inside it, such as model.{child}.")
+    named = model.named_modules()
+    by_plain_name = {_without_wrappers(name): (name, _compiled_from(module)) for name, module in named if name}
+    return by_plain_name.get(layer)
 
 
 def _compiled_from(module: nn.Module) -> nn.Module:
@@ -149,23 +144,27 @@ def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, .
     """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
 
     Where a block and its last part give the same output, the block comes first. Those that give several tensors come
-    behind all that give one. Left out is what `_may_be_shown` leaves out, and what gives its input back as it came.
+    behind all that give one. Left out is what gives its input back as it came, adaptive pooling, whose grid is a coarser
+    copy of the one before it, and auxiliary heads beside the score.
     """
     names = {module: name for name, module in _modules_outside_attention(model) if name}
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
-    runs: dict[str, int] = {}
+    runs: Counter[str] = Counter()
     finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # by whether they give several tensors
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]
-        runs[name] = runs.get(name, 0) + 1
+        runs[name] += 1
         found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
-        if not found or gives_back(module, args, found[0]) or not _may_be_shown(name, module):
+        is_auxiliary = any(part.startswith("aux") for part in name.split("."))
+        if not found or is_auxiliary or type(module).__name__.startswith("Adaptive"):
             return
         shape = found[0].shape
         is_query = len(shape) == 3 and name.startswith(decoders)  # of a decoder, whose rows are no places
-        if not is_query and find_layout(shape, batch.size, module, batch.images, patches=patches, reshape=reshape):
+        if is_query or gives_back(module, args, found[0]):
+            return
+        if find_layout(shape, batch.size, module, batch.images, patches=patches, reshape=reshape):
             finished[len(found) > 1].append((name, runs[name]))
 
     with torch.no_grad(), Hooks() as hooks:
@@ -174,30 +173,20 @@ def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, .
                 hooks.after_forward(module, look)
         model(*batch.args, **batch.kwargs)
     ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several]) if run == runs[name]]
-    once = [name for name, run in ended if run == 1]
-    return [*once, *(f"{name}#{run - 1}" for name, run in ended if run > 1)]
+    return [name for name, run in ended if run == 1] + [f"{name}#{run - 1}" for name, run in ended if run > 1]
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Those with their names; inside attention values are not yet mixed, or lie in windows."""
     yield name, module
-    if not name or not _is_attention(module):
+    title = type(module).__name__.lower()
+    is_named = "block" not in title and any(it in title for it in ("attention", "attn", "mhsa", "msa", "multihead"))
+    children = [] if isinstance(module, nn.Sequential) else list(module.children())  # of any name, but the parts of one
+    if not name or not (
+        is_named or all(any(isinstance(it, kind) for it in children) for kind in (nn.Softmax, nn.Linear))
+    ):
         for child_name, child in module.named_children():
             yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
-
-
-def _is_attention(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    if "block" not in name and any(word in name for word in ("attention", "attn", "mhsa", "msa", "multihead")):
-        return True
-    children = [] if isinstance(module, nn.Sequential) else list(module.children())  # of any name, but the parts of one
-    return all(any(isinstance(child, kind) for child in children) for kind in (nn.Softmax, nn.Linear))
-
-
-def _may_be_shown(name: str, module: nn.Module) -> bool:
-    """No adaptive pooling, whose grid is a coarser copy of the one before it, and no auxiliary head beside the score."""
-    is_auxiliary = any(part.startswith("aux") for part in name.split("."))
-    return not (is_auxiliary or type(module).__name__.startswith("Adaptive"))
 
 
 def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
@@ -213,8 +202,8 @@ def edge_of(tensor: Tensor) -> Edge | None:
 class Ways:
     """The ways through autograd's graph on which pictures reach scores, and what they pass.
 
-    `scores`: what is explained. `pictures`: where in the graph the model's copy of them comes from.
-    `find_layout` tells class tokens from patches. Saved tensors are not looked at: there may be none.
+    `pictures`: where in the graph the model's copy of them comes from. `find_layout` tells class tokens from patches. Saved
+    tensors are not looked at: there may be none.
     `depends`: everything that leads to the scores, and whether it does so with more than its class token. `whole`: all that
     no way goes round. `weights`: how many times weights mix the channels behind it, on the way that has the fewest.
     `pooled`: what the pictures reach through adaptive pooling alone.
@@ -226,18 +215,23 @@ class Ways:
         self._order = _sort(self._scores)
         self.depends = self._find_dependence()
         self.whole = frozenset[Edge]() if pictures is None else self._find_whole(pictures)
-        self.weights = self._count_weights()
-        self.pooled = self._find_pooled()
+        self.weights = dict.fromkeys(self._scores, 0)
+        for edge in self._order:
+            behind = self.weights[edge] + _mixes_channels(edge[0])
+            for given in _inputs(edge):
+                self.weights[given] = min(self.weights.get(given, behind), behind)
+        self.pooled: set[Edge] = set()
+        for edge in reversed(self._order):
+            inputs = [it for it in _inputs(edge) if _inputs(it)]  # no parameters
+            if "adaptive" in edge[0].name().lower() or (inputs and self.pooled.issuperset(inputs)):
+                self.pooled.add(edge)
 
     def __contains__(self, edge: Edge | None) -> bool:
-        """Whether the scores depend on more than a class token there."""
         return edge is not None and self.depends.get(edge, False)
 
     def _find_dependence(self) -> dict[Edge, bool]:
-        """Where a model reads `x[:, 0]` of its tokens, the gradient is zero on every patch, up to the last attention.
-
-        That is, from there up to the last operation that mixes tokens.
-        """
+        # Where a model reads `x[:, 0]` of its tokens, the gradient is zero on every patch, up to the last attention: from
+        # there, that is, up to the last operation that mixes tokens.
         found: dict[Edge, bool] = {}
         waiting = [(edge, True) for edge in self._scores]
         while waiting:
@@ -260,31 +254,15 @@ class Ways:
             ends = [next((it for it in self._order if it not in reading and _mixes_tokens(it[0])), self._order[0])]
             order = _sort(ends)
         behind = dict.fromkeys(order, 0) | dict.fromkeys(ends, 1)
-        before = dict.fromkeys(order, 0)
         for edge in order:
             for given in _inputs(edge):
                 if given in behind:
                     behind[given] += behind[edge]
+        before = dict.fromkeys(order, 0)
         for edge in reversed(order):
-            before[edge] = 1 if edge == pictures else sum(before[given] for given in _inputs(edge) if given in before)
+            before[edge] = 1 if edge == pictures else sum(before.get(given, 0) for given in _inputs(edge))
         total = behind.get(pictures, 0)
         return frozenset(edge for edge in order if total and before[edge] * behind[edge] == total)
-
-    def _count_weights(self) -> dict[Edge, int]:
-        fewest = dict.fromkeys(self._scores, 0)
-        for edge in self._order:
-            behind = fewest[edge] + _mixes_channels(edge[0])
-            for given in _inputs(edge):
-                fewest[given] = min(fewest.get(given, behind), behind)
-        return fewest
-
-    def _find_pooled(self) -> frozenset[Edge]:
-        pooled: set[Edge] = set()
-        for edge in reversed(self._order):
-            given = [it for it in _inputs(edge) if _inputs(it)]  # no parameters
-            if "adaptive" in edge[0].name().lower() or (given and pooled.issuperset(given)):
-                pooled.add(edge)
-        return frozenset(pooled)
 
     def _reads_prefix(self, node: Node) -> bool:
         """Whether the operation takes some of the tokens that come before the patches, and nothing else."""
@@ -299,17 +277,15 @@ class Ways:
 
 
 def is_activated(edge: Edge) -> bool:
-    """Whether all of it comes out of activation functions such as ReLU, and has been picked, moved, pooled or joined since.
-
-    Next to nothing of it is negative then.
-    """
+    """Whether all comes out of functions such as ReLU, moved, pooled or joined since: next to nothing is negative."""
     waiting, seen = [edge], {edge}
     while waiting:
         each = waiting.pop()
         if _activates(each[0]):
             continue
-        given = _inputs(each)
-        if not given or not _keeps_signs(each[0], len(given)):
+        given, name = _inputs(each), each[0].name().lower()
+        keeps_signs = any(word in name for word in KEEPING_SIGNS) or (name.startswith(JOINING) and len(given) > 1)
+        if not given or not keeps_signs:
             return False
         waiting.extend(it for it in given if it not in seen)
         seen.update(given)
@@ -346,7 +322,6 @@ def is_softmax(node: Node | None, axes: int) -> bool:
 
 
 def _mixes_tokens(node: Node) -> bool:
-    """A function written in Python may do anything."""
     name = node.name().lower()
     return hasattr(node, "_forward_cls") or any(word in name for word in MIXING)
 
@@ -366,8 +341,3 @@ def _activates(node: Node) -> bool:
     if name.startswith("leakyrelu"):
         return getattr(node, "_saved_negative_slope", 1.0) <= LEAST_LEAK
     return name.startswith(ACTIVATING) or "swish" in name
-
-
-def _keeps_signs(node: Node, given: int) -> bool:
-    name = node.name().lower()
-    return any(word in name for word in KEEPING_SIGNS) or (name.startswith(JOINING) and given > 1)

@@ -31,6 +31,8 @@ IMAGE_AXES = (0, 1)  # along which the images of tokens may lie
 TOKENS = ("tokens", "tokens first")  # the layouts of tokens, by that axis
 
 Change = Callable[[Tensor], object]  # of a tensor, in place
+Lengths = Sequence[int]  # of a shape, a picture or a grid
+Grid = tuple[int, ...]
 
 
 def takes_volumes(model: nn.Module) -> bool:
@@ -41,11 +43,11 @@ def takes_volumes(model: nn.Module) -> bool:
 class Patch(NamedTuple):
     """How a convolution cuts a picture: into patches of this size, so far apart, behind so much padding."""
 
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
+    kernel: Grid
+    stride: Grid
+    padding: Grid
 
-    def grids(self, size: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def grids(self, size: Lengths) -> Iterator[Grid]:
         """The grids of patches on a picture; where they lie edge to edge, the last may be cut off or padded."""
         if self.kernel == self.stride:
             yield tuple(length // side for length, side in zip(size, self.stride))
@@ -59,9 +61,7 @@ class Patch(NamedTuple):
 def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
     """Into which patches a model's convolutions cut a picture: those edge to edge, and those on the picture itself."""
     found: list[Patch] = []
-    for module in modules:
-        if not isinstance(module, _ConvNd):
-            continue
+    for module in (it for it in modules if isinstance(it, _ConvNd)):
         is_on_picture = module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1
         if is_on_picture or module.stride == module.kernel_size:
             padding: Any = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
@@ -69,15 +69,13 @@ def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
     return found
 
 
-def find_patch_grids(size: Sequence[int], patches: Sequence[Patch]) -> Iterator[tuple[int, ...]]:
-    """The grids of all patches that are of as many dimensions as the picture."""
-    for patch in patches:
-        if len(patch.stride) == len(size):
-            yield from patch.grids(size)
+def find_patch_grids(size: Lengths, patches: Sequence[Patch]) -> Iterator[Grid]:
+    """Those of all patches that are of as many dimensions as the picture."""
+    return (grid for patch in patches if len(patch.stride) == len(size) for grid in patch.grids(size))
 
 
 @functools.lru_cache(maxsize=64)
-def find_even_grids(size: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def find_even_grids(size: Grid) -> tuple[Grid, ...]:
     """The grids of square patches that divide the picture; in a volume the first axis may have a stride of its own."""
     *depths, height, width = size
     common = math.gcd(height, width)
@@ -86,7 +84,7 @@ def find_even_grids(size: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple((*first, height // stride, width // stride) for stride in strides for first in product(*own))
 
 
-def may_be_merged(grid: tuple[int, ...], size: Sequence[int], patches: Sequence[Patch]) -> bool:
+def may_be_merged(grid: Grid, size: Lengths, patches: Sequence[Patch]) -> bool:
     """Whether whole patches, or whole steps of a first convolution, make up the cells of this grid."""
     steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
     cells = [length // count for length, count in zip(size, grid)][-2:]
@@ -97,19 +95,13 @@ def may_be_merged(grid: tuple[int, ...], size: Sequence[int], patches: Sequence[
 class Layout:
     """How a layer's output lies on the picture: where its grid is, and how many tokens come before it."""
 
-    grid: tuple[int, ...]
+    grid: Grid
     kind: str  # one of `options.LAYOUTS`: "tokens" are (N,T,D), "tokens first" (T,N,D)
     prefix: int = 0
 
     @property
     def image_axis(self) -> int:
-        """The axis along which the images lie."""
         return 1 if self.kind == "tokens first" else 0
-
-    @property
-    def channel_axis(self) -> int:
-        """The axis of the channels, once the images come first."""
-        return 1 if self.kind == "channels first" else -1
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         """Activations, or a gradient with respect to them, as (N,C,*grid); a view where possible."""
@@ -122,11 +114,10 @@ class Layout:
         return self.to_grid(images).unflatten(0, (len(stack), -1))
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """A layer's output with the images first."""
+        """A layer's output with the images first; `from_rows` is the way back."""
         return tensor.movedim(self.image_axis, 0)
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """The way back, of as many images as there are."""
         return rows.movedim(0, self.image_axis)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
@@ -135,7 +126,7 @@ class Layout:
 
     def change_channels(self, rows: Tensor, change: Change) -> None:
         """Change the channels, as (n,C,...), in rows (n,...): those of the tokens before the grid, too."""
-        change(rows.movedim(self.channel_axis, 1))
+        change(rows.movedim(1 if self.kind == "channels first" else -1, 1))
 
     def _rows_to_grid(self, rows: Tensor) -> Tensor:
         if self.kind == "channels first":
@@ -146,35 +137,38 @@ class Layout:
 
 
 def find_layout(
-    shape: Sequence[int],
-    size: Sequence[int],
+    shape: Lengths,
+    size: Lengths,
     module: nn.Module | None = None,
     images: int | None = None,
     *,
     patches: Sequence[Patch] = (),
-    reshape: str | tuple[int, ...] | None = None,
-    image_axes: Sequence[int] = IMAGE_AXES,
+    reshape: str | Grid | None = None,
+    image_axes: Lengths = IMAGE_AXES,
 ) -> Layout | None:
-    """The layout of a layer's output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
+    """The layout of an output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
 
     `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
     `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `options.LAYOUTS`, or the grid that the
-    last of the tokens form; what it does not say is worked out. `image_axes`: along which of the first two axes the images
-    may lie, for tokens; `axes.Axes` asks the model where their number does not tell.
+    last of the tokens form. `image_axes`: along which of the first two axes the images may lie, for tokens; `axes.Axes`
+    asks the model.
 
     Channels first is assumed, unless only channels last has the picture's aspect or the module works on channels last.
-    Tokens (N,T,D) form a grid if there is but one that `_token_layout` finds. They may come first, (T,N,D), where
-    (N,T,D) cannot be meant.
+    Tokens (N,T,D) form a grid if there is but one for them. They may come first, (T,N,D), where (N,T,D) cannot be meant.
     """
     if len(shape) == 3:
         axes = [axis for axis in image_axes if images in (None, shape[axis])]
         if isinstance(reshape, tuple):
-            return _given_layout(shape, size, reshape, axes, patches)
+            for axis in axes if len(reshape) == len(size) else ():
+                prefix = shape[1 - axis] - math.prod(reshape)
+                if 0 <= prefix <= MOST_NAMED_PREFIX:
+                    known = [it.grid for it in candidates(shape[1 - axis], find_patch_grids(size, patches))]
+                    return Layout(reshape, TOKENS[axis], prefix) if reshape in known or not known else None
+            return None
         axes = [axis for axis in axes if reshape in (None, TOKENS[axis]) and (axis == 0 or images is not None)]
         return _row_layout(shape, size, module if reshape is None else None, axes, patches)
-    if isinstance(reshape, tuple):
-        return None
-    if len(shape) != len(size) + 2 or images not in (None, shape[0]) or (reshape or "").startswith("tokens"):
+    fits = len(shape) == len(size) + 2 and images in (None, shape[0])
+    if isinstance(reshape, tuple) or not fits or (reshape or "").startswith("tokens"):
         return None
     first, last = tuple(shape[2:]), tuple(shape[1:-1])
     kind = reshape or _kind_of_map(shape, size, module)
@@ -182,7 +176,7 @@ def find_layout(
     return Layout(grid, kind) if kind and max(grid) > 1 else None
 
 
-def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | None) -> str | None:
+def _kind_of_map(shape: Lengths, size: Lengths, module: nn.Module | None) -> str | None:
     fits_first, fits_last = _has_aspect(shape[2:], size), _has_aspect(shape[1:-1], size)
     axis = None if module is None else _channel_axis(module, shape)
     if axis == 1:
@@ -192,7 +186,10 @@ def _kind_of_map(shape: Sequence[int], size: Sequence[int], module: nn.Module | 
     has_channels_last = module is not None and _has_channels_last(module, shape)
     if _gives_matrices(module) or (fits_first == fits_last and has_channels_last):
         return None
-    if fits_first != fits_last or _ends_channels_first(module, shape):
+    # Behind convolutions, or with a part that works on that many channels, strides down and across may differ.
+    parts = [part for part in (() if module is None else module.modules()) if isinstance(part, CHANNELS_FIRST)]
+    counts = [getattr(part, name, None) for part in parts for name in ("out_channels", "num_features", "num_channels")]
+    if fits_first != fits_last or isinstance(module, BEHIND_CONVOLUTIONS) or shape[1] in counts:
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
         return None
@@ -206,23 +203,15 @@ def _gives_matrices(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Softmax) and module.dim in (-1, 3)
 
 
-def _ends_channels_first(module: nn.Module | None, shape: Sequence[int]) -> bool:
-    """Whether it comes behind convolutions, or a part of it works on that many channels.
-
-    For grids that do not have the picture's aspect, since strides down and across are not alike.
-    """
-    if isinstance(module, BEHIND_CONVOLUTIONS):
-        return True
-    parts = [part for part in (() if module is None else module.modules()) if isinstance(part, CHANNELS_FIRST)]
-    names = ("out_channels", "num_features", "num_channels")
-    return any(getattr(part, name, None) == shape[1] for part in parts for name in names)
-
-
-def _channel_axis(module: nn.Module, shape: Sequence[int]) -> int | None:
+def _channel_axis(module: nn.Module, shape: Lengths) -> int | None:
     """Where the channels of a module's output are, 1 or -1, if its kind tells."""
     if isinstance(module, CHANNELS_FIRST):
         return 1
-    features = _features(module)
+    features = None  # how many it gives, of the kinds that usually have them last
+    if isinstance(module, nn.Linear):
+        features = module.out_features
+    elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1:
+        features = module.normalized_shape[0]
     if features is None or features not in (shape[1], shape[-1]):
         return None
     if features == shape[1] == shape[-1]:
@@ -242,57 +231,38 @@ def _try_axes(module: nn.Module, features: int, rank: int) -> int | None:
     return taken[0] if len(taken) == 1 else None
 
 
-def _features(module: nn.Module) -> int | None:
-    """How many features a module of the kinds that usually have them last gives."""
-    if isinstance(module, nn.Linear):
-        return module.out_features
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1:
-        return module.normalized_shape[0]
-    return None
-
-
-def _has_channels_last(module: nn.Module, shape: Sequence[int]) -> bool:
+def _has_channels_last(module: nn.Module, shape: Lengths) -> bool:
     return any(_channel_axis(part, shape) == -1 for part in module.modules())
 
 
-def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether one stride, rounded up or down, makes this grid of a picture of this size.
-
-    The first axis of a volume, which is often the time, may have a stride of its own.
-    """
-    *depths, _, _ = zip(grid, size)
-    if any(cells > length for cells, length in depths):
+def _has_aspect(grid: Lengths, size: Lengths) -> bool:
+    """Whether one stride, rounded up or down, makes this grid; the first axis of a volume may have one of its own."""
+    if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
     sides = list(zip(grid[-2:], size[-2:]))  # of one cell there may be less than a stride
-    strides = [(it / (cells + 1), it / (cells - 1) if cells > 1 else math.inf) for cells, it in sides]
-    return max(low for low, _ in strides) < min(high for _, high in strides)
+    most = min(it / (cells - 1) if cells > 1 else math.inf for cells, it in sides)
+    return max(it / (cells + 1) for cells, it in sides) < most
 
 
-def _distortion(grid: Sequence[int], size: Sequence[int]) -> float:
+def _distortion(grid: Lengths, size: Lengths) -> float:
     """How unlike the sides of a cell are, 1 where it is a square."""
     height, width = (length / cells for cells, length in zip(grid[-2:], size[-2:]))
     return max(height / width, width / height)
 
 
-def find_rivals(
-    shape: Sequence[int], module: nn.Module, size: Sequence[int], patches: Sequence[Patch] = ()
-) -> list[Layout]:
-    """The layouts that neither its shape nor its parts tell apart; none where there are not several.
-
-    Of a map these are channels first and last, of tokens (N,T,D) the grids of the same number of cells.
-    """
+def find_rivals(shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()) -> list[Layout]:
+    """The layouts that nothing tells apart, none where there are not several: of tokens, the grids of as many cells."""
     if len(shape) == 3:
         found = _token_layouts(shape[1], size, patches)
         return found if len(found) > 1 else []
     grids = {"channels first": tuple(shape[2:]), "channels last": tuple(shape[1:-1])}
     if len(shape) != len(size) + 2 or _gives_matrices(module) or _has_channels_last(module, shape):
         return []
-    if not all(_has_aspect(grid, size) for grid in grids.values()):
-        return []
-    return [Layout(grid, kind) for kind, grid in grids.items() if max(grid) > 1]
+    are_maps = all(_has_aspect(grid, size) for grid in grids.values())
+    return [Layout(grid, kind) for kind, grid in grids.items() if are_maps and max(grid) > 1]
 
 
-def is_guess(layout: Layout, module: nn.Module, shape: Sequence[int], size: Sequence[int]) -> bool:
+def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -> bool:
     """Whether a count or an aspect alone says how this lies on the picture, and neither convolutions nor what works on it.
 
     Tokens may be in any order, and maps of another aspect, or of a stride that is no whole number, may be no maps.
@@ -303,60 +273,33 @@ def is_guess(layout: Layout, module: nn.Module, shape: Sequence[int], size: Sequ
         return True
     if isinstance(module, BEHIND_CONVOLUTIONS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
         return False
-
-    def has_whole_stride(cells: int, length: int) -> bool:
+    for cells, length in zip(layout.grid, size):
         strides = (max(1, length // cells), -(-length // cells))
-        return any(cells in (length // stride, -(-length // stride)) for stride in strides)
-
-    return not all(map(has_whole_stride, layout.grid, size))
-
-
-def _given_layout(
-    shape: Sequence[int], size: Sequence[int], grid: tuple[int, ...], axes: Sequence[int], patches: Sequence[Patch]
-) -> Layout | None:
-    for axis in axes if len(grid) == len(size) else ():
-        tokens = shape[1 - axis]
-        prefix = tokens - math.prod(grid)
-        if 0 <= prefix <= MOST_NAMED_PREFIX:
-            known = [it.grid for it in candidates(tokens, find_patch_grids(size, patches))]
-            return Layout(grid, TOKENS[axis], prefix) if grid in known or not known else None
-    return None
+        if not any(cells in (length // stride, -(-length // stride)) for stride in strides):
+            return True
+    return False
 
 
 def _row_layout(
-    shape: Sequence[int], size: Sequence[int], module: nn.Module | None, axes: Sequence[int], patches: Sequence[Patch]
+    shape: Lengths, size: Lengths, module: nn.Module | None, axes: Lengths, patches: Sequence[Patch]
 ) -> Layout | None:
     """Of three axes, with the images along one of these: tokens, unless the middle one is that of channels."""
-    found = _token_layout(shape[1], size, patches) if 0 in axes else None
-    if found is not None:
-        return None if _may_be_flattened(shape, size, module, _rivals(found, size, patches)) else found
-    found = _token_layout(shape[0], size, patches) if 1 in axes else None
-    return found and replace(found, kind=TOKENS[1])
+    for axis in (it for it in IMAGE_AXES if it in axes):
+        layouts = _token_layouts(shape[1 - axis], size, patches)
+        if len(layouts) == 1 and axis == 1:
+            return replace(layouts[0], kind=TOKENS[1])
+        if len(layouts) == 1:  # what is the patches' is surer than what divides
+            cut = list(find_patch_grids(size, patches))
+            grids = cut if layouts[0].grid in cut else find_even_grids(tuple(size))
+            channels = None if module is None else _channel_axis(module, shape)
+            if channels is None and module is not None and not _has_channels_last(module, shape):
+                # It may as well be a map (N,C,h,w) whose cells, on one of these grids, were put in a row.
+                channels = 1 if any(math.prod(grid) == shape[2] for grid in grids) else None
+            return None if channels == 1 else layouts[0]
+    return None
 
 
-def _rivals(found: Layout, size: Sequence[int], patches: Sequence[Patch]) -> Iterable[tuple[int, ...]]:
-    """The grids that a flattened map may have beside these tokens: what is the patches' is surer than what divides."""
-    cut = list(find_patch_grids(size, patches))
-    return cut if found.grid in cut else find_even_grids(tuple(size))
-
-
-def _may_be_flattened(
-    shape: Sequence[int], size: Sequence[int], module: nn.Module | None, grids: Iterable[tuple[int, ...]]
-) -> bool:
-    """Whether it may as well be a map (N,C,h,w) whose cells, on one of these grids, were put in a row."""
-    axis = None if module is None else _channel_axis(module, shape)
-    if axis is not None or module is None or _has_channels_last(module, shape):
-        return axis == 1
-    return any(math.prod(grid) == shape[2] for grid in grids)
-
-
-def _token_layout(tokens: int, size: Sequence[int], patches: Sequence[Patch] = ()) -> Layout | None:
-    """The one grid that `_token_layouts` finds."""
-    found = _token_layouts(tokens, size, patches)
-    return found[0] if len(found) == 1 else None
-
-
-def _token_layouts(tokens: int, size: Sequence[int], patches: Sequence[Patch]) -> list[Layout]:
+def _token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) -> list[Layout]:
     """The grids that leave a few tokens over: of the model's patches, or else of some that divide the picture."""
     found = candidates(tokens, find_patch_grids(size, patches))
     if found:
@@ -366,7 +309,7 @@ def _token_layouts(tokens: int, size: Sequence[int], patches: Sequence[Patch]) -
     return [it for it in candidates(tokens, grids) if it.prefix <= most]
 
 
-def candidates(tokens: int, grids: Iterable[tuple[int, ...]]) -> list[Layout]:
+def candidates(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
     """The layouts of so many tokens on one of these grids, each once."""
     prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
     return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]

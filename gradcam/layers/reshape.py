@@ -19,7 +19,7 @@ Reshape = str | tuple[int, ...] | Function | None
 
 @dataclass(frozen=True)
 class Picked:
-    """A layout that a function gives: for each cell of the grid, where in the layer's output its value comes from.
+    """What a function gives in place of a `Layout`: for each cell, where in the layer's output its value comes from.
 
     `indices`: (N,C,*grid), into the output with the images first, flattened. `folds`: rows of the output for each image.
     """
@@ -30,31 +30,27 @@ class Picked:
     kind: str = "picked"
 
     def to_grid(self, tensor: Tensor) -> Tensor:
-        """As `Layout.to_grid`."""
         return self.to_rows(tensor).flatten()[self.indices]
 
     def stack_to_grid(self, stack: Tensor) -> Tensor:
-        """As `Layout.stack_to_grid`."""
         return stack.movedim(self.image_axis + 1, 1).flatten(1)[:, self.indices]
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """As `Layout.to_rows`; an image's rows stay together."""
+        """An image's rows stay together."""
         rows = tensor.movedim(self.image_axis, 0)
         return rows if self.folds == 1 else rows.unflatten(0, (-1, self.folds))
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """As `Layout.from_rows`."""
         return (rows if self.folds == 1 else rows.flatten(0, 1)).movedim(0, self.image_axis)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """As `Layout.change_grid`: what was picked is changed, and put back where it came from."""
+        """What was picked is changed, and put back where it came from; what the function leaves out stays as it is."""
         values = rows.view(-1, rows[: len(self.indices)].numel())
         grid = values[:, self.indices].flatten(0, 1)
         change(grid)
         values[:, self.indices.flatten()] = grid.reshape(len(values), -1)
 
     def change_channels(self, rows: Tensor, change: Change) -> None:
-        """As `change_grid`: what the function leaves out stays as it is."""
         self.change_grid(rows, change)
 
 
@@ -89,13 +85,19 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
         wanted = ", ".join([str(images), "C", *"dhw"[-rank:]])
         raise LayerError(f"{what} gives {tuple(found.shape)}, expected ({wanted}).")
     indices = found.to(torch.int64) - 1
-    if not (bool((found == found.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count):
-        raise _computes(what)
-    # Numbers alone do not tell: of positive ones a ReLU changes none, and the largest may be where it was.
-    others = torch.randn(count, dtype=kind, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(numbers)
-    again = _call(function, others.reshape(shape), what)
-    if again.shape != found.shape or not torch.equal(again, others[indices].to(again.dtype)):
-        raise _computes(what)
+    is_pick = bool((found == found.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
+    if is_pick:
+        # Numbers alone do not tell: of positive ones a ReLU changes none, and the largest may be where it was.
+        others = torch.randn(count, dtype=kind, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(
+            numbers
+        )
+        again = _call(function, others.reshape(shape), what)
+        is_pick = again.shape == found.shape and torch.equal(again, others[indices].to(again.dtype))
+    if not is_pick:
+        raise LayerError(
+            f"{what} gives values that are not in it: it is used for gradients as well, so that it may only pick values and "
+            "move them (slicing, reshape, permute), and compute nothing."
+        )
     if len(indices.unique()) < indices.numel():
         raise LayerError(f"{what} takes some values more than once: it may only pick values and move them.")
     axis, folds = _image_axis(indices, shape, images, what)
@@ -114,13 +116,6 @@ def _call(function: Function, tensor: Tensor, what: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise LayerError(f"{what} gives {shorten(found)}, expected a tensor (N, C, h, w).")
     return found.to(tensor.device)
-
-
-def _computes(what: str) -> LayerError:
-    return LayerError(
-        f"{what} gives values that are not in it: it is used for gradients as well, so that it may only pick values and "
-        "move them (slicing, reshape, permute), and compute nothing."
-    )
 
 
 def _image_axis(indices: Tensor, shape: torch.Size, images: int, what: str) -> tuple[int, int]:

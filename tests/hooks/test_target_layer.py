@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -87,17 +89,20 @@ def expected_of(model: nn.Module, images: Tensor, name: str) -> tuple[Tensor, Te
 IMAGES = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.fixture
+def model() -> nn.Sequential:
+    return small_network()
+
+
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
-def test_a_plain_backward_stores_the_gradients_too(mode: Callable[[], object]) -> None:
-    model = small_network()
+def test_a_plain_backward_stores_the_gradients_too(model: nn.Sequential, mode: Callable[[], object]) -> None:
     _, expected = expected_of(model, IMAGES, "2")
     with mode(), TargetLayer(model[2]) as layer:
         score_of(model(IMAGES)).backward()
     torch.testing.assert_close(layer.gradients, expected)
 
 
-def test_backward_can_be_called_again_for_another_score() -> None:
-    model = small_network()
+def test_backward_can_be_called_again_for_another_score(model: nn.Sequential) -> None:
     with TargetLayer(model[2]) as layer:
         output = model(IMAGES)
         first = layer.backward(output[:, 0].sum())
@@ -106,8 +111,7 @@ def test_backward_can_be_called_again_for_another_score() -> None:
     torch.testing.assert_close(second, expected_of(model, IMAGES, "2")[1])
 
 
-def test_one_context_serves_many_passes() -> None:
-    model = small_network()
+def test_one_context_serves_many_passes(model: nn.Sequential) -> None:
     passes = [(images, *expected_of(model, images, "2")) for images in (IMAGES, IMAGES + 1, IMAGES * 2)]
     with TargetLayer(model[2]) as layer:
         for images, activations, gradients in passes:
@@ -127,8 +131,9 @@ LOOKS: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_a_look_at_the_model_meanwhile_is_none_of_its_runs(look: Callable[[nn.Module], object]) -> None:
-    model = small_network()
+def test_a_look_at_the_model_meanwhile_is_none_of_its_runs(
+    model: nn.Sequential, look: Callable[[nn.Module], object]
+) -> None:
     activations, gradients = expected_of(model, IMAGES, "2")
     look(model)
     with TargetLayer(model[2]) as layer:
@@ -142,8 +147,7 @@ def test_a_look_at_the_model_meanwhile_is_none_of_its_runs(look: Callable[[nn.Mo
         torch.testing.assert_close(layer.gradients, gradients)
 
 
-def test_an_explanation_is_the_same_inside_a_target_layer_and_inside_another_explanation() -> None:
-    model = small_network()
+def test_an_explanation_is_the_same_inside_a_target_layer_and_inside_another_explanation(model: nn.Sequential) -> None:
     expected = gradcam.explain(model, IMAGES, "2", target=2).maps
     with TargetLayer(model[2]), TargetLayer(model[0]) as first:
         model(IMAGES)
@@ -162,8 +166,7 @@ def test_an_explanation_is_the_same_inside_a_target_layer_and_inside_another_exp
     assert first.activations.shape == (len(IMAGES), *model[0](IMAGES).shape[1:])
 
 
-def test_several_layers_in_one_pass_do_not_cut_one_another_off() -> None:
-    model = small_network()
+def test_several_layers_in_one_pass_do_not_cut_one_another_off(model: nn.Sequential) -> None:
     with TargetLayer(model[0]) as first, TargetLayer(model[2]) as second, TargetLayer(model[3]) as third:
         output = model(IMAGES)
         gradients = torch.autograd.grad(
@@ -175,25 +178,33 @@ def test_several_layers_in_one_pass_do_not_cut_one_another_off() -> None:
         torch.testing.assert_close(gradient, expected)
 
 
-class ReturnsItsInput(nn.Module):
-    """The target hands on its input, which is then changed in place."""
+class Built(nn.Module):
+    """A module of these parts, whose forward pass is a function of it and its input."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
         super().__init__()
-        self.before = nn.Conv2d(3, 4, 3, padding=1)
-        self.target = nn.Dropout()
-        self.head = nn.Linear(4, 5)
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.double().eval()
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.before(images)
-        y = self.target(x)
-        x.mul_(-3)  # y is x, unless the hook saw to it that it is not
-        return self.head((y.relu() + 0 * x).mean((2, 3)))
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def convolution(channels: int = 4) -> nn.Module:
+    return nn.Conv2d(3, channels, 3, padding=1)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_layer_that_returns_its_input_is_not_spoilt_by_a_later_change_in_place(recorded: bool) -> None:
-    model = ReturnsItsInput().double().eval()
+    def forward(model: Any, images: Tensor) -> Tensor:
+        x = model.before(images)
+        y = model.target(x)
+        x.mul_(-3)  # y is x, unless the hook saw to it that it is not
+        return model.head((y.relu() + 0 * x).mean((2, 3)))
+
+    model = Built(forward, before=convolution(), target=nn.Dropout(), head=nn.Linear(4, 5))
     plain = model.before(IMAGES).detach()
     outer = [TargetLayer(model.before)] if recorded else []  # then the input requires grad, and cannot become a leaf
     for layer in outer:
@@ -215,28 +226,17 @@ def test_an_output_with_several_values_gives_its_first_floating_tensor(kind: str
 
     pair = collections.namedtuple("Pair", ["index", "value"])
 
-    class Several(nn.Module):
-        def forward(self, x: Tensor) -> object:
-            index = torch.arange(3)
-            return {
-                "tuple": (index, x * 2),
-                "list": [index, x * 2],
-                "dict": {"index": index, "value": x * 2},
-                "named tuple": pair(index, x * 2),
-            }[kind]
+    def several(_: object, x: Tensor) -> object:
+        index = torch.arange(3)
+        kinds = {"tuple": (index, x * 2), "list": [index, x * 2], "dict": {"index": index, "value": x * 2}}
+        return {**kinds, "named tuple": pair(index, x * 2)}[kind]
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.several = Several()
+    def forward(model: Any, x: Tensor) -> Tensor:
+        output = model.several(x)
+        assert type(output).__name__ == {"named tuple": "Pair"}.get(kind, kind)
+        return (output["value"] if kind == "dict" else output[1]).square().mean((2, 3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            output = self.several(x)
-            assert type(output).__name__ == {"named tuple": "Pair"}.get(kind, kind)
-            value = output["value"] if kind == "dict" else output[1]
-            return value.square().mean((2, 3))
-
-    model = Model()
+    model = Built(forward, several=Built(several))
     with TargetLayer(model.several) as layer:
         layer.backward(model(IMAGES).sum())
     torch.testing.assert_close(layer.activations.detach(), IMAGES * 2)
@@ -260,47 +260,26 @@ def test_half_precision_gradients_that_underflow_are_kept() -> None:
 
 
 class TestErrors:
-    def test_never_ran(self) -> None:
-        model = small_network()
-        with TargetLayer(nn.Identity(), name="elsewhere") as layer:
-            output = model(IMAGES)
-            with pytest.raises(LayerError, match="'elsewhere' did not run"):
-                layer.backward(output.sum())
+    def test_it_has_to_run_once_and_to_give_a_tensor(self, model: nn.Sequential) -> None:
+        layers = {"elsewhere": nn.Identity(), "relu": model[1], "shape": Built(lambda _, x: tuple(x.shape))}
+        for name, message in (
+            ("elsewhere", "did not run"),
+            ("relu", "ran 2"),
+            ("shape", "gave no floating-point tensor"),
+        ):
+            with TargetLayer(layers[name], name=name) as layer:
+                score = model[1](model(IMAGES)).sum()
+                layers["shape"](IMAGES)
+                with pytest.raises(LayerError, match=f"'{name}' {message}"):
+                    layer.backward(score)
 
-    def test_ran_twice(self) -> None:
-        model = small_network()
-        with TargetLayer(model[1], name="relu") as layer:
-            output = model[1](model(IMAGES))
-            with pytest.raises(LayerError, match="'relu' ran 2 times"):
-                layer.backward(output.sum())
-
-    def test_gives_no_tensor(self) -> None:
-        class Shape(nn.Module):
-            def forward(self, x: Tensor) -> tuple[int, ...]:
-                return tuple(x.shape)
-
-        shape = Shape()
-        with TargetLayer(shape, name="shape") as layer:
-            shape(IMAGES)
-            with pytest.raises(LayerError, match="'shape' gave no floating-point tensor"):
-                layer.backward(IMAGES.sum())
-
-    def test_score_does_not_depend_on_the_layer(self) -> None:
-        model = small_network()
+    def test_score_does_not_depend_on_the_layer(self, model: nn.Sequential) -> None:
         with TargetLayer(model[2], name="second") as layer:
-            model(IMAGES)
-            with pytest.raises(LayerError, match="does not depend on layer 'second'"):
-                layer.backward(IMAGES.clone().requires_grad_().sum())
+            for score in (model(IMAGES).detach().sum(), IMAGES.clone().requires_grad_().sum()):
+                with pytest.raises(LayerError, match="does not depend on layer 'second'"):
+                    layer.backward(score)
 
-    def test_score_is_detached(self) -> None:
-        model = small_network()
-        with TargetLayer(model[2], name="second") as layer:
-            output = model(IMAGES)
-            with pytest.raises(LayerError, match="does not depend on layer 'second'"):
-                layer.backward(output.detach().sum())
-
-    def test_recording_switched_off(self) -> None:
-        model = small_network()
+    def test_recording_switched_off(self, model: nn.Sequential) -> None:
         with TargetLayer(model[2], name="second") as layer:
             with torch.no_grad():
                 output = model(IMAGES)
@@ -308,8 +287,7 @@ class TestErrors:
             with pytest.raises(ModelError, match="recording is off behind layer 'second'"):
                 layer.backward(output.detach().sum())
 
-    def test_no_gradients_yet(self) -> None:
-        model = small_network()
+    def test_no_gradients_yet(self, model: nn.Sequential) -> None:
         with TargetLayer(model[2]) as layer:
             model(IMAGES)
             with pytest.raises(LayerError, match="call layer.backward"):
@@ -319,8 +297,7 @@ class TestErrors:
         with torch.inference_mode(), pytest.raises(ModelError, match="inference_mode"), TargetLayer(nn.Identity()):
             pass
 
-    def test_entered_twice(self) -> None:
-        model = small_network()
+    def test_entered_twice(self, model: nn.Sequential) -> None:
         layer = TargetLayer(model[2], name="second")
         with layer, pytest.raises(LayerError, match="'second' is recorded already"):
             layer.__enter__()
@@ -328,8 +305,7 @@ class TestErrors:
         assert hooks_on(model) == 0
 
     @pytest.mark.parametrize("score", [3.0, torch.zeros(2), torch.tensor(1)], ids=str)
-    def test_a_score_that_is_none(self, score: object) -> None:
-        model = small_network()
+    def test_a_score_that_is_none(self, model: nn.Sequential, score: object) -> None:
         with TargetLayer(model[2]) as layer:
             model(IMAGES)
             with pytest.raises(LayerError, match="expected a floating tensor of one value"):
@@ -339,8 +315,7 @@ class TestErrors:
         with pytest.raises(LayerError, match=r"'layer4', expected a torch\.nn\.Module"):
             TargetLayer("layer4")  # type: ignore[arg-type]
 
-    def test_vmap(self) -> None:
-        model = small_network()
+    def test_vmap(self, model: nn.Sequential) -> None:
         with TargetLayer(model[2]), pytest.raises(ModelError, match="vmap"):
             torch.func.vmap(lambda image: model(image[None]))(IMAGES)
 
@@ -355,8 +330,7 @@ def hooks_on(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_leaves_no_hook_and_no_grad_mode_behind_also_after_an_error(mode: bool) -> None:
-    model = small_network()
+def test_leaves_no_hook_and_no_grad_mode_behind_also_after_an_error(model: nn.Sequential, mode: bool) -> None:
     with torch.set_grad_enabled(mode):
         with pytest.raises(RuntimeError, match="size"), TargetLayer(model[2]):
             model(torch.randn(1, 3, 8, 8, dtype=torch.float64)) + torch.zeros(7)
@@ -368,8 +342,7 @@ def test_leaves_no_hook_and_no_grad_mode_behind_also_after_an_error(mode: bool) 
         assert hooks_on(model) == 0
 
 
-def test_nothing_before_the_layer_is_recorded() -> None:
-    model = small_network()
+def test_nothing_before_the_layer_is_recorded(model: nn.Sequential) -> None:
     seen = []
     model[0].register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
     with TargetLayer(model[2]) as layer:
@@ -378,8 +351,7 @@ def test_nothing_before_the_layer_is_recorded() -> None:
     assert layer.activations.is_leaf
 
 
-def test_activations_are_freed_when_the_layer_is_forgotten() -> None:
-    model = small_network()
+def test_activations_are_freed_when_the_layer_is_forgotten(model: nn.Sequential) -> None:
     gc.disable()  # by reference counts alone: no cycle waits for the collector
     try:
         with TargetLayer(model[2]) as layer:
@@ -393,15 +365,7 @@ def test_activations_are_freed_when_the_layer_is_forgotten() -> None:
 
 
 def test_functional_relu_in_place_behind_the_layer() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.relu(self.conv(x), inplace=True).mean((2, 3))
-
-    model = Model().double().eval()
+    model = Built(lambda it, x: F.relu(it.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
     with TargetLayer(model.conv) as layer:
         layer.backward(model(IMAGES)[:, 1].sum())
     plain = model.conv(IMAGES).detach()
@@ -412,30 +376,14 @@ def test_functional_relu_in_place_behind_the_layer() -> None:
     torch.testing.assert_close(layer.gradients, expected)
 
 
-def test_the_backward_hook_works_in_whichever_thread_autograd_runs_it() -> None:
-    import threading
-
-    model = small_network()
-    _, expected = expected_of(model, IMAGES, "2")
-    with TargetLayer(model[2]) as layer:
-        score = score_of(model(IMAGES))
-        thread = threading.Thread(target=score.backward)
-        thread.start()
-        thread.join()
-    torch.testing.assert_close(layer.gradients, expected)
-
-
-def test_a_forward_pass_in_another_thread_is_ignored() -> None:
-    import threading
-
-    model = small_network()
+def test_a_backward_pass_in_another_thread_is_seen_and_a_forward_pass_there_is_not(model: nn.Sequential) -> None:
     activations, expected = expected_of(model, IMAGES, "2")
     with TargetLayer(model[2]) as layer:
-        output = model(IMAGES)
-        thread = threading.Thread(target=lambda: model(IMAGES * 5))
-        thread.start()
-        thread.join()
-        layer.backward(score_of(output))
+        score = score_of(model(IMAGES))
+        for work in (lambda: model(IMAGES * 5), score.backward):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
     torch.testing.assert_close(layer.activations.detach(), activations)
     torch.testing.assert_close(layer.gradients, expected)
 
@@ -459,8 +407,7 @@ def test_second_derivatives_through_the_pair_are_exact() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("runs", [True, False])
-def test_contexts_may_end_in_any_order(before: bool, runs: bool) -> None:
-    model = small_network()
+def test_contexts_may_end_in_any_order(model: nn.Sequential, before: bool, runs: bool) -> None:
     with torch.set_grad_enabled(before):
         first, second, third = TargetLayer(model[0]), TargetLayer(model[2]), TargetLayer(model[3])
         for layer in (first, second, third):
@@ -476,34 +423,6 @@ def test_contexts_may_end_in_any_order(before: bool, runs: bool) -> None:
                 assert not torch.is_grad_enabled()
             assert not torch.is_grad_enabled()
         assert torch.is_grad_enabled() is before
-
-
-class RectifiesInPlace(nn.Module):
-    """In place without an attribute that says so."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu_(x, 0.3)
-
-
-class TwoNames(nn.Module):
-    """What an in-place layer changed is used under both its names, or the old one, and changed in place again."""
-
-    def __init__(self, target: nn.Module, *, old_name_only: bool = False, by_keyword: bool = False) -> None:
-        super().__init__()
-        self.before = nn.Conv2d(3, 4, 3, padding=1)
-        self.target = target
-        self.head = nn.Linear(4, 5)
-        self.old_name_only, self.by_keyword = old_name_only, by_keyword
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.before(images)
-        name = "input" if isinstance(self.target, nn.LeakyReLU) else "x"
-        y = self.target(**{name: x}) if self.by_keyword else self.target(x)
-        return self.behind(x if self.old_name_only else y, x)
-
-    def behind(self, y: Tensor, x: Tensor) -> Tensor:
-        y += 1
-        return self.head((y * x.sigmoid()).mean((2, 3)))
 
 
 def run_recorded(
@@ -530,10 +449,20 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
 ) -> None:
     kinds: dict[str, nn.Module] = {
         "attribute": nn.LeakyReLU(0.3, inplace=True),
-        "function": RectifiesInPlace(),
+        "function": Built(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an attribute that says so
         "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
     }
-    model = TwoNames(kinds[kind], old_name_only=old_name_only, by_keyword=by_keyword).double().eval()
+
+    def forward(model: Any, images: Tensor) -> Tensor:
+        """What the layer changed in place is used under both its names, or the old one, and changed in place again."""
+        x = model.before(images)
+        name = "input" if isinstance(model.target, nn.LeakyReLU) else "x"
+        y = model.target(**{name: x}) if by_keyword else model.target(x)
+        y = x if old_name_only else y
+        y += 1
+        return model.head((y * x.sigmoid()).mean((2, 3)))
+
+    model = Built(forward, before=convolution(), target=kinds[kind], head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.target, model.before if outer else None)
     assert torch.equal(output, model(IMAGES))
     start = model.before(IMAGES).detach().requires_grad_()
@@ -549,24 +478,12 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
 
 @pytest.mark.parametrize("outer", [False, True])
 def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(4, 4, 1)
+    def forward(model: Any, images: Tensor) -> Tensor:
+        x = model.before(images)
+        return model.head((model.block(x) * x).mean((2, 3)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(F.relu_(x))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.block, self.head = nn.Conv2d(3, 4, 3), Block(), nn.Linear(4, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            x = self.before(images)
-            return self.head((self.block(x) * x).mean((2, 3)))
-
-    model = Model().double().eval()
+    block = Built(lambda it, x: it.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
+    model = Built(forward, before=nn.Conv2d(3, 4, 3), block=block, head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.block, model.before if outer else None)
     torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
     start = model.before(IMAGES).detach().requires_grad_()
@@ -580,8 +497,7 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
         torch.testing.assert_close(before.gradients, further)
 
 
-def test_a_graph_that_is_used_up_is_said_to_be() -> None:
-    model = small_network()
+def test_a_graph_that_is_used_up_is_said_to_be(model: nn.Sequential) -> None:
     with TargetLayer(model[2]) as layer:
         score = score_of(model(IMAGES))
         score.backward()
@@ -591,19 +507,12 @@ def test_a_graph_that_is_used_up_is_said_to_be() -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(recorded: bool) -> None:
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before = nn.Conv2d(3, 8, 3, padding=1)
-            self.target = nn.ReLU(inplace=True)
-            self.head = nn.Linear(4, 5)
+    def forward(model: Any, images: Tensor) -> Tensor:
+        first, second = model.before(images).split(4, dim=1)  # views
+        first, second = (first.clone(), second.clone()) if recorded else (first, second)
+        return model.head((model.target(first) * second.sigmoid()).mean((2, 3)))
 
-        def forward(self, images: Tensor) -> Tensor:
-            first, second = self.before(images).split(4, dim=1)  # views
-            first, second = (first.clone(), second.clone()) if recorded else (first, second)
-            return self.head((self.target(first) * second.sigmoid()).mean((2, 3)))
-
-    model = Halves().double().eval()
+    model = Built(forward, before=convolution(8), target=nn.ReLU(inplace=True), head=nn.Linear(4, 5))
     with contextlib.ExitStack() as stack:
         if recorded:  # the layer before it is recorded as well, so that its output has a gradient to lead on
             stack.enter_context(TargetLayer(model.before))
@@ -616,17 +525,9 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
 
 
 def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None:
-    class Rectified(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(2, 3, 8, 8, dtype=torch.float64), requires_grad=False)
-            self.target = nn.ReLU(inplace=True)
-            self.head = nn.Linear(3, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head((images * self.target(self.weight)).mean((2, 3)))
-
-    model = Rectified().double().eval()
+    model = Built(lambda it, x: it.head((x * it.target(it.weight)).mean((2, 3))), target=nn.ReLU(inplace=True))
+    model.head = nn.Linear(3, 5).double()
+    model.weight = nn.Parameter(torch.rand(2, 3, 8, 8, dtype=torch.float64), requires_grad=False)
     with TargetLayer(model.target) as layer:
         layer.backward(score_of(model(IMAGES)))
     assert model.weight.is_leaf

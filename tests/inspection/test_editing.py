@@ -29,6 +29,11 @@ def network() -> nn.Sequential:
 IMAGES = TINY.double()
 
 
+@pytest.fixture
+def model() -> nn.Sequential:
+    return network()
+
+
 def gradients(model: nn.Module, images: Tensor = IMAGES) -> dict[str, Tensor]:
     """Those of the parameters after one backward pass of the sum of squares."""
     model.zero_grad()
@@ -165,8 +170,7 @@ class TestTensors:
 
 
 class TestParameters:
-    def test_by_pattern_before_they_are_added(self) -> None:
-        model = network()
+    def test_by_pattern_before_they_are_added(self, model: nn.Sequential) -> None:
         plain = gradients(model)
         with edit_gradients(model, lambda gradient: gradient**2, parameters=["8.*", "0.bias"]):
             once = gradients(model)
@@ -200,8 +204,7 @@ class TestParameters:
         ):
             table(torch.tensor([1])).pow(2).sum().backward()
 
-    def test_frozen_ones(self) -> None:
-        model = network()
+    def test_frozen_ones(self, model: nn.Sequential) -> None:
         model[0].requires_grad_(False)
         with pytest.raises(GradientError, match=r"No gradient comes to '0\.weight'"):
             edit_gradients(model, double, parameters="0.*")
@@ -209,8 +212,7 @@ class TestParameters:
             assert "'0.weight'" not in repr(edit)
 
     @pytest.mark.filterwarnings("ignore")
-    def test_of_a_compiled_model(self) -> None:
-        model = network()
+    def test_of_a_compiled_model(self, model: nn.Sequential) -> None:
         plain = gradients(model)
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="aot_eager")
@@ -307,8 +309,7 @@ class TestLayers:
             handle.remove()
         assert seen == [(1 + 4) * 2]
 
-    def test_removed_before_and_after_backward(self) -> None:
-        model = network()
+    def test_removed_before_and_after_backward(self, model: nn.Sequential) -> None:
         plain = gradients(model)
         model.zero_grad()
         edit = edit_gradients(model, double, layers="3")
@@ -328,8 +329,7 @@ class TestLayers:
         score.backward()  # the same graph once more, without it
         assert torch.equal(model[0].weight.grad, plain["0.weight"])
 
-    def test_the_same_graph_twice(self) -> None:
-        model = network()
+    def test_the_same_graph_twice(self, model: nn.Sequential) -> None:
         plain = gradients(model)["0.weight"]
         with edit_gradients(model, double, layers="3"):
             score = model(IMAGES).pow(2).sum()
@@ -353,18 +353,15 @@ class TestLayers:
     @pytest.mark.parametrize("use_reentrant", [False, True])
     def test_checkpoints(self, use_reentrant: bool) -> None:
         class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                torch.manual_seed(0)
-                self.first, self.part = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-
             def forward(self, x: Tensor) -> Tensor:
                 run = self.part if plain else lambda y: checkpoint(self.part, y, use_reentrant=use_reentrant)
                 return run(self.first(x))
 
         plain, x, found = True, torch.randn(2, 3), {}
         for plain in (True, False):
+            torch.manual_seed(0)
             model = Net()
+            model.first, model.part = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
             with edit_gradients(model, double, layers=["part.0", "part"]):
                 found[plain] = gradients(model, x)
         assert_same(found[True], found[False])
@@ -399,17 +396,10 @@ class TestLayers:
             def forward(self, x: Tensor) -> dict[str, Any]:
                 return {"index": torch.tensor(1), "values": (3 * x, 5 * x)}
 
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.part = Part()
-
-            def forward(self, x: Tensor) -> Tensor:
-                one, other = self.part(x)["values"]
-                return one + other
-
         x = torch.tensor(1.0, requires_grad=True)
-        model = Net()
+        model = nn.Module()
+        model.part = Part()
+        model.forward = lambda x: sum(model.part(x)["values"])
         with edit_gradients(model, double, layers="part"):
             model(x).backward()
         assert x.grad.item() == 2 * 3 + 5
@@ -472,8 +462,7 @@ class TestErrors:
                     run(score())
                 assert str(caught.value).startswith(f"The edit at {kind} ")
 
-    def test_at_a_parameter(self) -> None:
-        model = network()
+    def test_at_a_parameter(self, model: nn.Sequential) -> None:
         edit_gradients(model, torch.sum, parameters="8.bias")
         with pytest.raises(GradientError, match=r"The edit at parameter '8\.bias' returned float64 \(\)"):
             gradients(model)
@@ -486,8 +475,7 @@ class TestErrors:
             x.backward(own, create_graph=True)
         assert isinstance(caught.value.__cause__, RuntimeError)
 
-    def test_errors_of_the_function_come_out_as_they_are(self) -> None:
-        model = network()
+    def test_errors_of_the_function_come_out_as_they_are(self, model: nn.Sequential) -> None:
 
         def fail(gradient: Tensor) -> Tensor:
             raise error
@@ -527,8 +515,7 @@ class TestErrors:
         with pytest.raises(LayerError, match="'0' gave no floating-point"), edit_gradients(model, double, layers="0"):
             model(TINY)
 
-    def test_a_layer_that_never_runs(self) -> None:
-        model = network()
+    def test_a_layer_that_never_runs(self, model: nn.Sequential) -> None:
         model.add_module("spare", nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
         model.forward = lambda x: model[8](x)
         rows = torch.randn(2, 6, dtype=torch.float64)
@@ -615,8 +602,7 @@ class TestNoTrace:
         assert dict(x._backward_hooks) == before
         mine.remove()
 
-    def test_layers_are_edited_in_passes_of_this_thread_alone(self) -> None:
-        model = network()
+    def test_layers_are_edited_in_passes_of_this_thread_alone(self, model: nn.Sequential) -> None:
         plain = gradients(model)["0.weight"]
         found: list[Tensor] = []
 
@@ -640,15 +626,13 @@ class TestNoTrace:
             torch.testing.assert_close(theirs, 10 * plain)
         assert_same(traces(model), before)
 
-    def test_a_long_edit_keeps_nothing_of_the_passes(self) -> None:
-        model = network()
+    def test_a_long_edit_keeps_nothing_of_the_passes(self, model: nn.Sequential) -> None:
         with edit_gradients(model, double, layers="*") as edit:
             for _ in range(100):
                 gradients(model)
             assert len(edit._hooks._handles) < 200
 
-    def test_the_handle(self) -> None:
-        model = network()
+    def test_the_handle(self, model: nn.Sequential) -> None:
         edit = edit_gradients(model, double, layers="*")
         assert isinstance(edit, Edit)
         assert repr(edit) == "Edit(layer '0', layer '1', layer '2' and 6 more; active)"
@@ -669,8 +653,7 @@ class TestNoTrace:
             (3 * x).backward()
         assert x.grad.item() == 6
 
-    def test_a_copy_of_the_model_keeps_the_edit_of_its_layers_only_as_pytorch_does(self) -> None:
-        model = network()
+    def test_a_copy_of_the_model_keeps_the_edit_of_its_layers_only_as_pytorch_does(self, model: nn.Sequential) -> None:
         with edit_gradients(model, double, parameters="*"):
             copied = copy.deepcopy(model)
         plain = gradients(network())

@@ -44,6 +44,11 @@ class Sick(nn.Module):
         return self.last(values)
 
 
+@pytest.fixture
+def model() -> Sick:
+    return Sick()
+
+
 INPUT = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -54,8 +59,7 @@ def step(model: nn.Module, *illnesses: str) -> None:
         model(INPUT.to(next(model.parameters()).device)).sum().backward()
 
 
-def test_the_first_layer_on_the_way_back_is_named_once() -> None:
-    model = Sick()
+def test_the_first_layer_on_the_way_back_is_named_once(model: Sick) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
         step(model, "none", "sqrt", "sqrt", "none", "sqrt")
     assert watch.discoveries == (
@@ -70,15 +74,13 @@ def test_the_first_layer_on_the_way_back_is_named_once() -> None:
     assert told[0].filename == __file__  # where backward() is called
 
 
-def test_infinity_and_nan_are_told_apart() -> None:
-    model = Sick()
+def test_infinity_and_nan_are_told_apart(model: Sick) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="infinite in 20 values"):
         step(model, "infinite")
     assert watch.discoveries == (Discovery(1, "middle", "output", "infinite", 20, None),)
 
 
-def test_what_began_in_the_forward_pass_is_said_to_have_begun_there() -> None:
-    model = Sick()
+def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: Sick) -> None:
     with (
         watch_gradients(model) as watch,
         pytest.warns(GradientWarning, match="the first output not to be finite is that of"),
@@ -94,8 +96,7 @@ def test_what_began_in_the_forward_pass_is_said_to_have_begun_there() -> None:
     assert (found.layer, found.cause) == ("last", "first")
 
 
-def test_an_earlier_steps_forward_pass_is_no_cause() -> None:
-    model = Sick()
+def test_an_earlier_steps_forward_pass_is_no_cause(model: Sick) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning):
         step(model, "forward", "none", "sqrt")
     assert [(it.step, it.cause) for it in watch.discoveries] == [(1, "last"), (3, None)]
@@ -117,8 +118,7 @@ def test_values_that_are_finite_are_not_told_of_however_large_their_sum() -> Non
     assert watch.discoveries == ()
 
 
-def test_raising_stops_before_the_optimiser() -> None:
-    model = Sick()
+def test_raising_stops_before_the_optimiser(model: Sick) -> None:
     before = traces(model)
     message = "Step 2: the gradient at the output of layer 'middle' is NaN"
     with pytest.raises(GradientError, match=message), watch_gradients(model, on_found="raise"):
@@ -150,8 +150,7 @@ def test_training_is_the_same_bit_by_bit_and_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_after_an_exception_in_a_backward_pass(kind: type[BaseException]) -> None:
-    model = Sick()
+def test_nothing_is_left_after_an_exception_in_a_backward_pass(model: Sick, kind: type[BaseException]) -> None:
     before = traces(model)["hooks"]
 
     def fail(gradient: Tensor) -> None:
@@ -170,8 +169,7 @@ def test_nothing_is_left_after_an_exception_in_a_backward_pass(kind: type[BaseEx
     assert watch.discoveries[0].step == 1
 
 
-def test_only_the_layers_that_were_asked_for_are_watched() -> None:
-    model = Sick()
+def test_only_the_layers_that_were_asked_for_are_watched(model: Sick) -> None:
     with watch_gradients(model, "first") as watch, pytest.warns(GradientWarning):
         step(model, "sqrt")
     assert watch.discoveries[0].layer == "first"
@@ -200,8 +198,7 @@ def test_checkpoints(reentrant: bool) -> None:
     assert len(told) == 1
 
 
-def test_several_backward_passes_are_one_step() -> None:
-    model = Sick()
+def test_several_backward_passes_are_one_step(model: Sick) -> None:
 
     def take_step() -> None:
         model.illness = "sqrt"
@@ -218,8 +215,7 @@ def test_several_backward_passes_are_one_step() -> None:
     assert len(told) == 1
 
 
-def test_another_threads_training_is_not_watched() -> None:
-    model = Sick()
+def test_another_threads_training_is_not_watched(model: Sick) -> None:
     with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
         thread = threading.Thread(target=step, args=(model, "sqrt"))
         thread.start()
@@ -308,8 +304,7 @@ def test_a_model_that_ran_for_gradcam_alone_has_not_run() -> None:
     assert watch.discoveries == ()
 
 
-def test_a_backward_pass_that_was_broken_off_is_forgotten() -> None:
-    model = Sick()
+def test_a_backward_pass_that_was_broken_off_is_forgotten(model: Sick) -> None:
 
     def fail(gradient: Tensor) -> None:
         raise ValueError("on purpose")
