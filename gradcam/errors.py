@@ -89,10 +89,8 @@ class GradcamWarning(UserWarning):
 def warn(message: str) -> None:
     """Warn whoever asked for a map, at their own line: the nearest one outside this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
-        "gradcam",
-        "contextlib",
-    ):
+    ours = ("gradcam", "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, GradcamWarning, stacklevel=level)
 

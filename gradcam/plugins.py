@@ -66,9 +66,8 @@ def load(kind: Kind, name: str) -> Any:
         return entry.load()
     except (Exception, SystemExit) as error:  # whatever somebody's package does when it is imported
         package = f" of the package {entry.dist.name}" if entry.dist else ""
-        raise GradcamError(
-            f"{name} ({entry.value}{package}) cannot be imported: {describe_unexpected(error)}"
-        ) from error
+        what = f"{name} ({entry.value}{package})"
+        raise GradcamError(f"{what} cannot be imported: {describe_unexpected(error)}") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -112,7 +111,8 @@ def find_function(name: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             own = [each for each, value in vars(module).items() if callable(value) and not each.startswith("__")]
-            offers = nearest(attribute, own) or [each for each in own if _is_from(module, vars(module)[each])]
+            made = [each for each in own if getattr(vars(module)[each], "__module__", None) == module.__name__]
+            offers = nearest(attribute, own) or made
             hint = f" Nearest: {join_names(offers[:5])}." if offers else " There are no functions in it."
             raise ModelError(f"There is no {shorten(attribute)} in {place}.{hint}")
         found = getattr(found, part)
@@ -134,10 +134,6 @@ def _split(name: str) -> tuple[str, str]:
     return place, attribute
 
 
-def _is_from(module: ModuleType, value: Any) -> bool:
-    return getattr(value, "__module__", None) == module.__name__
-
-
 def _import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()
     with _reported(f"{name} cannot be imported:"):
@@ -146,10 +142,9 @@ def _import_module(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise  # it is there, and imports another one that is not
-            raise ModelError(
-                f"There is no module {shorten(name)}: Python looked in the folders of sys.path"
-                f"{' and here' if os.getcwd() in sys.path else ''}. A file is named FILE.py:FUNCTION."
-            ) from error
+            where = f"the folders of sys.path{' and here' if os.getcwd() in sys.path else ''}"
+            text = f"There is no module {shorten(name)}: Python looked in {where}. A file is named FILE.py:FUNCTION."
+            raise ModelError(text) from error
         except ValueError as error:  # an empty part between dots
             raise ModelError(f"There is no module {shorten(name)}: expected {FORMS}.") from error
 
@@ -191,13 +186,11 @@ def _reported(what: str) -> Iterator[None]:
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
-        said = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        said = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
         raise ModelError(f"{what} {said} ({_place(error)})") from error
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the last of the user's own code on the way to the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     libraries = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))

@@ -1,4 +1,4 @@
-"""The command `gradcam`: one file per command, each thin over the Python functions."""
+"""The command `gradcam`: a file for each command, or for two that belong together, thin over the Python functions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected, pr
     places={
         "run": "gradcam.cli.run:run_command",
         "batch": "gradcam.cli.batch:batch_command",
-        "report": "gradcam.cli.report:report_command",
-        "compare": "gradcam.cli.compare:compare_command",
+        "report": "gradcam.cli.batch:report_command",
+        "compare": "gradcam.cli.run:compare_command",
         "check": "gradcam.cli.check:check_command",
         "evaluate": "gradcam.cli.evaluate:evaluate_command",
         "recommend": "gradcam.cli.recommend:recommend_command",

@@ -116,7 +116,6 @@ class Group(click.Group):
 
 
 def _guess(args: list[str], commands: list[str], context: click.Context) -> str:
-    """What somebody meant who typed this behind `gradcam`."""
     first, path = args[0], context.command_path
     if context.parent is None:
         if is_url(first):
@@ -143,7 +142,6 @@ def show_usage_error(error: click.UsageError) -> None:
 
 
 def _shortest(context: click.Context) -> str:
-    """The command with what it needs, and nothing else."""
     needed = [it for it in context.command.get_params(context) if it.required]
     words = [
         it.make_metavar(context) if isinstance(it, click.Argument) else f"{it.opts[0]} {it.make_metavar(context)}"

@@ -71,5 +71,4 @@ def list_colormaps(context: click.Context) -> list[str]:
 
 
 def _embedded(pattern: str) -> Path:
-    """A file that comes with the package."""
     return next(Path(__file__).parent.parent.rglob(pattern))

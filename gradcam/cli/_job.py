@@ -61,11 +61,7 @@ class Outcome(Protocol):
 def tell_each(
     images: Sequence[Path], look: Callable[[Path], Outcome], fail: Callable[[str, str], Outcome], output: Output
 ) -> int:
-    """`look` at each picture, print what became of it, and give the exit status: 1 where one failed.
-
-    `fail` makes the outcome of a picture and an error. Errors go to standard error, as does what a model of the user's
-    prints.
-    """
+    """`look` at each picture, print what became of it, and give the exit status; `fail` makes an outcome of an error."""
     status = 0
     for attempt in map(Attempt, images):
         with attempt.going_on():
@@ -106,7 +102,6 @@ class Attempt:
 
 
 def _offer(image: Path) -> str:
-    """What somebody may have meant who named a file that is not there."""
     offers: list[str] = []
     if not os.path.lexists(image):
         with contextlib.suppress(OSError):
@@ -151,14 +146,13 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
     """What is found in each picture, or why there is nothing."""
     from gradcam.batch.findings import find
 
-    many = any(each.runs_again for each in job.request.methods) or any(
-        it.has_progress for it in job.request.attributions
-    )
+    request = job.request
+    is_shown = any(it.runs_again for it in request.methods) or any(it.has_progress for it in request.attributions)
+    is_shown |= job.classifier.fit != "crop"
     for attempt in map(Attempt, images):
-        is_shown = many or job.classifier.fit != "crop"
         with attempt.going_on(), shown_passes(output, wanted=is_shown) as progress:
-            request = replace(job.request, options=job.request.options | {"progress": progress})
-            (found,) = find(job.classifier, request, [job.classifier.prepare(attempt.image)])
+            asked = replace(request, options=request.options | {"progress": progress})
+            (found,) = find(job.classifier, asked, [job.classifier.prepare(attempt.image)])
             if isinstance(found, GradcamError):
                 raise found
             attempt.found = found
@@ -211,10 +205,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
-    """Load the model and check all that was typed before the first picture is touched.
-
-    What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
-    """
+    """Load the model and check all that was typed before the first picture is touched."""
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
     classifier, request = ask(settings, output)
@@ -229,10 +220,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
 
 
 def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
-    """The model, loaded, and what is asked of it about each picture, checked.
-
-    What was assumed of the model is said on standard error. Raises `GradcamError` and `click.UsageError`.
-    """
+    """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
     import_torch()
     from gradcam.batch.findings import Request
     from gradcam.cam.explain import Plan
@@ -252,7 +240,10 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
-    _check_classes(settings, classes, against, classifier.classes)
+    if settings.top_k > classifier.classes:
+        raise click.UsageError(f"--top-k is {settings.top_k}, and this model has {classifier.classes} classes.")
+    if set(classes) & set(against):
+        raise click.UsageError("--against names a class that is explained: a class cannot be contrasted with itself.")
     say(classifier.notes, output)
     target = settings.target or ClassTarget(
         [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
@@ -261,10 +252,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """The model of that choice; its code may be imported from the current folder, and prints to standard error.
-
-    Raises `GradcamError`.
-    """
+    """The model of that choice; its code may be imported from the current folder, and prints to standard error."""
     check_model_name(choice.model)
     import_torch()
     from gradcam.models.load import load_classifier
@@ -290,9 +278,8 @@ def code_of_the_user(*names: str | None) -> Iterator[None]:
 def check_model_name(name: str | None) -> None:
     """Raises `click.UsageError` for a name that is empty, such as a variable of the shell that is not set."""
     if name is not None and not name.strip():
-        raise click.UsageError(
-            "The model's name is empty: give one of those that `gradcam models` lists, or leave it out."
-        )
+        advice = "give one of those that `gradcam models` lists, or leave it out"
+        raise click.UsageError(f"The model's name is empty: {advice}.")
 
 
 def say(notes: Sequence[str], output: Output) -> None:
@@ -301,14 +288,6 @@ def say(notes: Sequence[str], output: Output) -> None:
         warnings.simplefilter("ignore", GradcamWarning)
     for note in () if output.quiet else notes:
         click.echo(f"Note: {printable(note)}", err=True)
-
-
-def _check_classes(settings: Settings, classes: Sequence[int], against: Sequence[int], count: int) -> None:
-    """Raises `click.UsageError` where there are fewer classes than are asked for, or one is against itself."""
-    if settings.top_k > count:
-        raise click.UsageError(f"--top-k is {settings.top_k}, and this model has {count} classes.")
-    if set(classes) & set(against):
-        raise click.UsageError("--against names a class that is explained: a class cannot be contrasted with itself.")
 
 
 def _once_each(values: Iterable[Value]) -> list[Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -60,7 +61,6 @@ def _to_numbers(text: str) -> tuple[float, ...]:
 
 
 def _to_size(text: str) -> int | tuple[int, ...]:
-    """One number, or height x width, or depth x height x width of a volume."""
     sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
     if sides is None:
         raise GradcamError(f"{text!r} is no size: expected a side, 224, or height x width, 320x240.")
@@ -69,13 +69,11 @@ def _to_size(text: str) -> int | tuple[int, ...]:
 
 
 def _to_weights(text: str) -> Path:
-    """A file that is there, or a word, which may be the name of some of the model's own weights."""
     is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
     return Path(text) if is_word else Path(_FILE.convert(text, None, None))
 
 
 def _to_folder(text: str) -> Path | Store:
-    """A folder on a disk, or in a store by its URL."""
     scheme, colon, rest = text.partition(":/")
     if colon and scheme in EXTRAS and not rest.startswith("/"):
         raise GradcamError(f"{text!r} is no URL: {scheme}:// has two slashes.")
@@ -177,7 +175,6 @@ max_pixels = click.option(
 
 
 def _of_others(kind: Kind) -> str:
-    """What installed packages add, for the help of an option."""
     return f" Of other packages: {', '.join(installed(kind))}." if installed(kind) else ""
 
 
@@ -194,6 +191,47 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     return found
 
 
+def _choice_of(*names: str, help: str, metavar: str = "NAME|INDEX", **settings: Any) -> Callable[[Command], Command]:
+    return click.option(*names, metavar=metavar, help=help, shell_complete=complete(list_classes), **settings)
+
+
+def layer(what: str, name: str = "layer", metavar: str = "NAME", **settings: Any) -> Callable[[Command], Command]:
+    """Which layer."""
+    return click.option(
+        "-l", "--layer", name, metavar=metavar, help=what, shell_complete=complete(list_layers), **settings
+    )
+
+
+def class_(name: str, what: str) -> Callable[[Command], Command]:
+    """One class, by its label or its index."""
+    return _choice_of("-c", "--class", name, help=what)
+
+
+def colormap(default: str, what: str) -> Callable[[Command], Command]:
+    """Which colours."""
+    offers = complete(list_colormaps)
+    return click.option(
+        "--colormap", default=default, show_default=True, metavar="NAME", help=what, shell_complete=offers
+    )
+
+
+def number(
+    name: str, what: str, default: int | None = None, *, least: int = 1, most: int | None = None, **settings: Any
+) -> Callable[[Command], Command]:
+    """A whole number."""
+    kind = click.IntRange(least, most)
+    return click.option(name, type=kind, default=default, show_default=True, help=what, **{"metavar": "N"} | settings)
+
+
+def output_at(what: str, **settings: Any) -> Callable[[Command], Command]:
+    """Where to write."""
+    return click.option("-o", "--output", metavar="PATH", help=what, **settings)
+
+
+score = choice("--score", SCORES, "The class's number that is explained.")
+output = output_at("A folder, or a file by its suffix.  [default: the current folder]", default=".")
+
+_NUMBERS = Parsed("numbers", _to_numbers)
 _MODEL = (
     click.option(
         "-m",
@@ -213,14 +251,11 @@ _MODEL = (
     click.option(
         "--mean",
         metavar="M[,M,M]",
-        type=Parsed("numbers", _to_numbers),
+        type=_NUMBERS,
         help="Mean of each channel, of values in [0,1]; a single one is for grey pictures.",
     ),
     click.option(
-        "--std",
-        metavar="S[,S,S]",
-        type=Parsed("numbers", _to_numbers),
-        help="Standard deviation of each channel, of values in [0,1].",
+        "--std", metavar="S[,S,S]", type=_NUMBERS, help="Standard deviation of each channel, of values in [0,1]."
     ),
     click.option(
         "--size",
@@ -245,17 +280,6 @@ _MODEL = (
         help=f"How the layer's output lies on the picture: a grid of tokens, 14x14, or {', '.join(LAYOUTS)}.",
     ),
 )
-_LAYER = (
-    click.option(
-        "-l",
-        "--layer",
-        "layers",
-        metavar="NAME",
-        multiple=True,
-        help="Layer to look at, as `gradcam layers` lists it; repeatable.",
-        shell_complete=complete(list_layers),
-    ),
-)
 _FIT = (
     click.option(
         "--fit",
@@ -268,23 +292,14 @@ _FIT = (
     choice("--predictions", PREDICTIONS, "Classify by the network's own crop, or by what --fit lets it see."),
 )
 _TARGET = (
-    click.option(
+    _choice_of(
         "-c",
         "--class",
         "classes",
-        metavar="NAME|INDEX",
         multiple=True,
         help="Class to explain; repeatable. name:7 is the label 7.  [default: the most probable]",
-        shell_complete=complete(list_classes),
     ),
-    click.option(
-        "--top-k",
-        type=click.IntRange(min=1),
-        default=1,
-        metavar="K",
-        help="Explain the K most probable classes.",
-        show_default=True,
-    ),
+    number("--top-k", "Explain the K most probable classes.", 1, metavar="K"),
     click.option(
         "--target",
         metavar="FILE.py:NAME",
@@ -292,25 +307,10 @@ _TARGET = (
         help=f"A function of your own, from the model's output to a score, in place of a class.{_of_others('targets')}",
     ),
     choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
-    click.option(
-        "--against",
-        metavar="NAME|INDEX",
-        multiple=True,
-        help="The class that --score contrast contrasts with; repeatable.",
-        shell_complete=complete(list_classes),
-    ),
+    _choice_of("--against", multiple=True, help="The class that --score contrast contrasts with; repeatable."),
     choice("--evidence", EVIDENCE, "What is shown: what speaks for the class, against it, or both."),
     choice("--augmentation", AUGMENTATIONS, "Explain mirrored, and scaled, views as well, and take the mean."),
     choice("--smoothing", SMOOTHINGS, "eigen: the channels' first principal component in place of their sum."),
-)
-_OUTPUT = (
-    click.option(
-        "-o",
-        "--output",
-        default=".",
-        metavar="PATH",
-        help="A folder, or a file by its suffix.  [default: the current folder]",
-    ),
 )
 
 
@@ -326,31 +326,9 @@ def find_any(name: str) -> Method | AttributionMethod:
         raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
 
 
-_APPEARANCE = (
-    click.option(
-        "--alpha", type=Opacity(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
-    ),
-    click.option(
-        "--colormap",
-        default="turbo",
-        show_default=True,
-        metavar="NAME",
-        help="A colour map of OpenCV.",
-        shell_complete=complete(list_colormaps),
-    ),
+pictures = click.argument(
+    "images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_pictures
 )
-_PRINTING = (
-    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each picture, and nothing else."),
-    click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors."),
-)
-
-
-def pictures(command: Command) -> Command:
-    """Which pictures, and folders of them."""
-    argument = click.argument(
-        "images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_pictures
-    )
-    return argument(command)
 
 
 def several(
@@ -374,81 +352,60 @@ def several(
     return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
-def model(command: Command) -> Command:
-    """Which model, and how it computes."""
-    return _apply(_MODEL, command)
-
-
 def layers(what: str, *, default: str) -> Callable[[Command], Command]:
     """Which layers, by names and patterns."""
-    return click.option(
-        "-l",
-        "--layer",
-        "layers",
-        metavar="NAME|PATTERN",
-        multiple=True,
-        help=f"{what}: names or patterns, 'layer*.conv1'; repeatable.  [default: {default}]",
-        shell_complete=complete(list_layers),
-    )
+    text = f"{what}: names or patterns, 'layer*.conv1'; repeatable.  [default: {default}]"
+    return layer(text, "layers", "NAME|PATTERN", multiple=True)
 
 
 def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
     """What to explain, and with which model; these methods unless others are given."""
+
+    def find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
+        with contextlib.redirect_stdout(sys.stderr):  # of a user's file
+            return [find_any(name) for name in names]
+
     option = several(
         "--method",
         "methods",
         metavar="NAME[,NAME]",
-        find=_find_all,
+        find=find_all,
         known=[*METHODS, *installed("methods"), *ATTRIBUTIONS],
         default=methods,
         help=f"One that `gradcam methods` lists, or FILE.py:NAME; repeatable.{_of_others('methods')}"
         f"{f'  [default: {methods[0]}]' if methods else ''}",
     )
-    return lambda command: _apply((*_MODEL, *_LAYER, option, *_TARGET, *_FIT), command)
-
-
-def _find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
-    with contextlib.redirect_stdout(sys.stderr):  # of a user's file
-        return [find_any(name) for name in names]
-
-
-def save(command: Command) -> Command:
-    """What is written."""
-    option = several(
-        "--save",
-        "saved",
-        metavar="WHAT[,WHAT]",
-        find=_find_saved,
-        known=SAVED,
-        default=("overlay",),
-        help=f"What is written: {', '.join(SAVED)}; repeatable.  [default: overlay]",
-    )
-    return option(command)
+    text = "Layer to look at, as `gradcam layers` lists it; repeatable."
+    return _together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_FIT)
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
-    for name in names:
-        if name not in SAVED:
-            raise GradcamError(f"{name!r} cannot be saved: choose some of {', '.join(SAVED)}.")
+    if unknown := [name for name in names if name not in SAVED]:
+        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose some of {', '.join(SAVED)}.")
     return names
 
 
-def output(command: Command) -> Command:
-    """Where to write."""
-    return _apply(_OUTPUT, command)
+def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def appearance(command: Command) -> Command:
-    """How overlays look."""
-    return _apply(_APPEARANCE, command)
-
-
-def printing(command: Command) -> Command:
-    """What is said on the terminal."""
-    return _apply(_PRINTING, command)
-
-
-def _apply(options: Sequence[Callable[[Any], Any]], command: Command) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
+model = _together(*_MODEL)  # which model, and how it computes
+save = several(
+    "--save",
+    "saved",
+    metavar="WHAT[,WHAT]",
+    find=_find_saved,
+    known=SAVED,
+    default=("overlay",),
+    help=f"What is written: {', '.join(SAVED)}; repeatable.  [default: overlay]",
+)
+appearance = _together(
+    click.option(
+        "--alpha", type=Opacity(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
+    ),
+    colormap("turbo", "A colour map of OpenCV."),
+)
+printing = _together(
+    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each picture, and nothing else."),
+    click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors."),
+)

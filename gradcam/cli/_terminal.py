@@ -30,15 +30,11 @@ if TYPE_CHECKING:
 
     from gradcam.cam.budget import Progress
 
-
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]  # Windows has no SIGHUP
 
 
 class Terminated(BaseException):
-    """A signal came that ends processes: as an exception, so that nothing half written is left.
-
-    It is none that a model's code may raise. `status`: what the process is to exit with.
-    """
+    """A signal came that ends processes, with that status: none that a model's code may raise. Nothing is half written."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)
@@ -47,10 +43,9 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def heeding_signals() -> Iterator[None]:
-    """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP: a terminal was closed.
+    """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP, also where a library makes an error of it.
 
-    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that. Where a library makes an error of its
-    own of such an exception, `Terminated` is raised in its place.
+    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that.
     """
     came: list[int] = []
 
@@ -58,8 +53,12 @@ def heeding_signals() -> Iterator[None]:
         came.append(number)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        if number != signal.SIGTERM:
-            _forget_closed_terminal()
+        # What would be written to a terminal that is gone goes nowhere: each line would be an error.
+        for stream in (1, 2) if number != signal.SIGTERM else ():
+            try:
+                os.write(stream, b"")
+            except OSError:  # noqa: PERF203  (of this one)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         raise Terminated(number)
 
     for number in (signal.SIGINT, *ENDING):
@@ -80,17 +79,9 @@ def heed_nothing() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _forget_closed_terminal() -> None:
-    """What would be written to a terminal that is gone goes nowhere: each line would be an error."""
-    for stream in (1, 2):
-        try:
-            os.write(stream, b"")
-        except OSError:  # noqa: PERF203  (of this one)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-
-
 BAR = 24  # characters for 100 %
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+MOST_ROWS = 32  # of a table where nobody has said how deep it should go
 
 
 def format_report(report: Report) -> str:
@@ -100,23 +91,12 @@ def format_report(report: Report) -> str:
     height, width = record.size or (0, 0)
     title = click.style(record.image, bold=True)
     parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", f"{report.seconds:.1f} s"]
-    lines = [
-        "   ".join(parts),
-        "",
-        *_predictions(record.predictions),
-        "",
-        *_explained(record, report.grids),
-        "",
-        _seen(record),
-    ]
-    if record.note is not None:
-        lines.append(f"  {record.note[:1].upper() + record.note[1:]}.")
-    lines.append("")
-    return "\n".join(lines)
+    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(record, report.grids), ""]
+    note = [] if record.note is None else [f"  {record.note[:1].upper() + record.note[1:]}."]
+    return "\n".join([*lines, _seen(record), *note, ""])
 
 
 def _make_printable(record: Record) -> Record:
-    """The record, in whose texts there is nothing that steers a terminal."""
     parts: list[Any] = [record, *record.predictions, *record.explained]
     texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
     shown = dict(zip(texts, map(printable, texts)))
@@ -135,7 +115,7 @@ def _predictions(predictions: Sequence[Prediction]) -> list[str]:
     starts = [f"  {name:<{width}}   {each.index:>{digits}}   " for name, each in zip(names, predictions)]
     shares = [each.probability for each in predictions]
     if all(0 <= share <= 1 for share in shares):
-        bars = [click.style(_bar(share), fg="cyan") for share in shares]
+        bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
         return [f"{start}{_percent(share):>5}   {bar}" for start, share, bar in zip(starts, shares, bars)]
     # Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true.
     values = [f"{share:.4g}" for share in shares]
@@ -208,8 +188,9 @@ def _percent(share: float) -> str:
     return f"{min(share, 0.99 if share < 1 else 1) * 100:.0f} %"
 
 
-def _bar(share: float) -> str:
-    whole, eighths = divmod(round(share * BAR * 8), 8)
+def draw_bar(share: float, length: int = BAR) -> str:
+    """So much of a bar of so many characters."""
+    whole, eighths = divmod(round(share * length * 8), 8)
     return "█" * whole + EIGHTHS[eighths].strip()
 
 
@@ -247,13 +228,8 @@ class Display:
     @contextlib.contextmanager
     def shown(self) -> Iterator[Display]:
         """While pictures are worked on."""
-        from tqdm import tqdm
-
-        is_hidden = True if self._output.quiet else None  # None: unless standard error is a terminal
-        with tqdm(
-            total=self._pictures, initial=self._done_before, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True,
-            disable=is_hidden, file=sys.stderr, leave=False
-        ) as self._bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+        total, done = self._pictures, self._done_before
+        with shown_bar(self._output, "pictures", SHAPE, total=total, initial=done) as self._bar:
             yield self
 
     def add(self, record: Record) -> None:
@@ -298,13 +274,8 @@ class Display:
         if left_out:
             parts.append(f"{count(left_out, 'other file')} left out")
         click.echo(f"{', '.join(parts)}   ({pace})")
-        click.echo(f"  →  {click.style(printable(folder), fg='green')}")
-        if report is not None:
-            click.echo(f"  →  {click.style(printable(report), fg='green')}")
-
-    def tell_reason(self, reason: str) -> None:
-        """Why it stopped, on standard error."""
-        click.echo(printable(reason), err=True)
+        for written in filter(None, (folder, report)):
+            click.echo(to_arrow(written))
 
     def tell_stop(self, recorded: int) -> None:
         """How far it came, and the line to go on with, on standard error."""
@@ -330,23 +301,51 @@ def resume_line(arguments: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def shown_passes(output: Output, *, wanted: bool = True) -> Iterator[Progress]:
-    """A bar on a terminal that hears of passes done, and of how many, and goes away; none with `--quiet`.
-
-    Whatever a model of the user's prints goes to standard error meanwhile.
-    """
+def shown_bar(output: Output, unit: str, shape: str, *, wanted: bool = True, **start: int) -> Iterator[tqdm[None]]:
+    """A bar on a terminal that goes away, none with `--quiet`; what a model prints goes to standard error meanwhile."""
     from tqdm import tqdm
 
+    settings: dict[str, Any] = {"unit": f" {unit}", "bar_format": shape, "dynamic_ncols": True, "leave": False, **start}
     is_hidden = True if output.quiet or not wanted else None  # None: unless standard error is a terminal
-    with tqdm(
-        total=1, bar_format=PASSES, dynamic_ncols=True, disable=is_hidden, file=sys.stderr, leave=False
-    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+    with tqdm(disable=is_hidden, file=sys.stderr, **settings) as bar, contextlib.redirect_stdout(sys.stderr):
+        yield bar
+
+
+@contextlib.contextmanager
+def shown_passes(output: Output, *, wanted: bool = True) -> Iterator[Progress]:
+    """A bar that hears of passes done, and of how many."""
+    with shown_bar(output, "it", PASSES, wanted=wanted, total=1) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
         yield show
+
+
+def cut_type(name: str, longest: int) -> str:
+    """A class's name of so many characters at most; names of layers are never cut, for they are there to be copied."""
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def show_shape(shape: Sequence[int]) -> str:
+    """A tensor's sides; for one picture, without the first, which is the picture's."""
+    return " x ".join(map(str, shape[1:] if tuple(shape[:1]) == (1,) else shape)) or "1"
+
+
+def fitting_depth(depths: Sequence[int]) -> int:
+    """The greatest depth of which all rows fit on a screen, by how deep each row lies."""
+    return max((it for it in set(depths) if sum(depth <= it for depth in depths) <= MOST_ROWS), default=1)
+
+
+def to_arrow(file: str) -> str:
+    """A line that says where a file is."""
+    return f"  →  {click.style(printable(file), fg='green')}"
+
+
+def to_name(image: str) -> str:
+    """What a picture is called, without its folder, for a title."""
+    return click.style(printable(image.replace("\\", "/").rpartition("/")[2]), bold=True)
 
 
 def import_torch() -> None:

@@ -1,4 +1,4 @@
-"""`gradcam batch`: explain a folder of any size, and go on where it was stopped."""
+"""`gradcam batch`: explain a folder of any size, and go on where it was stopped; `gradcam report`: its gallery again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -16,77 +16,19 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
-from gradcam.cli._terminal import Display, Terminated, how_to_go_on, telling_waits
-from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError
+from gradcam.cli._terminal import Display, Terminated, how_to_go_on, telling_waits, to_arrow
+from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
 from gradcam.plugins import installed, is_own
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine, Work
     from gradcam.batch.names import Saving
-    from gradcam.batch.save import Saver
     from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
     from gradcam.sources.shards import FailureLimit, Shard
     from gradcam.storage.clear import Mode
     from gradcam.storage.store import Store
-
-
-class Means:
-    """What a batch is done with; to be closed. Once it is started, `engine` does the work.
-
-    `device`: what models compute on, where that is not where this process's own is, which with Ray only answers questions.
-    """
-
-    def __init__(self, typed: Typed) -> None:
-        self._typed = typed
-        self._stack = contextlib.ExitStack()
-        self.device: str | None = None
-        self.engine: Engine
-
-    def start(self) -> None:
-        """Have the engine ready. Raises `ClusterError` and `click.UsageError`."""
-        choice = self._typed.choice
-        if choice.engine == "local":
-            from gradcam.batch.engine import explain_here
-
-            self.engine = explain_here
-            return
-        from gradcam.batch.ray.engine import RayEngine
-        from gradcam.batch.ray.session import find_layout, joined
-
-        model, layers = self._typed.settings.model, self._typed.settings.layers
-        if model.device not in DEVICES:
-            raise click.UsageError(
-                f"--device is {model.device}, and Ray gives each actor its own: choose one of {', '.join(DEVICES)}."
-            )
-        if choice.actors_per_gpu > 1 and model.device == "cpu":
-            raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
-        ray = self._stack.enter_context(joined(choice.address))
-        self._stack.enter_context(self._last_words(ray))
-        layout = find_layout(ray, model.device, choice.actors_per_gpu)
-        self.device = layout.device
-        load = partial(load_on, model, layers[0] if layers else None)
-        self.engine = RayEngine(ray, layout, load, choice.workers)
-
-    def _last_words(self, ray: Any) -> contextlib.AbstractContextManager[None]:
-        from gradcam.batch.ray.ending import last_words
-        from gradcam.batch.ray.session import find_address
-
-        text = f"Ray has ended, and this with it: its head is gone, or was told to end. {how_to_go_on()}"
-        is_own = find_address(self._typed.choice.address) == "local"
-        head = ray.get_runtime_context().gcs_address
-        return last_words(head, text, is_own=is_own)
-
-    def to_settings(self) -> Settings:
-        """What was typed; with Ray, this process's own model is on the CPU."""
-        settings = self._typed.settings
-        return settings if self.device is None else replace(settings, model=replace(settings.model, device="cpu"))
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._stack.close()
-
 
 DEVICES = ("auto", "cpu", "cuda")  # that Ray has
 
@@ -98,51 +40,39 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
 
 def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[str, Any]:
     """The choices, by the names of the options, with what was found where nothing was said; all of it is JSON."""
-    classifier, request, target = work.classifier, work.request, work.request.target
-    chosen, reshape = settings.model, request.options["reshape"]
-    # Options that the shell does not have are as they always were, and stay out: an earlier version's run is gone on with.
-    options = {name: it for name, it in request.options.items() if name in settings.options and name != "reshape"}
-    return {
-        "model": classifier.name,
-        "device": work.device or classifier.device.type,
-        "precision": chosen.precision,
-        "preprocessing": _describe_preprocess(classifier.preprocess),
-        "activation": classifier.activation,
-        "reader": chosen.reader,
-        "layers": request.list_layers(classifier),
-        "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
-        "methods": [method.name for method in request.all_methods],
-        **_describe_target(target),
-        **options,
-        **_describe_fit(classifier),
-        "batch_size": work.batch_size,
-        "audit": work.audit,
-        **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
-    }
-
-
-def _describe_target(target: Any) -> dict[str, Any]:
     from gradcam.batch.findings import name_target
 
-    if name_target(target):
-        return {"target": name_target(target)}
-    return {
+    classifier, request = work.classifier, work.request
+    target, preprocess = cast(Any, request.target), cast(Any, classifier.preprocess)
+    reshape, name = request.options["reshape"], name_target(target)
+    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
+    asked = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
         "score": target.score,
         "against": [int(index) for index in target.against or ()],
+    }  # fmt: skip
+    # Options that the shell does not have are as they always were, and stay out: an earlier version's run is gone on with.
+    options = {name: it for name, it in request.options.items() if name in settings.options and name != "reshape"}
+    fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}  # as those
+    return {
+        "model": classifier.name,
+        "device": work.device or classifier.device.type,
+        "precision": settings.model.precision,
+        # Of code that is not ours, its name: a repr may have an address in it.
+        "preprocessing": asdict(preprocess) if is_ours else type(preprocess).__qualname__,
+        "activation": classifier.activation,
+        "reader": settings.model.reader,
+        "layers": request.list_layers(classifier),
+        "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
+        "methods": [method.name for method in request.all_methods],
+        **asked,
+        **options,
+        **fit,
+        "batch_size": work.batch_size,
+        "audit": work.audit,
+        **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
     }
-
-
-def _describe_fit(classifier: Classifier) -> dict[str, str]:
-    """Nothing where it is as it always was: an earlier version's run is gone on with."""
-    return {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
-
-
-def _describe_preprocess(preprocess: Any) -> Any:
-    """Its values, or, of code that is not ours, its name: a repr may have an address in it."""
-    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
-    return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
 @dataclass(frozen=True)
@@ -167,14 +97,10 @@ class BatchChoice:
     actors_per_gpu: int
 
     @property
-    def mode(self) -> Mode:
-        """What is done about an earlier run."""
-        return "resume" if self.resume else "overwrite" if self.overwrite else "new"
-
-    @property
     def destination(self) -> Destination:
-        """Where results go."""
-        return Destination(self.folder, self.mode, self.shard, self.report)
+        """Where results go, and what is done about an earlier run."""
+        mode: Mode = "resume" if self.resume else "overwrite" if self.overwrite else "new"
+        return Destination(self.folder, mode, self.shard, self.report)
 
 
 @dataclass(frozen=True)
@@ -188,78 +114,83 @@ class Typed:
 
 
 def explain_all(typed: Typed) -> int:
-    """Explain the pictures, say what became of them, and give the exit status.
-
-    Raises `GradcamError` and `click.UsageError`, both before the first picture.
-    """
-    with telling_waits(typed.output), contextlib.closing(Means(typed)) as means:
-        return _explain_all(typed, means)
-
-
-def _explain_all(typed: Typed, means: Means) -> int:
-    from gradcam.batch.names import check_outputs, check_panel, plan_stems
+    """Explain the pictures, say what became of them, and give the exit status. Raises before the first picture alone."""
+    from gradcam.batch.names import Saving, check_outputs, check_panel, plan_stems
     from gradcam.sources.list import list_inputs
 
-    choice = typed.choice
-    # Before torch is imported, and a model loaded.
-    choice.output_format.check_place(choice.destination)
-    listing = list_inputs(typed.inputs, exclude=choice.folder)
-    work = _find_work(typed, listing, means)
-    if choice.resume:
-        from gradcam.batch.formats.records import check_classes
+    choice, settings = typed.choice, typed.settings
+    with telling_waits(typed.output), contextlib.ExitStack() as stack:
+        # Before torch is imported, and a model loaded.
+        choice.output_format.check_place(choice.destination)
+        listing = list_inputs(typed.inputs, exclude=choice.folder)
+        engine, device = _start_engine(choice, settings, stack)
+        work = _find_work(typed, listing, device)
+        if choice.resume:
+            from gradcam.batch.formats.records import check_classes
 
-        check_classes(choice.folder, work.items, work.classifier)
-    saving, stems = _to_saving(typed), plan_stems(listing.items)
-    if not choice.output_format.has_files:  # no name can be another's, or an input's
-        check_panel(saving, work.request)
-    else:
-        check_outputs(
-            choice.folder, listing.items, stems, saving=saving, request=work.request, labels=work.classifier.labels
-        )
-    with contextlib.closing(_open_results(typed, listing, work, saving, stems)) as results:
+            check_classes(choice.folder, work.items, work.classifier)
+        kinds, stems = tuple(dict.fromkeys(choice.saved)), plan_stems(listing.items)
+        saving = Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
+        if not choice.output_format.has_files:  # no name can be another's, or an input's
+            check_panel(saving, work.request)
+        else:
+            labels, request = work.classifier.labels, work.request
+            check_outputs(choice.folder, listing.items, stems, saving=saving, request=request, labels=labels)
+        results = stack.enter_context(contextlib.closing(_open_results(typed, listing, work, saving, stems)))
         say(results.notes, typed.output)
-        saver = _to_saver(results, stems, saving, work)
-        return _Run(results, saver, work, typed, means.engine).explain(listing.left_out)
+        return _explain(results, stems, saving, work, typed, engine=engine, left_out=listing.left_out)
 
 
-def _find_work(typed: Typed, listing: Listing, means: Means) -> Work:
-    """The model, and the pictures of this share."""
+def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
+    """What does the work until the stack is closed; with Ray also what models compute on, as this process only asks its."""
+    if choice.engine == "local":
+        from gradcam.batch.engine import explain_here
+
+        return explain_here, None
+    from gradcam.batch.ray.ending import last_words
+    from gradcam.batch.ray.engine import RayEngine
+    from gradcam.batch.ray.session import find_address, find_layout, joined
+
+    model, layers = settings.model, settings.layers
+    if model.device not in DEVICES:
+        raise click.UsageError(
+            f"--device is {model.device}, and Ray gives each actor its own: choose one of {', '.join(DEVICES)}."
+        )
+    if choice.actors_per_gpu > 1 and model.device == "cpu":
+        raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
+    ray = stack.enter_context(joined(choice.address))
+    text = f"Ray has ended, and this with it: its head is gone, or was told to end. {how_to_go_on()}"
+    head, is_own_head = ray.get_runtime_context().gcs_address, find_address(choice.address) == "local"
+    stack.enter_context(last_words(head, text, is_own=is_own_head))
+    layout = find_layout(ray, model.device, choice.actors_per_gpu)
+    load = partial(load_on, model, layers[0] if layers else None)
+    return RayEngine(ray, layout, load, choice.workers), layout.device
+
+
+def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
+    """The model, and the pictures of this share. Raises `click.UsageError` where options and the list say which classes."""
     from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
     from gradcam.batch.pool import choose_batch_size
 
-    choice = typed.choice
-    means.start()
-    classifier, request = ask(means.to_settings(), typed.output)
-    _check_listed_classes(classifier, listing, typed.settings)
-    return Work(
-        classifier=classifier,
-        request=request,
-        items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
-        batch_size=choice.batch_size or choose_batch_size(classifier, means.device),
-        workers=choice.workers or count_cores(),
-        device=means.device,
-        audit=choice.audit,
-    )
-
-
-def _check_listed_classes(classifier: Classifier, listing: Listing, settings: Settings) -> None:
-    """Raises `click.UsageError` where options say which classes as well, and `GradcamError` for one that there is not."""
-    wanted = dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None)
+    choice, settings = typed.choice, typed.settings
+    here = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))
+    classifier, request = ask(here, typed.output)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
     if listing.has_classes and settings.target is not None:
         raise click.UsageError("The list says which classes to explain, and --target explains none: leave it out.")
-    for name in wanted:
+    for name in dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None):
         classifier.find_class(name)
-
-
-def _to_saving(typed: Typed) -> Saving:
-    from gradcam.batch.names import Saving
-
-    settings, choice = typed.settings, typed.choice
-    kinds = tuple(dict.fromkeys(choice.saved))
-    return Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
+    return Work(
+        classifier=classifier,
+        request=request,
+        items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
+        batch_size=choice.batch_size or choose_batch_size(classifier, device),
+        workers=choice.workers or count_cores(),
+        device=device,
+        audit=choice.audit,
+    )
 
 
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
@@ -284,72 +215,44 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
     return open_results(choice.output_format, choice.destination, run, listing, stems)
 
 
-def _to_saver(results: Results, stems: dict[str, str], saving: Saving, work: Work) -> Saver:
+def _explain(
+    results: Results, stems: dict[str, str], saving: Saving, work: Work, typed: Typed, *, engine: Engine, left_out: int
+) -> int:
+    from gradcam.batch.engine import explain_into
     from gradcam.batch.save import Saver
-    from gradcam.report.views import draw_views
+    from gradcam.report import draw_views, write_report
+    from gradcam.sources.shards import TooManyFailuresError
 
-    return Saver(
-        place=results.place,
-        stems=stems,
-        saving=saving,
-        classifier=work.classifier,
-        request=work.request,
-        draw_views=draw_views,
-    )
+    saver = Saver(results.place, stems, saving, work.classifier, work.request, draw_views)
+    choice, names = typed.choice, [item.name for item in work.items]
+    display = Display(typed.output, len(names), sum(name in results.done for name in names))
 
-
-@dataclass(frozen=True)
-class _Run:
-    """Pictures on their way to open results."""
-
-    results: Results
-    saver: Saver
-    work: Work
-    typed: Typed
-    engine: Engine
-
-    def explain(self, left_out: int) -> int:
-        """Explain the pictures, say what became of them, and give the exit status."""
-        from gradcam.sources.shards import TooManyFailuresError
-
-        names = [item.name for item in self.work.items]
-        display = Display(self.typed.output, len(names), sum(name in self.results.done for name in names))
-        try:
-            self._go_through(display)
-            self.results.close(names)
-            report = self._report()
-        except (OutputError, StoreError, ClusterError, TooManyFailuresError) as error:
-            display.tell_failures(self.results.manifest)
-            self._stop(display, str(error))
-            return 1
-        except (KeyboardInterrupt, Terminated):
-            self._stop(display, "Stopped.")
-            raise
-        display.tell_failures(self.results.manifest)
-        display.tell_end(str(self.typed.choice.folder), left_out=left_out, report=report)
-        return int(display.has_failures)
-
-    def _stop(self, display: Display, reason: str) -> None:
-        """What is finished is kept before it is counted; first of all the reason, as a store may need a while."""
-        display.tell_reason(reason)
+    def stop(
+        reason: str,
+    ) -> None:  # what is finished is kept before it is counted; first the reason: a store may be slow
+        click.echo(printable(reason), err=True)
         with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
-            self.results.close()
-        display.tell_stop(self.results.recorded)
+            results.close()
+        display.tell_stop(results.recorded)
 
-    def _go_through(self, display: Display) -> None:
-        from gradcam.batch.engine import explain_into
-
-        limit = self.typed.choice.limit
-        records = explain_into(self.results, self.saver, self.work, limit, engine=self.engine)
+    try:
+        records = explain_into(results, saver, work, choice.limit, engine=engine)
         # Closed here: the error that ends it would keep its threads at work after the folder is another's.
         with contextlib.closing(records), display.shown():
             for record in records:
                 display.add(record)
-
-    def _report(self) -> str | None:
-        from gradcam.report.pages import write_report
-
-        return str(write_report(self.typed.choice.folder)) if self.typed.choice.report else None
+        results.close(names)
+        report = str(write_report(choice.folder)) if choice.report else None
+    except (OutputError, StoreError, ClusterError, TooManyFailuresError) as error:
+        display.tell_failures(results.manifest)
+        stop(str(error))
+        return 1
+    except (KeyboardInterrupt, Terminated):
+        stop("Stopped.")
+        raise
+    display.tell_failures(results.manifest)
+    display.tell_end(str(choice.folder), left_out=left_out, report=report)
+    return int(display.has_failures)
 
 
 class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -381,14 +284,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.appearance
 @options.save
 @options.choice("--format", PICTURE_FORMATS, "Of pictures.")
-@click.option(
-    "--quality",
-    type=click.IntRange(1, 100),
-    default=90,
-    show_default=True,
-    metavar="Q",
-    help="Quality of jpg and webp.",
-)
+@options.number("--quality", "Quality of jpg and webp.", 90, most=100, metavar="Q")
 @click.option(
     "--output-format",
     type=FormatName([*FORMATS, *(name for name in installed("formats") if name not in FORMATS)]),
@@ -396,18 +292,8 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     show_default=True,
     help=", or ".join(each.summary for each in FORMATS.values()) + ", or your own, by FILE.py:NAME.",
 )
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Pictures in one pass of the model; halved where memory is short.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads that read, draw and write.  [default: one for each core]",
-)
+@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
+@options.number("--workers", "Threads that read, draw and write.  [default: one for each core]")
 @click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
 @click.option("--report", is_flag=True, help="Write index.html as well, a gallery to look through.")
@@ -431,14 +317,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     metavar="HOST:PORT",
     help="The Ray cluster to join.  [default: RAY_ADDRESS, or one that is started here]",
 )
-@click.option(
-    "--actors-per-gpu",
-    type=click.IntRange(1, 100),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Actors of Ray on each GPU, each with a model of its own.",
-)
+@options.number("--actors-per-gpu", "Actors of Ray on each GPU, each with a model of its own.", 1, most=100)
 @click.option("--audit", is_flag=True, help="Add each input's SHA-256 to its record.")
 @options.printing
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -463,3 +342,18 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     if choice.actors_per_gpu > 1 and choice.engine != "ray":
         raise click.UsageError("--actors-per-gpu is for --engine ray: give that as well, or leave it out.")
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))
+
+
+@click.command("report", cls=Command, short_help="Make the gallery of a batch again.")
+@click.argument("folder", metavar="DIR", type=options.FOLDER)
+@options.max_pixels
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def report_command(folder: Path | Store, quiet: bool) -> int:
+    """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR, or in a store by its URL."""
+    from gradcam.report.pages import write_report
+
+    with telling_waits(Output(as_json=False, quiet=quiet)):
+        page = write_report(folder)
+    if not quiet:
+        click.echo(to_arrow(str(page)))
+    return 0

@@ -16,21 +16,18 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete, list_classes, list_layers
 from gradcam.cli._job import code_of_the_user, load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Output, find_destination, to_model_choice
-from gradcam.cli._terminal import import_torch, shown_passes
+from gradcam.cli._terminal import import_torch, shown_passes, to_arrow, to_name
 from gradcam.errors import printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name
-from gradcam.options import SCORES
 from gradcam.plugins import installed
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.checks.verdict import Test, Verdict
+    from gradcam.evaluation.checks.verdict import Verdict
     from gradcam.models.classifier import Classifier
-
 
 COLOURS = {"passed": "green", "doubtful": "yellow", "failed": "red"}
 WIDTH = 100  # characters of a line
@@ -67,23 +64,25 @@ class CheckResult:
         if verdict is None:
             return ""
         height, width = self.size
-        name = click.style(printable(self.image.replace("\\", "/").rpartition("/")[2]), bold=True)
-        title = [name, f"{width} x {height}", f"{printable(verdict.model)} on {self.device}", f"{self.seconds:.1f} s"]
+        title = [
+            to_name(self.image),
+            f"{width} x {height}",
+            f"{printable(verdict.model)} on {self.device}",
+            f"{self.seconds:.1f} s",
+        ]
         place = "" if verdict.layer is None else f" at {printable(verdict.layer)}"
         what = f"  {printable(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
         lines = ["   ".join(title), what, ""]
+        indent = " " * (WORD + 4)
         for test in verdict.tests:
-            lines += [*_format_test(test), ""]
+            first = (
+                f"  {_style(test.outcome)}{' ' * (WORD - len(test.outcome))}  {click.style(test.question, bold=True)}"
+            )
+            reason = textwrap.wrap(test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent)
+            lines += [first, *reason, f"{indent}{test.name} {test.value:.2f}: {test.thresholds}", ""]
         lines.append(f"  The verdict: {_style(verdict.outcome)}. {PASSED[:1].upper()}{PASSED[1:]}.")
         lines += textwrap.wrap(verdict.caution, WIDTH, initial_indent="  ", subsequent_indent="  ")
-        return "\n".join([*lines, f"  →  {click.style(printable(self.panel or ''), fg='green')}", ""])
-
-
-def _format_test(test: Test) -> list[str]:
-    indent = " " * (WORD + 4)
-    first = f"  {_style(test.outcome)}{' ' * (WORD - len(test.outcome))}  {click.style(test.question, bold=True)}"
-    reason = textwrap.wrap(test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent)
-    return [first, *reason, f"{indent}{test.name} {test.value:.2f}: {test.thresholds}"]
+        return "\n".join([*lines, to_arrow(self.panel or ""), ""])
 
 
 def _style(outcome: str) -> str:
@@ -93,13 +92,7 @@ def _style(outcome: str) -> str:
 @click.command("check", cls=Command, short_help="A verdict on a map: four tests that it can fail.")
 @options.pictures
 @options.model
-@click.option(
-    "-l",
-    "--layer",
-    metavar="NAME",
-    help="Layer to look at, as `gradcam layers` lists it.",
-    shell_complete=complete(list_layers),
-)
+@options.layer("Layer to look at, as `gradcam layers` lists it.")
 @options.several(
     "--method",
     "methods",
@@ -110,24 +103,9 @@ def _style(outcome: str) -> str:
     help=f"One that `gradcam methods` lists, or {', '.join(CONTROLS)}, which must fail; repeatable.  "
     "[default: gradcam]",
 )
-@click.option(
-    "-c",
-    "--class",
-    "wanted",
-    metavar="NAME|INDEX",
-    help="The class.  [default: each picture's most probable]",
-    shell_complete=complete(list_classes),
-)
-@click.option(
-    "--score",
-    type=click.Choice(list(SCORES)),
-    default="logit",
-    show_default=True,
-    help="The class's number that is explained.",
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all that is drawn by chance."
-)
+@options.class_("wanted", "The class.  [default: each picture's most probable]")
+@options.score
+@options.number("--seed", "Of all that is drawn by chance.", 0, least=0, metavar=None)
 @options.output
 @options.printing
 def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -165,13 +143,8 @@ def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen
 
 
 def _check(
-    classifier: Classifier,
-    options: Mapping[str, Any],
-    claim: Callable[[Path, str], Path],
-    output: Output,
-    image: Path,
+    classifier: Classifier, options: Mapping[str, Any], claim: Callable[[Path, str], Path], output: Output, image: Path
 ) -> CheckResult:
-    """Judge one picture's map, and draw the panel to the file that `claim` gives for it."""
     from gradcam.evaluation.checks.check import check
     from gradcam.images.write import write_image
 

@@ -18,15 +18,13 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete, list_classes, list_layers
 from gradcam.cli._job import code_of_the_user, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import Terminated, count, how_to_go_on, import_torch, telling_waits
+from gradcam.cli._terminal import Terminated, count, how_to_go_on, import_torch, shown_bar, telling_waits, to_arrow
 from gradcam.errors import OutputError, StoreError, printable
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Plan, StudyOptions, describe_cost, make_plan
-from gradcam.options import SCORES
 from gradcam.plugins import installed
 
 if TYPE_CHECKING:
@@ -77,39 +75,13 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} le
     help="Where objects are: boxes (.csv), label masks (a folder) or COCO (.json), for metrics of localisation.",
 )
 @options.model
-@click.option(
-    "-l",
-    "--layer",
-    metavar="NAME",
-    help="Layer of all maps.  [default: each method's own]",
-    shell_complete=complete(list_layers),
-)
-@click.option(
-    "-c",
-    "--class",
-    "target",
-    metavar="NAME|INDEX",
-    help="The class to explain in all pictures.  [default: each one's most probable]",
-    shell_complete=complete(list_classes),
-)
-@click.option(
-    "--score",
-    type=click.Choice(list(SCORES)),
-    default="logit",
-    show_default=True,
-    help="The class's number that is explained.",
-)
+@options.layer("Layer of all maps.  [default: each method's own]")
+@options.class_("target", "The class to explain in all pictures.  [default: each one's most probable]")
+@options.score
 @click.option("--controls/--no-controls", default=True, help="Whether maps that know nothing are judged as well.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many pictures, drawn by the seed.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of all that is drawn."
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="PATH",
-    help="A .csv, .json or .tex file, or a folder for all of these, curves.png and examples.png.",
-)
+@options.number("--limit", "At most so many pictures, drawn by the seed.")
+@options.number("--seed", "Of all that is drawn.", 0, least=0)
+@options.output_at("A .csv, .json or .tex file, or a folder for all of these, curves.png and examples.png.")
 @click.option("--resume", is_flag=True, help="Go on with an earlier study: judge what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Start anew, over what an earlier study wrote.")
 @options.printing
@@ -127,39 +99,31 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
     if (resume or overwrite) and chosen["output"] is None:
         raise click.UsageError("Without --output nothing is kept that --resume or --overwrite could be about.")
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    with telling_waits(output):
-        return _evaluate(inputs, chosen, mode, to_model_choice(chosen), output)
-
-
-def _evaluate(inputs: Sequence[str], chosen: dict[str, Any], mode: Mode, model: ModelChoice, output: Output) -> int:
-    """Judge the pictures, say what was found, and give the exit status.
-
-    Raises `GradcamError` and `click.UsageError`, both before the first picture.
-    """
     from gradcam.sources.list import list_inputs
 
     # Before torch is imported, unless the user's own code does, and a model loaded.
     annotations, paths = chosen["annotations"], None if chosen["output"] is None else _find_paths(chosen["output"])
-    with code_of_the_user(*chosen["methods"], *chosen["metrics"]):
-        plan = make_plan(
-            chosen["methods"] or DEFAULT_METHODS,
-            chosen["metrics"] or None,
-            controls=None if chosen["controls"] else (),
-            has_annotations=annotations is not None,
-        )
-    _check_paths(paths, mode)
-    items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
-    settings = {field.name: chosen[field.name] for field in fields(StudyOptions)}
-    asked = StudyOptions(**{**settings, "annotations": None if annotations is None else Path(annotations)})
-    study = _prepare(items, plan, asked, model, output)
-    _tell_beginning(study, output)
-    with _open(paths, mode, study) as journal:
-        say([] if journal is None else journal.notes, output)
-        try:
-            return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
-        except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
-            click.echo(printable(str(error)), err=True)
-            return 1
+    with telling_waits(output):
+        with code_of_the_user(*chosen["methods"], *chosen["metrics"]):
+            plan = make_plan(
+                chosen["methods"] or DEFAULT_METHODS,
+                chosen["metrics"] or None,
+                controls=None if chosen["controls"] else (),
+                has_annotations=annotations is not None,
+            )
+        _check_paths(paths, mode)
+        items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
+        settings = {field.name: chosen[field.name] for field in fields(StudyOptions)}
+        asked = StudyOptions(**{**settings, "annotations": None if annotations is None else Path(annotations)})
+        study = _prepare(items, plan, asked, to_model_choice(chosen), output)
+        _tell_beginning(study, output)
+        with _open(paths, mode, study) as journal:
+            say([] if journal is None else journal.notes, output)
+            try:
+                return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
+            except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
+                click.echo(printable(str(error)), err=True)
+                return 1
 
 
 def _prepare(items: Sequence[Any], plan: Plan, asked: StudyOptions, model: ModelChoice, output: Output) -> Study:
@@ -172,19 +136,14 @@ def _prepare(items: Sequence[Any], plan: Plan, asked: StudyOptions, model: Model
         return prepare_study(classifier, items, plan, asked)
 
 
-@contextlib.contextmanager
-def _open(paths: ResultPaths | None, mode: Mode, study: Study) -> Iterator[Journal | None]:
+def _open(paths: ResultPaths | None, mode: Mode, study: Study) -> contextlib.AbstractContextManager[Journal | None]:
     from gradcam.evaluation.study.journal import Journal
 
-    if paths is None:
-        yield None
-        return
-    with Journal.open(paths.journal, study.conditions.to_run(len(study.items)), mode=mode) as journal:
-        yield journal
+    run = study.conditions.to_run(len(study.items))
+    return contextlib.nullcontext() if paths is None else Journal.open(paths.journal, run, mode=mode)
 
 
 def _tell_beginning(study: Study, output: Output) -> None:
-    """What is the same for all methods, what was left out, and what it costs."""
     say(study.notes, output)
     if output.quiet or output.as_json:
         return
@@ -197,16 +156,10 @@ def _tell_beginning(study: Study, output: Output) -> None:
 
 
 def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
-    """Judge all; a bar on standard error, and records on standard output where they are asked for."""
-    from tqdm import tqdm
-
     entries: list[Entry] = []
     out = sys.stdout
     try:
-        with tqdm(
-            total=study.total, unit=" maps", bar_format=SHAPE, dynamic_ncols=True,
-            disable=True if output.quiet else None, file=sys.stderr, leave=False,
-        ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
+        with shown_bar(output, "maps", SHAPE, total=study.total) as bar:
             for entry in study.run(journal, progress=lambda done, total: bar.update(done - bar.n)):
                 entries.append(entry)
                 if output.as_json:
@@ -222,7 +175,6 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
 
 
 def _finish(study: Study, results: Results, paths: ResultPaths | None, output: Output) -> int:
-    """Name what failed, print the table and write the files; gives the exit status."""
     for entry in results.failures:
         click.echo(printable(entry.error or entry.image), err=True)
     if not results.judged():
@@ -233,7 +185,7 @@ def _finish(study: Study, results: Results, paths: ResultPaths | None, output: O
         click.echo(format_results(results))
     for path in () if paths is None else _write_all(study, results, paths, output):
         if is_told:
-            click.echo(f"  →  {click.style(printable(str(path)), fg='green')}")
+            click.echo(to_arrow(str(path)))
     return int(bool(results.failures))
 
 
@@ -256,7 +208,6 @@ class ResultPaths:
 
 
 def _find_paths(output: str) -> ResultPaths:
-    """Where results go. Raises `click.UsageError` for a file of another kind than a table."""
     path = Path(output)
     if output.endswith(("/", os.sep)) or path.is_dir() or not path.suffix:
         return ResultPaths(path)
@@ -266,7 +217,6 @@ def _find_paths(output: str) -> ResultPaths:
 
 
 def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
-    """What can be told before torch is imported, and a model loaded. Raises `OutputError` for what is in the way."""
     from gradcam.evaluation.study.journal import check_journal
 
     if paths is None:
@@ -280,7 +230,6 @@ def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
 
 
 def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
-    """Write all that belongs there, and give the path of each. Raises `GradcamError`."""
     from gradcam.evaluation.study.write import PLOTS, draw_curves, draw_examples, list_curves, write_results
     from gradcam.images.write import write_image
 
@@ -289,18 +238,18 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
         yield path
     if paths.file is not None:
         return
+    curves, examples = paths.folder / "curves.png", paths.folder / "examples.png"
     if list_curves(results) and importlib.util.find_spec("matplotlib") is None:
         say([f"there is no curves.png without matplotlib: {PLOTS}"], output)
     elif list_curves(results):
-        write_image(paths.folder / "curves.png", draw_curves(results))
-        yield paths.folder / "curves.png"
-    write_image(paths.folder / "examples.png", draw_examples(study, results))
-    yield paths.folder / "examples.png"
+        write_image(curves, draw_curves(results))
+        yield curves
+    write_image(examples, draw_examples(study, results))
+    yield examples
 
 
 def format_results(results: Results, *, width: int | None = None) -> str:
-    """Several lines: for as many metrics as fit side by side, means with the half-widths of their 95 % intervals; then the
-    same for differences from the best method; what the marks mean, and who is best by most metrics."""
+    """Tables of means and of differences from the best method, what the marks mean, and who is best by most metrics."""
     from gradcam.evaluation.study.results import compare_methods, describe_shortage
 
     rankings, plan = compare_methods(results), results.plan
@@ -323,7 +272,6 @@ def format_results(results: Results, *, width: int | None = None) -> str:
 
 
 def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
-    """A table for each group of metrics that fits."""
     first, plan = max(map(len, cells)), results.plan
     heads = {}
     for metric in next(iter(cells.values())):
@@ -348,7 +296,6 @@ def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, colu
 
 
 def _fit(widths: Mapping[str, int], columns: int) -> list[list[str]]:
-    """Metrics in parts that are no wider than that, of one each at least."""
     parts: list[list[str]] = []
     left = 0
     for metric, width in widths.items():
@@ -362,19 +309,19 @@ def _fit(widths: Mapping[str, int], columns: int) -> list[list[str]]:
 
 def _mean_cell(ranking: Ranking) -> str:
     mark = BEST if ranking.is_best else LEVEL if ranking.is_level else FOOLED if ranking.beats_all else ""
-    return _cell(ranking.interval, _number) + mark
+    return _cell(ranking.interval) + mark
 
 
 def _difference_cell(ranking: Ranking) -> str:
-    return "best" if ranking.difference is None else _cell(ranking.difference, _signed)
+    return "best" if ranking.difference is None else _cell(ranking.difference, "+")
 
 
-def _cell(interval: Interval, show: Callable[[float], str]) -> str:
-    """A mean, and half of its interval's width, where there is one."""
+def _cell(interval: Interval, plus: str = "") -> str:
     if not interval.n:
         return "-"
     half = f" ±{_number((interval.high - interval.low) / 2)}" if interval.is_known else ""
-    return show(interval.mean) + half
+    mean = _number(interval.mean)
+    return (mean if mean[0] == "-" else plus + mean) + half
 
 
 def _number(value: float) -> str:
@@ -383,11 +330,6 @@ def _number(value: float) -> str:
     if abs(float(text)) < 1:
         return text.replace("0.", ".", 1) if float(text) else ".000"
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
-
-
-def _signed(value: float) -> str:
-    text = _number(value)
-    return text if text[0] == "-" else f"+{text}"
 
 
 def _colour(ranking: Ranking) -> Callable[[str], str]:

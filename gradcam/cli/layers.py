@@ -17,15 +17,13 @@ from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_models
 from gradcam.cli._job import check_model_name, code_of_the_user
 from gradcam.cli._settings import to_model_choice, to_word
-from gradcam.cli._terminal import import_torch, to_command
-from gradcam.cli.inspect import LEAST_ONE, cut_type, fitting_depth, show_shape
+from gradcam.cli._terminal import cut_type, fitting_depth, import_torch, show_shape, to_command
 from gradcam.errors import LayerError, join_names, nearest, printable, shorten
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.cam.listing import LayerRow
     from gradcam.models.skeletons import Survey
-
 
 TITLES = ("layer", "type", "output", "stride", "parameters", "map")
 BOTH_SIGNS = "±"
@@ -44,7 +42,11 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     lines = ["   ".join([click.style(printable(skeleton.name), bold=True), size, f"{count:,} parameters"])]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
-    lines += ["", *_table(rows), "", *(_explain_signs(survey) if any(row.both_signs for row in rows) else [])]
+    methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
+    own = next((f", which take {row.name}" for row in survey.rows if row.suggested_for_positive), "")
+    text = f"{BOTH_SIGNS} negative values too: not for {methods}{own}." if any(row.both_signs for row in rows) else ""
+    signs = textwrap.wrap(text, WIDTH)
+    lines += ["", *_table(rows), "", *signs]
     if len(rows) < len(survey.rows):
         lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
     if skeleton.channels not in (1, 3):
@@ -88,15 +90,7 @@ def _mark(row: LayerRow, line: str) -> str:
     return f"  {line}" if row.cam and not row.is_out_of_place else click.style(f"  {line}", dim=True)
 
 
-def _explain_signs(survey: Survey) -> list[str]:
-    """What the sign means, and for which methods."""
-    methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
-    own = next((f", which take {row.name}" for row in survey.rows if row.suggested_for_positive), "")
-    return textwrap.wrap(f"{BOTH_SIGNS} negative values too: not for {methods}{own}.", WIDTH)
-
-
 def _use(survey: Survey, words: Sequence[str]) -> str:
-    """The command that explains a picture at the suggested layer."""
     suggested = next((row for row in survey.rows if row.is_suggested), None)
     if suggested is None:
         return "There is no layer at which a map can be taken."
@@ -108,7 +102,7 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
 @click.command("layers", cls=Command, short_help="List a model's layers, and where a map can be taken.")
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]", shell_complete=complete(list_models))
 @options.model
-@click.option("--depth", type=LEAST_ONE, metavar="N", help="Only names of so many parts, or fewer.")
+@options.number("--depth", "Only names of so many parts, or fewer.")
 @click.option("--all", "show_all", is_flag=True, help="All layers, however many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each layer, and nothing else.")
 def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **model: Any) -> int:
@@ -139,16 +133,12 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
             click.echo(json.dumps({"schema": SCHEMA, "model": found.skeleton.name, **fields}))
     else:
         words = replace(chosen, model=None if name == DEFAULT else name).to_words()
-        click.echo(
-            format_layers(
-                found, rows, [*words, *([] if model["reshape"] is None else ["--reshape", to_word(model["reshape"])])]
-            )
-        )
+        words += [] if model["reshape"] is None else ["--reshape", to_word(model["reshape"])]
+        click.echo(format_layers(found, rows, words))
     return 0
 
 
 def _tell_apart(names: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
-    """The model's name and the pattern, None for what was not given."""
     given = [*names] if model is None else [model, *names]
     if len(given) > 2:
         raise click.UsageError(f"{len(given)} names were given, expected a model and a pattern at most.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import click
@@ -40,13 +39,7 @@ def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
 def _find_installed() -> Iterator[Method | AttributionMethod]:
     """The methods of other packages; of one that is broken, why it is, on standard error."""
     for name in installed("methods"):
-        with _saying_errors():
+        try:
             yield find_any(name)
-
-
-@contextlib.contextmanager
-def _saying_errors() -> Iterator[None]:
-    try:
-        yield
-    except GradcamError as error:
-        click.echo(f"Note: {error}", err=True)
+        except GradcamError as error:  # noqa: PERF203  (of this one)
+            click.echo(f"Note: {error}", err=True)

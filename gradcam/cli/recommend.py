@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +15,7 @@ import click
 from gradcam.cam.methods.table import METHODS, find_method
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete, list_layers
-from gradcam.cli._job import load_model, say
+from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice, to_word
 from gradcam.cli._terminal import count, import_torch, shown_passes, telling_waits, to_command
 from gradcam.errors import GradcamError, LayerError, printable
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
     from gradcam.sources.contents import Item
 
-
 TITLES = ("method", "score", "layer", "mass ↑", "maximum ↑", "ROAD ↑", "mass, to the most")
 MOST_ROWS = 16
-LIMIT = 24  # pictures
 
 
 def _find_methods(names: Sequence[str]) -> list[str]:
@@ -45,9 +43,8 @@ def _find_methods(names: Sequence[str]) -> list[str]:
 
 
 def _find_scores(names: Sequence[str]) -> list[str]:
-    for name in names:
-        if name.lower() not in SCORES:
-            raise GradcamError(f"There is no score {name!r}: choose some of {', '.join(SCORES)}.")
+    if unknown := [name for name in names if name.lower() not in SCORES]:
+        raise GradcamError(f"There is no score {unknown[0]!r}: choose some of {', '.join(SCORES)}.")
     return [name.lower() for name in names]
 
 
@@ -56,15 +53,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
 @options.model
-@click.option(
-    "-l",
-    "--layer",
-    "layers",
-    metavar="NAME",
-    multiple=True,
-    help="Layer to try, as `gradcam layers` lists it; repeatable.  [default: a handful]",
-    shell_complete=complete(list_layers),
-)
+@options.layer("Layer to try, as `gradcam layers` lists it; repeatable.  [default: a handful]", "layers", multiple=True)
 @options.several(
     "--method",
     "methods",
@@ -82,14 +71,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     known=SCORES,
     help=f"Score to try; repeatable.  [default: {','.join(SCORES)}]",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=4),
-    default=LIMIT,
-    show_default=True,
-    metavar="N",
-    help="Pictures at most; of more, so many are drawn.",
-)
+@options.number("--limit", "Pictures at most; of more, so many are drawn.", 24, least=4)
 @click.option(
     "--least",
     type=click.FloatRange(0, 1),
@@ -98,9 +80,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     metavar="P",
     help="Pictures whose class is less probable are left out.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of all that is drawn."
-)
+@options.number("--seed", "Of all that is drawn.", 0, least=0)
 @click.option("--all", "show_all", is_flag=True, help="All rows of the table, however many.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
@@ -120,34 +100,25 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
       gradcam recommend photos/ --model resnet50 --method gradcam,layercam -l layer4 -l layer3
     """
     output = Output(as_json, quiet)
-    with telling_waits(output):
-        return _recommend(inputs, chosen, output)
-
-
-def _recommend(inputs: Sequence[str], chosen: dict[str, Any], output: Output) -> int:
-    """Measure, say what was found, and give the exit status. All that was typed is checked before the first picture."""
     import_torch()
     from gradcam.evaluation.recommendation import check_layers, recommend
     from gradcam.sources.list import list_inputs
 
-    start = time.perf_counter()
-    listing = list_inputs(inputs)
-    choice, layers = to_model_choice(chosen), chosen["layers"]
-    classifier = _load(choice, layers)
-    options = {name: chosen[name] for name in ("scores", "least", "seed", "reshape")}
-    options["layers"] = check_layers(classifier.model, layers) if layers else None
-    say(classifier.notes, output)
-    items = _draw(listing.items, chosen["limit"], chosen["seed"])
-    with shown_passes(output) as progress:
-        pictures, failed = _read(classifier, items)
-        found = recommend(classifier, pictures, methods=chosen["methods"] or None, progress=progress, **options)
+    start, choice, layers = time.perf_counter(), to_model_choice(chosen), chosen["layers"]
+    with telling_waits(output):
+        listing = list_inputs(inputs)
+        classifier = _load(choice, layers)
+        options = {name: chosen[name] for name in ("scores", "least", "seed", "reshape")}
+        options["layers"] = check_layers(classifier.model, layers) if layers else None
+        say(classifier.notes, output)
+        items = _draw(listing.items, chosen["limit"], chosen["seed"])
+        with shown_passes(output) as progress:
+            pictures, failed = _read(classifier, items)
+            found = recommend(classifier, pictures, methods=chosen["methods"] or None, progress=progress, **options)
     seconds, given, taken = time.perf_counter() - start, len(listing.items), len(items)
     device = str(classifier.device)
     result = RecommendResult(found, choice, chosen["reshape"], device, given, taken, failed, seconds)
-    if output.as_json:
-        click.echo(result.to_json())
-    elif not output.quiet:
-        click.echo(result.format(show_all=chosen["show_all"]))
+    tell(None, result.to_json, partial(result.format, show_all=chosen["show_all"]), output)
     return int(failed > 0)
 
 
@@ -174,7 +145,6 @@ def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
 
 
 def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tensor], int]:
-    """The pictures as the model takes them, by name, and how many failed; these are named on standard error."""
     from tqdm import tqdm
 
     from gradcam.batch.read import read_item
@@ -212,9 +182,8 @@ class RecommendResult:
         """Several lines: what was measured, the table, which combination is the best, and what to type."""
         found = self.found
         height, width = found.size
-        title = [
-            f"{click.style(found.model, bold=True)} on {self.device}",
-            self._pictures(),
+        title = [f"{click.style(found.model, bold=True)} on {self.device}", self._pictures()]
+        title += [
             f"{count(found.mosaics, 'mosaic')} of {width} x {height}",
             f"seed {found.seed}",
             f"{self.seconds:.1f} s",
@@ -228,7 +197,6 @@ class RecommendResult:
         return "\n".join([*lines, self._sentence(), "", f"  {self._command()}"])
 
     def _pictures(self) -> str:
-        """How many took part, and what became of the others."""
         taken = len(self.found.pictures)
         left = {
             "not drawn": self.given - self.taken,
@@ -239,24 +207,19 @@ class RecommendResult:
         return ", ".join([f"{taken} of {count(self.given, 'picture')}", *said])
 
     def _sentence(self) -> str:
-        """The best one, and whether it is better than what is taken anyway."""
         from gradcam.evaluation.intervals import count_needed
 
         found = self.found
         if not found.best.mass.is_known:
-            return (
-                f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes "
-                f"{count_needed()}. {found.best.combination} has the best ROAD of these."
-            )
+            few = f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes"
+            return f"{few} {count_needed()}. {found.best.combination} has the best ROAD of these."
         best = f"{found.best.combination} is the best here"
         if found.is_default:
             return f"{best}: it is what is taken where nothing is said."
         if found.default is None or found.gain is None or found.road_gain is None:
             return f"{best}."
-        return (
-            f"{best}: against the default, {found.default.combination}, its mass is {_compare(found.gain)}, and its ROAD "
-            f"{_compare(found.road_gain)}."
-        )
+        other = f"against the default, {found.default.combination}, its mass is {_compare(found.gain)}"
+        return f"{best}: {other}, and its ROAD {_compare(found.road_gain)}."
 
     def _command(self) -> str:
         """The line that explains a picture with the best combination; of too few pictures, with the default."""

@@ -1,16 +1,23 @@
-"""`gradcam run`: explain one picture, or a few."""
+"""`gradcam run` and `gradcam compare`: explain one picture, or a few; methods, layers and classes side by side."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gradcam.attributions.table import AttributionMethod
+from gradcam.cam.methods.table import find_method
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import prepare, work
 from gradcam.cli._settings import Output, to_settings
+
+# Which methods are compared, where nobody says
+METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
+SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 
 
 @click.command("run", cls=Command, short_help="Explain pictures: write an overlay for each.")
@@ -28,3 +35,30 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
     """
     output = Output(as_json, quiet)
     return work(prepare(to_settings(chosen), images, output), images, output)
+
+
+@click.command("compare", cls=Command, short_help="Draw methods, layers and classes side by side.")
+@options.pictures
+@options.choices(methods=())
+@options.output
+@options.appearance
+@options.printing
+def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Compare methods: draw a panel with methods across, and layers and classes down.
+
+    Methods of one pass share it. Without --method, a choice of those is shown. Panels are called <picture>-compare.png,
+    with the kind of evidence in the name where it is not positive. Without --layer, methods that assume activations that
+    are not negative are drawn at a layer of their own, which their columns name.
+    """
+    if not chosen["methods"]:
+        names = METHODS if chosen["evidence"] == "positive" else SIGNED
+        found = [find_method(name) for name in names]
+        chosen["methods"] = tuple(each for each in found if chosen["score"] == "logit" or each.score is None)
+    unfit = [each.name for each in chosen["methods"] if isinstance(each, AttributionMethod) or not each.has_layer]
+    if unfit:
+        raise click.UsageError(
+            f"{unfit[0]} makes no map at a layer, of which a panel is made: use `gradcam run` for it."
+        )
+    output = Output(as_json, quiet)
+    job = prepare(to_settings(chosen | {"saved": ("panel",)}), images, output)
+    return work(replace(job, panel="overlay"), images, output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -16,7 +15,6 @@ from gradcam.images.read import BUDGET, blaming, check_memory, find_size, in_str
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-
 
 SUFFIXES = (".dcm", ".dicom")
 MAGIC = b"DICM"  # after 128 bytes of anything
@@ -50,7 +48,9 @@ def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple
         dataset = _open(file)
         frames = int(dataset.get("NumberOfFrames") or 1)
         frame_note = f"the first of {frames} frames" if frames > 1 else None
-        _check_memory(dataset, file)
+        each = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
+        size = int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0)
+        check_memory(*size, 3 * each + 12, find_size(file))
         stored = _decode(dataset)
         if stored.ndim == 3 or dataset.PhotometricInterpretation == "PALETTE COLOR":
             return _to_rgb(stored, dataset), frame_note
@@ -92,14 +92,7 @@ def _check_packed(file: BinaryIO) -> None:
     check_memory(0, 0, 0, size)
 
 
-def _check_memory(dataset: Dataset, file: BinaryIO) -> None:
-    """Raises `ImageError` for a picture that takes too much."""
-    stored = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
-    check_memory(int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0), 3 * stored + 12, find_size(file))
-
-
 def _decode(dataset: Dataset) -> NDArray[Any]:
-    """The stored values of the first frame: (H,W), or RGB (H,W,3)."""
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.pixels.utils import pixel_array
 
@@ -136,7 +129,6 @@ def _to_rgb(stored: NDArray[Any], dataset: Dataset) -> NDArray[np.uint8]:
 
 
 def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32], str | None]:
-    """Grey values as shares of white, and a note where there is no window."""
     from pydicom.pixels.processing import apply_modality_lut
 
     transformation = _find_group(dataset, "PixelValueTransformationSequence")
@@ -154,7 +146,9 @@ def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float
     elif center is not None and width is not None and width >= (1 if function == "LINEAR" else 1e-9):
         to_shares = partial(apply_window, center=center, width=width, function=function)
     else:
-        low, high = _find_range(map(rescale, in_strips(*stored.shape)))
+        finite = (strip[np.isfinite(strip)] for strip in map(rescale, in_strips(*stored.shape)))
+        ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
+        low, high = min(least for least, _ in ends), max(most for _, most in ends)
         to_shares = partial(_take_range, low=low, high=high)
         note = f"no usable window in the file: from {low:.6g} to {high:.6g}, its own range"
     shares = np.empty(stored.shape, np.float32)
@@ -187,13 +181,6 @@ def _look_up(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats
     return entries[np.clip(values - first, 0, len(entries) - 1).astype(np.int64)]
 
 
-def _find_range(strips: Iterable[Floats]) -> tuple[float, float]:
-    """The least and the largest of the values that are finite."""
-    finite = (strip[np.isfinite(strip)] for strip in strips)
-    ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size]
-    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0.0, 0.0)
-
-
 def _take_range(values: Floats, low: float, high: float) -> Floats:
     return (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) / (high - low or 1)
 
@@ -208,7 +195,6 @@ def _find_group(dataset: Dataset, name: str) -> Dataset:
 
 
 def _first(value: Any) -> float | None:
-    """The first of several numbers, or the one; None where there is none."""
     if value is None or isinstance(value, (str, float, int)):
         return None if value in (None, "") else float(value)
     return float(value[0]) if len(value) else None

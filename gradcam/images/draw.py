@@ -17,7 +17,6 @@ from gradcam.images.read import PictureLike, Pixels, Region, crop, flip_colours,
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 COLORMAPS: dict[str, int] = {
     name.removeprefix("COLORMAP_").lower(): getattr(cv2, name) for name in dir(cv2) if name.startswith("COLORMAP_")
 }
@@ -124,13 +123,12 @@ def _blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDAr
     steps, zero = _scale_of(signed)
     values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]
     strength = np.abs(values)
-    if signed:
-        (little_for, most_for), (little_against, most_against) = np.array([FOR, AGAINST], np.float32)
-        little, most = np.where(values < 0, little_against, little_for), np.where(values < 0, most_against, most_for)
-        colours = little * (1 - strength) + most * strength
-    else:
-        colours = colours_of(find_colormap(colormap))
-    return colours, np.minimum(1, 2 * strength)
+    opacity = np.minimum(1, 2 * strength)
+    if not signed:
+        return colours_of(find_colormap(colormap)), opacity
+    (little_for, most_for), (little_against, most_against) = np.array([FOR, AGAINST], np.float32)
+    little, most = np.where(values < 0, little_against, little_for), np.where(values < 0, most_against, most_for)
+    return little * (1 - strength) + most * strength, opacity
 
 
 def _blend(seen: Pixels, levels: Pixels, colours: NDArray[np.float32], kept: NDArray[np.float32]) -> None:
@@ -151,7 +149,6 @@ def _blend(seen: Pixels, levels: Pixels, colours: NDArray[np.float32], kept: NDA
 
 
 def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signed: bool) -> Pixels:
-    """The heatmap at this size, in 256 steps."""
     lowest = -1 if signed else 0
     values = to_numpy(heatmap)
     if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
@@ -171,7 +168,6 @@ def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signe
 
 
 def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float32]:
-    """What is positive of a heatmap, at this size: a new array."""
     resized = resize(np.clip(values, 0, 1).astype(np.float32), rows, columns)
     return np.clip(resized, 0, 1, out=resized)
 
@@ -187,10 +183,8 @@ def _check_region(region: Region, height: int, width: int) -> Region:
     except (TypeError, ValueError):
         raise ImageError(f"The region is {region!r}, expected whole numbers: (top, left, height, width).") from None
     if top < 0 or left < 0 or rows < 1 or columns < 1 or top + rows > height or left + columns > width:
-        raise ImageError(
-            f"The region {(top, left, rows, columns)} is not inside a picture of {width} x {height}: "
-            "expected (top, left, height, width)."
-        )
+        outside = f"The region {(top, left, rows, columns)} is not inside a picture of {width} x {height}"
+        raise ImageError(f"{outside}: expected (top, left, height, width).")
     return top, left, rows, columns
 
 

@@ -38,11 +38,7 @@ class NotAFileError(OSError):
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a file that somebody named, for reading.
-
-    A pipe or a socket may be waited for without an end, and a device may have none: of those, and of folders, it raises
-    `OSError` with the reason.
-    """
+    """Open a file that somebody named. Raises `OSError`: of a folder, and of what may have no end, as a pipe or a device."""
     kind = stat.S_IFMT(os.stat(path).st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -65,10 +61,7 @@ def read_text_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
-    """Write a file as `replacing` does, and wait until it is on the disk.
-
-    `data`: all of it, or its parts one after another. Raises `OSError`.
-    """
+    """Write a file, all of it or its parts in order, as `replacing` does, and wait for the disk. Raises `OSError`."""
     with replacing(path, beside=beside) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
@@ -77,10 +70,7 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """A file under another name, in the same folder or in `beside`, that gets this one at the end: whole, or not there.
-
-    Raises `OSError`.
-    """
+    """A file under another name, in the same folder or in `beside`, that gets this one at the end: whole, or not there."""
     temporary = (beside or path.parent) / UNFINISHED.format(secrets.token_hex(8))
     try:
         with open(temporary, "xb") as file:
@@ -140,27 +130,19 @@ class OutputNames:
         self._taken = {key for path in inputs for key in _keys(path)}
 
     def claim(self, names: Sequence[str]) -> list[Path]:
-        """Paths in the folder for one picture's results; where one is taken, all of them get the same number, from 2.
+        """Paths for one picture's results; where one is taken, all get one number, from 2, and names alike those after."""
+        first = next(
+            number for number in count(1) if not any(_keys(self._at(name, number)) & self._taken for name in names)
+        )
+        paths = []
+        for name in names:
+            paths.append(next(it for number in count(first) if not _keys(it := self._at(name, number)) & self._taken))
+            self._taken |= _keys(paths[-1])
+        return paths
 
-        Names that are alike get the numbers after it.
-        """
-        number = next(number for number in count(1) if all(self._is_free(name, number) for name in names))
-        return [self._claim_one(name, number) for name in names]
-
-    def _claim_one(self, name: str, first: int) -> Path:
-        number = next(number for number in count(first) if self._is_free(name, number))
-        path = self._folder / _with_number(name, number)
-        self._taken |= _keys(path)
-        return path
-
-    def _is_free(self, name: str, number: int) -> bool:
-        return not _keys(self._folder / _with_number(name, number)) & self._taken
-
-
-def _with_number(name: str, number: int) -> str:
-    """The name itself for 1."""
-    path = Path(name)
-    return name if number == 1 else f"{path.stem}-{number}{path.suffix}"
+    def _at(self, name: str, number: int) -> Path:
+        path = self._folder / name
+        return path if number == 1 else self._folder / f"{path.stem}-{number}{path.suffix}"
 
 
 def _keys(path: Path) -> set[str]:

@@ -64,9 +64,8 @@ def read_image(picture: PictureLike) -> Pixels:
     if values is None:
         return to_8_bits(read_values(*to_content(picture)))
     if values.ndim not in (2, 3) or values.size == 0 or values.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise ImageError(
-            f"The picture is {describe_array(values)}, expected an array (H,W), (H,W,3) or (H,W,4), or a tensor (C,H,W)."
-        )
+        expected = "an array (H,W), (H,W,3) or (H,W,4), or a tensor (C,H,W)"
+        raise ImageError(f"The picture is {describe_array(values)}, expected {expected}.")
     values = lay_on_white(check_range(values))
     return to_8_bits(values[..., 0] if values.shape[2:] == (1,) else values)
 
@@ -78,21 +77,17 @@ def is_one_picture(given: Any) -> bool:
 
 
 def to_array(picture: Any) -> NDArray[Any] | None:
-    """The values of an array as they are, and of a tensor (H,W) or (C,H,W) as (H,W) or (H,W,C); None for another form.
-
-    Raises `ImageError` for a tensor of another shape, or whose values are not as `check_range` has them.
-    """
+    """The values of an array as they are, and of a tensor (H,W) or (C,H,W) as (H,W) or (H,W,C); None for another form."""
     if isinstance(picture, np.ndarray):
         return picture
     if not (hasattr(picture, "detach") and hasattr(picture, "ndim")):
         return None
     values = to_numpy(picture)
+    start = f"The picture is a tensor {describe_array(values)}, expected"
     if values.ndim not in (2, 3) or values.size == 0:
-        raise ImageError(f"The picture is a tensor {describe_array(values)}, expected one picture: (C,H,W) or (H,W).")
+        raise ImageError(f"{start} one picture: (C,H,W) or (H,W).")
     if values.ndim == 3 and values.shape[0] > 4 >= values.shape[2]:
-        raise ImageError(
-            f"The picture is a tensor {describe_array(values)}, expected its channels first: .permute(2, 0, 1)."
-        )
+        raise ImageError(f"{start} its channels first: .permute(2, 0, 1).")
     return check_range(values if values.ndim == 2 else np.ascontiguousarray(np.moveaxis(values, 0, 2)))
 
 
@@ -123,10 +118,7 @@ def describe_array(values: NDArray[Any]) -> str:
 
 
 def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
-    """Colours with opacity (H,W,4) on white (H,W,3), as those of files; anything else as it is.
-
-    Raises `ImageError` where these are not as `check_range` has them.
-    """
+    """Colours with opacity (H,W,4), as `check_range` has them, on white (H,W,3), as of files; anything else as it is."""
     if values.shape[2:] != (4,):
         return values
     values = check_range(values)
@@ -141,10 +133,9 @@ def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_content(picture: Any) -> tuple[Path, Given | None]:
-    """What a picture that is no array is called, and what it holds: the bytes of its file, or a picture of PIL's.
+    """What a picture that is no array is called, and what it holds: bytes, or a picture of PIL's; None for a path.
 
-    That is None for a path, which is yet to be read. Raises `ImageError` for what is no picture, for a URL, and for a file
-    that cannot be read.
+    Raises `ImageError` for what is no picture, for a URL, and for a file that cannot be read.
     """
     if isinstance(picture, (bytes, bytearray, memoryview)):
         return Path("the given bytes"), bytes(picture)
@@ -166,7 +157,6 @@ def to_content(picture: Any) -> tuple[Path, Given | None]:
 
 
 def _read_open(file: Any) -> bytes:
-    """All of an open file, from its start if it can go there; it is left where it was."""
     if getattr(file, "closed", False):
         raise ImageError("is closed: give it while it is open")
     position = None
@@ -202,7 +192,12 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
     if isinstance(data, Image.Image):
         with blaming(path):
             check_memory(*data.size, 8)
-            _load(data)
+            try:
+                data.load()
+            except (AssertionError, AttributeError, ValueError):
+                if getattr(data, "fp", None) is None:
+                    raise ImageError("is closed: give it while it is open") from None
+                raise
             return _to_values(data)
     # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
     with blaming(path), open_content(path, data) as file, _open_picture(file) as image:
@@ -210,15 +205,6 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
         _check_memory(image, file, DEEP if deep else GREY if image.mode[0] in "FI" else 3)
         image.load()
         return _decode_deep(image, file, deep) if deep else _to_values(image)
-
-
-def _load(image: Image.Image) -> None:
-    try:
-        image.load()
-    except (AssertionError, AttributeError, ValueError):
-        if getattr(image, "fp", None) is None:
-            raise ImageError("is closed: give it while it is open") from None
-        raise
 
 
 def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
@@ -232,10 +218,8 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         if image.format in ("JPEG", "MPO"):
             raise ImageError("is JPEG, which does not keep numbers as they were: save labels as PNG")
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
-            raise ImageError(
-                f"holds {'fractions' if image.mode == 'F' else f'colours ({image.mode})'}, expected labels: a palette, or "
-                "grey values that are integers"
-            )
+            held = "fractions" if image.mode == "F" else f"colours ({image.mode})"
+            raise ImageError(f"holds {held}, expected labels: a palette, or grey values that are integers")
         stretched = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1  # by Pillow, to 8 bits
         _check_memory(image, file, 12)
         image.load()
@@ -293,16 +277,13 @@ def check_memory(width: int, height: int, each: float, more: int = 0) -> None:
     given = os.environ.get(MAX_PIXELS) or None
     size = f"has {width} x {height} pixels, and" if pixels else "is so large that it"
     if given is None and needed > BUDGET:
-        raise ImageError(
-            f"{size} takes {needed / 2**30:.3g} GiB to read, of {BUDGET / 2**30:.3g} that are allowed: to read it all the "
-            f"same, give --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
-        )
+        much = f"{size} takes {needed / 2**30:.3g} GiB to read, of {BUDGET / 2**30:.3g} that are allowed: to read it all the"
+        raise ImageError(f"{much} same, give --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment")
     if given is not None and not given.isdecimal():
         raise ImageError(f"cannot be read, as {MAX_PIXELS} is {shorten(given)}, expected how many pixels it may have")
     if given is not None and pixels > int(given):
-        raise ImageError(
-            f"has {width} x {height} pixels, {pixels}, and {given} are allowed by --max-pixels or {MAX_PIXELS}"
-        )
+        allowed = f"{given} are allowed by --max-pixels or {MAX_PIXELS}"
+        raise ImageError(f"has {width} x {height} pixels, {pixels}, and {allowed}")
 
 
 _opening = threading.Lock()
@@ -336,7 +317,6 @@ def _check_icon(file: BinaryIO) -> None:
 
 
 def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, ours: int) -> None:
-    """Raises `ImageError` for a picture that takes too much. `ours`: bytes of each pixel in arrays."""
     own = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     decoder = DECODERS.get(str(image.format), 0)
     if image.format in ("JPEG", "MPO") and "progression" in image.info:
@@ -351,17 +331,13 @@ def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, ours: int) -> None
 
 def find_size(file: BinaryIO) -> int:
     """The bytes of a file, of which the position stays."""
-    place = file.tell()
-    size = file.seek(0, io.SEEK_END)
+    place, size = file.tell(), file.seek(0, io.SEEK_END)
     file.seek(place)
     return size
 
 
 def _find_deep_colours(image: ImageFile.ImageFile) -> str:
-    """ "RGB", "RGBA" or "LA" of a file with 16 bits a channel, which Pillow would cut to 8; "" of any other.
-
-    To be asked before the picture is loaded. Raises `ImageError` for a file that neither Pillow nor OpenCV reads right.
-    """
+    """Before it is loaded: "RGB", "RGBA" or "LA" of 16 bits a channel, which Pillow would cut to 8; "" of any other."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
@@ -404,15 +380,12 @@ def _to_values(image: Image.Image) -> NDArray[Any]:
         if "transparency" in image.info:
             values[values == image.info["transparency"]] = 65535  # the one value that a PNG may declare transparent
         return values
-    return _to_array(image, _to_opaque if image.has_transparency_data else _to_rgb)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return _to_array(image)
+    return _to_array(image, _to_opaque if image.has_transparency_data else lambda part: part.convert("RGB"))
 
 
 def _to_opaque(image: Image.Image) -> Image.Image:
-    """On white."""
     image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
@@ -454,7 +427,6 @@ def _find_turn(image: Image.Image) -> int:
 
 
 def _lay_down(upright: NDArray[Any], turn: int) -> NDArray[Any]:
-    """A view of an upright picture, (H,W) or (H,W,C), as it lies in its file."""
     turned = upright[:: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
     return turned.swapaxes(0, 1) if turn >= 5 else turned
 
@@ -481,7 +453,11 @@ def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     Where they use less than half of their kind's range, or less than zero, they are shown from the least to the largest.
     """
     # Not from one percentile to another, as many viewers do: the few brightest pixels may be what the model looked at.
-    seen, note = _choose_channels(values)
+    seen, note = values, None
+    if values.ndim == 3 and values.shape[2] != 3:
+        channels = values.shape[2]
+        several = f"shown are channels 1 to 3 of {channels}" if channels > 3 else "shown is channel 1 of 2"
+        seen, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else several
     if seen.dtype == np.uint8:
         return to_8_bits(seen), note
     is_finite, kind = _is_finite(seen), np.finfo if seen.dtype.kind == "f" else np.iinfo
@@ -503,12 +479,10 @@ def _is_finite(values: NDArray[Any]) -> Any:
 
 
 def _find_largest(values: NDArray[Any]) -> float:
-    """The largest of the values that are finite, zero at least."""
-    return float(values.max(where=_is_finite(values), initial=0))
+    return float(values.max(where=_is_finite(values), initial=0))  # zero at least
 
 
 def _find_full(values: NDArray[Any]) -> float:
-    """What is white."""
     largest = _find_largest(values)
     ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
     return next((full for full in ranges if largest <= full), largest)
@@ -521,16 +495,6 @@ def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> N
         part = np.nan_to_num(values[rows].astype(np.float64), nan=low, posinf=largest, neginf=low)
         result[rows] = np.round(255 * np.clip((part - low) / (high - low), 0, 1))
     return result
-
-
-def _choose_channels(values: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
-    """One channel or three of them, and a note where there are more."""
-    channels = 1 if values.ndim == 2 else values.shape[2]
-    if values.ndim == 2 or channels == 3:
-        return values, None
-    if channels < 3:
-        return values[..., 0], None if channels == 1 else "shown is channel 1 of 2"
-    return values[..., :3], f"shown are channels 1 to 3 of {channels}"
 
 
 def flip_colours(image: NDArray[Any]) -> NDArray[Any]:

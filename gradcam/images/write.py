@@ -31,9 +31,8 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     image = check_pixels(image)
     suffix = path.suffix.lower()
     if suffix not in WRITE_SUFFIXES:
-        raise ImageError(
-            f"{path}: pictures are written as {', '.join(sorted(WRITE_SUFFIXES))}; choose one of these suffixes"
-        )
+        known = ", ".join(sorted(WRITE_SUFFIXES))
+        raise ImageError(f"{path}: pictures are written as {known}; choose one of these suffixes")
     with blaming_writer(path):
         write_whole(path, encode_image(image, suffix))
 
@@ -121,8 +120,6 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     """The suffix of a path that a result is saved to. Raises `ImageError` for one that is not written."""
     suffix = to_path(path).suffix.lower()
     if suffix not in (*SUFFIXES, *WRITE_SUFFIXES):
-        pictures = ", ".join(sorted(WRITE_SUFFIXES))
-        raise ImageError(
-            f"{to_path(path)}: expected the suffix of a picture ({pictures}), or .npz or .npy for the values"
-        )
+        expected = f"the suffix of a picture ({', '.join(sorted(WRITE_SUFFIXES))}), or .npz or .npy for the values"
+        raise ImageError(f"{to_path(path)}: expected {expected}")
     return suffix

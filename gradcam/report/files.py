@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gradcam.images.read import Pixels
 from gradcam.storage.clear import PAGE, REPORT
 from gradcam.storage.disk import take_lock
 from gradcam.storage.manifest import read_manifest
-from gradcam.storage.output import RunReader, blaming_store, to_reader, to_writer
+from gradcam.storage.output import blaming_store, to_reader, to_writer
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import Part, find_parts, list_manifests
 from gradcam.storage.store import Store
@@ -80,8 +80,7 @@ class Files:
     def remove_details(self, kept: str) -> None:
         """Remove the details of earlier pages; `kept` is the name of this one's.
 
-        In a store, of the page that was there at the start alone: others may be those of a shard that writes its report at
-        this time, whose page comes last.
+        In a store, of the page that was there at the start alone: others may be of a shard that writes its report just now.
         """
         if isinstance(self.place, Path):
             for path in (self.place / REPORT).glob("details-*"):
@@ -145,29 +144,21 @@ class Run:
 def read_run(files: Files) -> Run:
     """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
 
-    Where a picture was done twice, the later record counts. Raises `GradcamError` where there is no manifest, or none that
-    can be read, and for results in tars.
+    Of a picture that was done twice the later record counts. Raises `GradcamError`: no manifest to read, results in tars.
     """
     records = {record.image: record for record in read_manifest(files.place)}
     reader = files.reader
     tar = next((record.tar for record in records.values() if record.tar is not None), None)
     if tar is not None:
+        advice = "explain the pictures into another folder without --output-format webdataset"
         raise OutputError(
-            f"{reader.show()}: its results lie in tars such as {tar}, which a report cannot show; explain the pictures into "
-            "another folder without --output-format webdataset"
+            f"{reader.show()}: its results lie in tars such as {tar}, which a report cannot show; {advice}"
         )
     names = reader.list_names()
     is_whole = bool(list_manifests(names, Part()))
     found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
-    return Run(files, found, _read_facts(reader, names))
-
-
-def _read_facts(reader: RunReader, names: Collection[str]) -> dict[str, Any]:
     for part in find_parts(names):
-        try:
-            facts = json.loads(reader.read(part.run))
-        except (OSError, ValueError, RecursionError, OutputError):  # the page can do without
-            continue
-        if isinstance(facts, dict):
-            return facts
-    return {}
+        with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):  # the page can do without
+            if isinstance(facts := json.loads(reader.read(part.run)), dict):
+                return Run(files, found, facts)
+    return Run(files, found, {})

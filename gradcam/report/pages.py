@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path, PurePath
@@ -59,16 +59,13 @@ class Privacy:
 
 
 def _shorten(place: Path) -> dict[str, str]:
-    """What is shown in place of a folder's path, and of what leads to something in it."""
     forms = {os.path.abspath(place), os.path.realpath(place)}
     return {f"{form}{os.sep}": "" for form in forms} | {form: os.path.basename(form) for form in forms}
 
 
 def to_url(path: str | None) -> str | None:
     """A path relative to the output folder as a URL; None for none, and for one that is not relative."""
-    if not path or path.startswith("/"):
-        return None
-    return quote(os.fsencode(path), safe="/")
+    return quote(os.fsencode(path), safe="/") if path and not path.startswith("/") else None
 
 
 def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
@@ -96,11 +93,9 @@ def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
 def to_details(run: Run, record: Record, privacy: Privacy) -> dict[str, Any]:
     """What the page shows of one picture that is looked at."""
     stem = find_stem(record)
+    predictions = ((it.index, printable(name_class(it.index, it.label)), it.probability) for it in record.predictions)
     return {
-        "predictions": [
-            [each.index, printable(name_class(each.index, each.label)), round(each.probability, 6)]
-            for each in record.predictions
-        ],
+        "predictions": [[index, name, round(probability, 6)] for index, name, probability in predictions],
         "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
         "note": privacy.clean(record.note) if record.note else None,
         "size": record.size,
@@ -125,7 +120,6 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
 
 
 def _find(files: Files, record: Record) -> int:
-    """What there is of a picture, as bits."""
     blank = BLANK if record.explained and all(entry.blank for entry in record.explained) else 0
     stem = find_stem(record)
     if stem is None:
@@ -136,16 +130,11 @@ def _find(files: Files, record: Record) -> int:
 
 
 def _stem(record: Record, name: str) -> str | int:
-    stem = find_stem(record)
-    if stem is None:
+    if (stem := find_stem(record)) is None:
         return 0
     views = name_views(stem)
-    is_as_named = PLAIN.fullmatch(name) and views.stem == name_views(_without_suffix(name)).stem
+    is_as_named = PLAIN.fullmatch(name) and views.stem == name_views(name.rpartition(".")[0] or name).stem
     return 1 if is_as_named else str(to_url(views.stem))
-
-
-def _without_suffix(name: str) -> str:
-    return name.rpartition(".")[0] or name
 
 
 def write_report(place: Path | Store) -> Path | str:
@@ -165,65 +154,41 @@ def write_report(place: Path | Store) -> Path | str:
             # Decoding leaves Python's lock alone.
             for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):
                 pass
-        _write_page(run)
+        privacy = Privacy(run)
+        starts = range(0, len(run.records), CHUNK)
+        cut = (run.records[start : start + CHUNK] for start in starts)
+        shown = ([to_details(run, record, privacy) for record in piece] for piece in cut)
+        pieces = [json.dumps(details, allow_nan=False, separators=(",", ":")) for details in shown]
+        # Another name for other details: a page that is open, or was not written to its end, never mixes them up.
+        details = "details-" + hashlib.sha256("".join(pieces).encode()).hexdigest()[:12]
+        for i, piece in enumerate(pieces):
+            files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
+        for name in STATIC:
+            files.write(f"{REPORT}/{name}", (resources.files("gradcam.report") / "static" / name).read_bytes())
+        data = {"details": f"{REPORT}/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
+        files.write(PAGE, _render(run, data, privacy).encode())
+        files.remove_details(details)
     return place / PAGE if isinstance(place, Path) else place.below(PAGE).url
-
-
-def _write_page(run: Run) -> None:
-    files, privacy = run.files, Privacy(run)
-    starts = range(0, len(run.records), CHUNK)
-    cut = (run.records[start : start + CHUNK] for start in starts)
-    pieces = [_encode([to_details(run, record, privacy) for record in piece]) for piece in cut]
-    # Another name for other details: a page that is open, or was not written to its end, never mixes them up.
-    details = "details-" + hashlib.sha256("".join(pieces).encode()).hexdigest()[:12]
-    for i, piece in enumerate(pieces):
-        files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
-    for name in STATIC:
-        files.write(f"{REPORT}/{name}", (resources.files("gradcam.report") / "static" / name).read_bytes())
-    data = {"details": f"{REPORT}/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
-    files.write(PAGE, _render(run, data, privacy).encode())
-    files.remove_details(details)
-
-
-def _encode(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def _render(run: Run, data: dict[str, Any], privacy: Privacy) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("gradcam.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=PackageLoader("gradcam.report"), undefined=StrictUndefined, **settings)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    summary = {key: [privacy.clean_value(name) for name in names] for key, names in _summarise(run.records).items()}
+    entries = [entry for record in run.records for entry in record.explained]
+    found = {"models": [record.model for record in run.records], "layers": [entry.layer for entry in entries]}
+    found["methods"] = [entry.method for entry in entries]
+    place = run.files.place
     return environment.get_template("index.html.j2").render(
-        title=privacy.clean(_name(run.files.place)),
-        summary=summary,
+        title=privacy.clean(place.resolve().name if isinstance(place, Path) else place.name),
+        summary={key: [privacy.clean_value(name) for name in dict.fromkeys(names)] for key, names in found.items()},
         total=len(run.records),
         failures=sum(record.error is not None for record in run.records),
         facts=_list_facts(run.facts, privacy),
         data=data,
     )
-
-
-def _name(place: Path | Store) -> str:
-    return place.resolve().name if isinstance(place, Path) else place.name
-
-
-def _summarise(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Which models, layers and methods there are, in the order in which they come."""
-    entries = [entry for record in records for entry in record.explained]
-    names = {
-        "models": [record.model for record in records],
-        "layers": [entry.layer for entry in entries],
-        "methods": [entry.method for entry in entries],
-    }
-    return {key: list(dict.fromkeys(values)) for key, values in names.items()}
 
 
 def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -109,7 +109,6 @@ def provide_views(files: Files, record: Record, root: Path | Store | None) -> No
 
 
 def _fit(picture: Pixels, longest: int) -> Pixels:
-    """The picture with sides of at most so many pixels."""
     from gradcam.images.opencv import cv2
 
     height, width = picture.shape[:2]

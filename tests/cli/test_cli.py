@@ -129,14 +129,6 @@ def test_the_overlay_is_the_one_that_python_gives(
     np.testing.assert_array_equal(pixels(folder / "koala-gradcam.png"), expected)
 
 
-def test_the_defaults_are_those_of_python(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
-    path = small("chelsea.jpg")
-    run(path)
-    np.testing.assert_array_equal(pixels(folder / "chelsea-gradcam.png"), classifier.explain(path).overlay())
-
-
 def test_several_pictures_get_an_overlay_each(
     run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:
@@ -186,18 +178,6 @@ def test_several_classes_are_in_the_names(run: Command, folder: Path, small: Pho
         "coffee-gradcam-967-espresso.png",
         "coffee-gradcam-968-cup.png",
     ]
-
-
-def test_a_class_given_twice_is_explained_once(run: Command, folder: Path, small: Photo) -> None:
-    outcome = run(small("coffee.jpg"), "-c", "espresso", "-c", "967", "--json")
-    assert outcome.status == 0
-    assert [entry["index"] for entry in records(outcome)[0]["explained"]] == [967]
-    assert files(folder) == ["coffee-gradcam.png"]
-
-
-def test_a_layer_given_twice_is_looked_at_once(run: Command, folder: Path, small: Photo) -> None:
-    assert run(small("coffee.jpg"), "-l", "layer4", "-l", "layer4").status == 0
-    assert files(folder) == ["coffee-gradcam.png"]
 
 
 def test_the_top_classes_are_in_the_names(
@@ -327,6 +307,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--weights", "{picture}"], "expected a checkpoint of safetensors or torch.save"),
         (["-o", "out.gif"], r"out\.gif: pictures are written as \.bmp, "),
         (["--nonsense"], "No such option"),
+        (["--model", ""], "^Error: The model's name is empty: give one"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_written(
@@ -342,16 +323,13 @@ def test_wrong_usage_is_refused_before_anything_is_written(
     assert list(folder.iterdir()) == []
 
 
-def test_a_missing_picture_argument_is_wrong_usage(run: Command) -> None:
-    outcome = run()
+@pytest.mark.parametrize(("typed", "message"), [("run", "Missing argument 'IMAGE...'"), ("rum", "rum")])
+def test_a_missing_argument_and_an_unknown_command_are_wrong_usage(
+    gradcam_command: Command, typed: str, message: str
+) -> None:
+    outcome = gradcam_command(typed)
     assert outcome.status == 2
-    assert "Missing argument 'IMAGE...'" in outcome.err
-
-
-def test_an_unknown_command_is_wrong_usage(gradcam_command: Command) -> None:
-    outcome = gradcam_command("rum")
-    assert outcome.status == 2
-    assert "rum" in outcome.err
+    assert message in outcome.err
 
 
 # What goes wrong
@@ -503,8 +481,7 @@ def test_json_is_one_record_per_picture_and_nothing_else(run: Command, small: Ph
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.count("\n") == 2
     for path, record in zip(paths, records(outcome)):
-        keys = ["schema", "image", "status", "error", "model", "predictions", "explained", "note"]
-        keys += ["size", "region"]
+        keys = ["schema", "image", "status", "error", "model", "predictions", "explained", "note", "size", "region"]
         assert list(record) == keys
         assert (record["schema"], record["image"], record["status"], record["error"]) == (1, str(path), "ok", None)
         assert [list(entry) for entry in record["predictions"]] == [["index", "label", "probability"]] * 5
@@ -563,12 +540,6 @@ def test_other_weights_are_used(run: Command, small: Photo, classifier: gradcam.
     safetensors.torch.save_file(weights, tmp_path / "other.safetensors")
     (record,) = records(run(small("coffee.jpg"), "--json", "--weights", tmp_path / "other.safetensors"))
     assert record["predictions"][0]["label"] == "tench"
-
-
-def test_the_name_of_a_model_must_not_be_empty(run: Command, folder: Path, small: Photo) -> None:
-    outcome = run(small("coffee.jpg"), "--model", "")
-    assert (outcome.status, outcome.out, files(folder)) == (2, "", [])
-    assert "Error: The model's name is empty: give one" in outcome.err
 
 
 ENDS = """

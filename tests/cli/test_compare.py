@@ -15,7 +15,7 @@ import pytest
 
 import gradcam
 from gradcam.cli._terminal import format_report
-from gradcam.cli.compare import METHODS, SIGNED
+from gradcam.cli.run import METHODS, SIGNED
 from gradcam.storage.records import Explained, Prediction, Record, Report
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, run, small
 

@@ -32,6 +32,7 @@ from tests.stores import ObjectStore, down, objects
 
 __all__ = ["batch", "folder", "gradcam_command", "photos"]  # fixtures
 
+Patch = pytest.MonkeyPatch
 URL = "objects://bucket/out"
 
 
@@ -143,7 +144,7 @@ def test_a_report_of_a_bucket_is_made_again(
 
 
 @pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_model(monkeypatch: Patch) -> None:
     def refuse(*arguments: Any, **how: Any) -> None:
         raise AssertionError("a model was loaded")
 
@@ -177,9 +178,7 @@ def test_an_output_that_is_an_object(batch: Command, photos: Path, s3: str) -> N
     assert outcome == Outcome(2, "", said)
 
 
-def test_what_can_only_be_read_is_no_output(
-    batch: Command, photos: Path, fs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_only_be_read_is_no_output(batch: Command, photos: Path, fs: Any, monkeypatch: Patch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError
 
@@ -189,9 +188,7 @@ def test_what_can_only_be_read_is_no_output(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_missing_credentials(
-    batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_missing_credentials(batch: Command, photos: Path, s3: str, monkeypatch: Patch, folder: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -210,7 +207,7 @@ def check_keys_after(address: str, requests: str) -> None:
 
 
 @pytest.fixture
-def reader(s3: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def reader(s3: str, s3_address: str, monkeypatch: Patch) -> Iterator[str]:
     """A bucket that may be listed and read, and not written to."""
     import s3fs
 
@@ -235,9 +232,7 @@ def test_a_bucket_that_may_not_be_written_to(batch: Command, photos: Path, reade
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_bucket_that_may_not_be_listed(
-    batch: Command, photos: Path, reader: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_may_not_be_listed(batch: Command, photos: Path, reader: str, monkeypatch: Patch) -> None:
     import s3fs
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASOMEBODYELSE0000")
@@ -248,7 +243,7 @@ def test_a_bucket_that_may_not_be_listed(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, monkeypatch: Patch) -> None:
     import s3fs
 
     monkeypatch.setattr(failures, "PATIENCE", 0.2)
@@ -273,7 +268,7 @@ def whole(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
 
 
 def test_a_store_that_fails_in_the_middle_and_comes_back(
-    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
     actual, writes = ObjectStore.pipe_file, []
@@ -293,7 +288,7 @@ def test_a_store_that_fails_in_the_middle_and_comes_back(
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
 def test_what_is_waited_for_is_told_once(
-    batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+    batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(waiting, "NOTICE", 0.1)
     monkeypatch.setattr(waiting, "STEP", 0.02)
@@ -314,7 +309,7 @@ def test_what_is_waited_for_is_told_once(
 
 
 def test_a_store_that_stays_down(
-    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(failures, "PATIENCE", 0.05)
     actual = ObjectStore.pipe_file
@@ -343,7 +338,7 @@ def test_a_store_that_stays_down(
 
 
 def test_what_is_finished_is_kept_when_it_stops(
-    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
 ) -> None:
     actual = store_results.StoreResults.append
 

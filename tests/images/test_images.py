@@ -27,13 +27,7 @@ from gradcam.images.read import flip_colours, read_values
 from gradcam.images.write import encode_image, encode_png
 
 # No two pixels alike, and no colour that stays itself when red and blue change places.
-PIXELS = np.array(
-    [
-        [[255, 0, 0], [0, 255, 7], [0, 9, 254]],
-        [[10, 20, 30], [200, 100, 50], [1, 2, 3]],
-    ],
-    dtype=np.uint8,
-)
+PIXELS = np.array([[[255, 0, 0], [0, 255, 7], [0, 9, 254]], [[10, 20, 30], [200, 100, 50], [1, 2, 3]]], dtype=np.uint8)
 BLOCKS = np.repeat(np.repeat(PIXELS, 16, axis=0), 16, axis=1)
 PHOTO = "coffee.jpg"
 AVIF = ["avif"] if ".avif" in Image.registered_extensions() else []  # since Pillow 11.3
@@ -130,6 +124,7 @@ def palette_image(pixels: list[int], colours: list[int]) -> Image.Image:
     return image
 
 
+HALF_SEEN = {"transparency": bytes([255, 0, 128])}
 PALETTE = palette_image([0, 1, 2], [255, 0, 10, 20, 30, 40, 7, 8, 9])
 TWO_BITS = Image.fromarray(np.array([[0, 255, 255]], dtype=np.uint8)).convert("1")
 GREY = Image.fromarray(np.array([[0, 7, 255]], dtype=np.uint8))
@@ -159,12 +154,7 @@ CMYK_AS_RGB = [[[255, 0, 0], [163, 204, 122], [51, 51, 51]]]
         ("palette.gif", PALETTE, {}, [[[255, 0, 10], [20, 30, 40], [7, 8, 9]]]),
         ("see-through palette.png", PALETTE, {"transparency": 1}, [[[255, 0, 10], [255, 255, 255], [7, 8, 9]]]),
         ("see-through palette.gif", PALETTE, {"transparency": 1}, [[[255, 0, 10], [255, 255, 255], [7, 8, 9]]]),
-        (
-            "half-see-through palette.png",
-            PALETTE,
-            {"transparency": bytes([255, 0, 128])},
-            [[[255, 0, 10], [255, 255, 255], [131, 131, 132]]],
-        ),
+        ("half-see-through.png", PALETTE, HALF_SEEN, [[[255, 0, 10], [255, 255, 255], [131, 131, 132]]]),
         ("cmyk.tiff", CMYK, {}, CMYK_AS_RGB),
     ],
 )
@@ -202,12 +192,10 @@ def test_a_dark_picture_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
 
 
 def test_the_grey_of_sixteen_bits_that_stands_for_transparency_is_white(tmp_path: Path) -> None:
-    path = tmp_path / "key.png"
-    key = 257
-    path.write_bytes(
-        png(4, 1, 16, 0, b"\0" + struct.pack(">4H", 0, key, 32896, 258), transparency=struct.pack(">H", key))
-    )
+    path, row = tmp_path / "key.png", b"\0" + struct.pack(">4H", 0, 257, 32896, 258)
+    path.write_bytes(png(4, 1, 16, 0, row, transparency=struct.pack(">H", 257)))
     np.testing.assert_array_equal(gradcam.read_image(path), grey(0, 255, 128, 1))
+    np.testing.assert_array_equal(read_values(path), [[0, 65535, 32896, 258]])
 
 
 def test_sixteen_bits_of_colour_become_eight(tmp_path: Path) -> None:
@@ -288,10 +276,7 @@ def test_colours_of_sixteen_bits_lie_on_white(tmp_path: Path) -> None:
     # 1000 * 0.2 + 65535 * 0.8 is 52628, 2000 * 0.2 gives 52828, 60000 * 0.2 gives 64428
     values = np.array([[[1000, 2000, 60000, 13107], [1, 2, 3, 65535], [4, 5, 6, 0]]], np.uint16)
     expected = [[[52628, 52828, 64428], [1, 2, 3], [65535] * 3]]
-    files = {
-        "a.png": png(3, 1, 16, 6, b"\0" + values.astype(">u2").tobytes()),
-        "a.tif": tiff(values, photometric=2),
-    }
+    files = {"a.png": png(3, 1, 16, 6, b"\0" + values.astype(">u2").tobytes()), "a.tif": tiff(values, photometric=2)}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
         np.testing.assert_array_equal(read_values(tmp_path / name), expected)
@@ -389,12 +374,6 @@ def test_a_pgm_is_scaled_by_its_largest_value(
     values = read_values(tmp_path / "a.pgm")
     assert values.dtype == np.uint16
     np.testing.assert_array_equal(values, [expected])
-
-
-def test_the_grey_that_stands_for_transparency_is_white_at_full_depth(tmp_path: Path) -> None:
-    path = tmp_path / "key.png"
-    path.write_bytes(png(3, 1, 16, 0, b"\0" + struct.pack(">3H", 0, 257, 258), transparency=struct.pack(">H", 257)))
-    np.testing.assert_array_equal(read_values(path), [[0, 65535, 258]])
 
 
 def test_deep_channels_in_planes_of_their_own_are_refused(tmp_path: Path) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from gradcam.cli._commands import Group
-from gradcam.errors import printable
-
-LEAST_ONE = click.IntRange(min=1)
-MOST_ROWS = 32  # of a table where nobody has said how deep it should go
+from gradcam.cli._terminal import to_name
 
 
 @click.group(
@@ -55,28 +51,8 @@ class PictureOutcome:
     def to_title(self) -> str:
         """One line: the picture, its size, and what it was computed on."""
         height, width = self.size
-        name = click.style(printable(self.image.replace("\\", "/").rpartition("/")[2]), bold=True)
-        return "   ".join([name, f"{width} x {height}", f"{self.model} on {self.device}", f"{self.seconds:.1f} s"])
-
-
-def cut_type(name: str, longest: int) -> str:
-    """A class's name of so many characters at most; names of layers are never cut, for they are there to be copied."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"
-
-
-def show_shape(shape: Sequence[int]) -> str:
-    """A tensor's sides; for one picture, without the first, which is the picture's."""
-    return " x ".join(map(str, shape[1:] if tuple(shape[:1]) == (1,) else shape)) or "1"
-
-
-def fitting_depth(depths: Sequence[int]) -> int:
-    """The greatest depth of which all rows fit on a screen, by how deep each row lies."""
-    return max((it for it in set(depths) if sum(depth <= it for depth in depths) <= MOST_ROWS), default=1)
-
-
-def to_arrow(file: str) -> str:
-    """A line that says where a file is."""
-    return f"  →  {click.style(printable(file), fg='green')}"
+        place = f"{self.model} on {self.device}"
+        return "   ".join([to_name(self.image), f"{width} x {height}", place, f"{self.seconds:.1f} s"])
 
 
 def _without_infinities(value: Any) -> Any:

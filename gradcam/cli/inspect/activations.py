@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,10 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete, list_colormaps
 from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Destination, Output, find_destination, to_model_choice
-from gradcam.cli._terminal import import_torch
-from gradcam.cli.inspect import LEAST_ONE, PictureOutcome, to_arrow
+from gradcam.cli._terminal import import_torch, to_arrow
+from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import printable
 from gradcam.images.files import LONGEST_PART, OutputNames, cut, join_name
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 
     from gradcam.models.classifier import Classifier
 
-
 NAMED = 5  # channels of each layer
-ORDERS, SCALES = click.Choice(list(CHANNEL_ORDERS)), click.Choice(list(CHANNEL_SCALES))
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,8 @@ class Outcome(PictureOutcome):
 
     def to_fields(self) -> dict[str, Any]:
         """The file, and what is drawn of each layer."""
-        return {"file": self.file, "layers": [_to_entry(row) for row in self.rows]}
+        shown = ([{"channel": it, "strength": value} for it, value in row.shown] for row in self.rows)
+        return {"file": self.file, "layers": [asdict(row) | {"shown": those} for row, those in zip(self.rows, shown)]}
 
     def format(self) -> str:
         """Several lines: what it is, what each layer gives, and the file."""
@@ -64,10 +62,6 @@ class Outcome(PictureOutcome):
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  " + "   ".join(f"{it:<{width}}" for it, width in zip(each, widths)).rstrip() for each in cells]
         return "\n".join([self.to_title(), "", *lines, to_arrow(self.file or ""), ""])
-
-
-def _to_entry(row: Row) -> dict[str, Any]:
-    return asdict(row) | {"shown": [{"channel": it, "strength": value} for it, value in row.shown]}
 
 
 def _to_cells(row: Row) -> tuple[str, str, str]:
@@ -81,8 +75,6 @@ def _to_cells(row: Row) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class _Job:
-    """What is done with each picture."""
-
     classifier: Classifier
     layers: Sequence[str]
     reshape: str | tuple[int, ...] | None
@@ -92,27 +84,17 @@ class _Job:
     ending: str
 
 
-def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Any], Any]:
-    metavar = "N" if kind is LEAST_ONE else None
-    return click.option(name, type=kind, default=default, show_default=True, metavar=metavar, help=text)
-
-
 @click.command("activations", cls=Command, short_help="Draw what the channels of layers give for pictures.")
 @options.pictures
 @options.layers("Layers to look at", default="the one that is explained")
-@_option("--channels", LEAST_ONE, 64, "Channels of each layer, at most.")
-@_option("--columns", LEAST_ONE, 8, "Cells in a row.")
-@_option("--order", ORDERS, "strongest", "The strongest first, or as they are in the layer.")
-@_option("--scale", SCALES, "channel", "Whose largest value the colours end at: each channel's own, or the layer's.")
-@_option("--cell", LEAST_ONE, 112, "A cell's pixels.")
-@click.option(
-    "--colormap",
-    default="inferno",
-    show_default=True,
-    metavar="NAME",
-    shell_complete=complete(list_colormaps),
-    help="A colour map of OpenCV, for layers without negative values.",
+@options.number("--channels", "Channels of each layer, at most.", 64)
+@options.number("--columns", "Cells in a row.", 8)
+@options.choice("--order", CHANNEL_ORDERS, "The strongest first, or as they are in the layer.")
+@options.choice(
+    "--scale", CHANNEL_SCALES, "Whose largest value the colours end at: each channel's own, or the layer's."
 )
+@options.number("--cell", "A cell's pixels.", 112)
+@options.colormap("inferno", "A colour map of OpenCV, for layers without negative values.")
 @options.model
 @options.output
 @options.printing
@@ -129,14 +111,12 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
 
 
 def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
-    """Load the model and check all that was typed. Raises `GradcamError` and `click.UsageError`."""
     import_torch()
     from gradcam.images.draw import find_colormap
     from gradcam.inspection.selection import is_pattern, select_layers
 
-    look = {name: chosen[name] for name in ("channels", "columns", "order", "scale", "colormap")} | {
-        "size": chosen["cell"]
-    }
+    look = {name: chosen[name] for name in ("channels", "columns", "order", "scale", "colormap")}
+    look["size"] = chosen["cell"]
     find_colormap(look["colormap"])
     destination = find_destination(chosen["output"], images, len(images))
     named = next((name for name in chosen["layers"] if not is_pattern(name)), None)
@@ -150,7 +130,6 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
 
 
 def _look(job: _Job, image: Path) -> Outcome:
-    """Draw one picture's maps."""
     from gradcam.images.read import crop
     from gradcam.images.write import write_image
     from gradcam.inspection.channels import activations

@@ -16,20 +16,14 @@ import click
 from gradcam._version import __version__
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, say
+from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
-from gradcam.cli._terminal import SHAPE, count, import_torch, telling_waits
-from gradcam.cli.inspect import LEAST_ONE, to_arrow
+from gradcam.cli._terminal import SHAPE, count, import_torch, shown_bar, telling_waits, to_arrow
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tqdm import tqdm
-
     from gradcam.batch.features import Extractor, FeatureFile
-    from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
 
 SUFFIXES = (".npz", ".safetensors")
@@ -75,8 +69,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Wish:
-    """What is wanted of which pictures, as typed."""
-
     inputs: tuple[str, ...]
     model: ModelChoice
     layers: tuple[str, ...]
@@ -109,10 +101,8 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 @options.layers("Layers whose output is kept", default="the one that is explained")
 @click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
 @options.model
-@click.option(
-    "--batch-size", type=LEAST_ONE, metavar="N", help="Pictures in one pass of the model; halved where memory is short."
-)
-@click.option("--workers", type=LEAST_ONE, metavar="N", help="Threads that read; by default one for each core.")
+@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
+@options.number("--workers", "Threads that read; by default one for each core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one record of the file, a line of JSON, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -136,42 +126,34 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
         raise click.UsageError(
             "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
         )
-    with telling_waits(wish.output):
-        return _write_features(wish)
-
-
-def _write_features(wish: _Wish) -> int:
-    """Write the file, say what became of it, and give the exit status. All is checked before the first picture."""
     from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
     from gradcam.sources.list import list_inputs
 
     start = time.perf_counter()
-    listing = list_inputs(wish.inputs)
-    _spare_what_is_read(wish, listing)
-    check_feature_file(wish.path, [item.name for item in listing.items])
-    classifier, extractor = _prepare(wish)
-    check_layers(wish.path, extractor.layers)
-    say(classifier.notes, wish.output)
-    with FeatureFile(wish.path) as file:
-        try:
-            failed = _gather(wish, listing, extractor, file)
-            if file.names:
-                file.write({"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__})
-        except (LayerError, OutputError, StoreError) as error:  # of what every other picture would meet as well
-            click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
-            return 1
+    with telling_waits(wish.output):
+        listing = list_inputs(wish.inputs)
+        _spare_what_is_read(wish, listing)
+        check_feature_file(wish.path, [item.name for item in listing.items])
+        extractor = _prepare(wish)
+        check_layers(wish.path, extractor.layers)
+        classifier = extractor.classifier
+        say(classifier.notes, wish.output)
+        with FeatureFile(wish.path) as file:
+            try:
+                failed = _gather(wish, listing, extractor, file)
+                if file.names:
+                    file.write({"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__})
+            except (LayerError, OutputError, StoreError) as error:  # of what every other picture would meet as well
+                click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
+                return 1
     seconds, written = time.perf_counter() - start, len(file.names)
     device = str(classifier.device)
     outcome = Outcome(wish.path, classifier.name, device, file.layers, written, failed, listing.left_out, seconds)
-    if wish.output.as_json:
-        click.echo(outcome.to_json())
-    elif not wish.output.quiet:
-        click.echo(outcome.format())
+    tell(None, outcome.to_json, outcome.format, wish.output)
     return int(failed > 0)
 
 
 def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
-    """Raises `click.UsageError` where the file would take the place of one that is read."""
     read = [item.content.path for item in listing.items if item.content.path is not None]
     files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
     files += [path for path in read if path.name == wish.path.name]
@@ -179,7 +161,7 @@ def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
         raise click.UsageError(f"{wish.path} is read itself, and is never overwritten: choose another name.")
 
 
-def _prepare(wish: _Wish) -> tuple[Classifier, Extractor]:
+def _prepare(wish: _Wish) -> Extractor:
     import_torch()
     from gradcam.batch.features import prepare_extractor
     from gradcam.batch.pool import choose_batch_size
@@ -188,30 +170,19 @@ def _prepare(wish: _Wish) -> tuple[Classifier, Extractor]:
     named = next((name for name in wish.layers if not is_pattern(name)), None)
     classifier = load_model(wish.model, layer=named)
     with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
-        extractor = prepare_extractor(
-            classifier,
-            wish.layers or classifier.layer,
-            pools=wish.pools,
-            reshape=wish.reshape,
-            batch_size=wish.batch_size or choose_batch_size(classifier),
-        )
-    return classifier, extractor
+        size, layers = wish.batch_size or choose_batch_size(classifier), wish.layers or classifier.layer
+        return prepare_extractor(classifier, layers, pools=wish.pools, reshape=wish.reshape, batch_size=size)
 
 
 def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
-    """Put every picture's features into the file, name those that failed on standard error, and count them."""
     from gradcam.batch.cores import count_cores
     from gradcam.batch.features import extract_items
     from gradcam.batch.pool import choose_batch_size
 
     failed = 0
-    found = extract_items(
-        extractor,
-        listing.items,
-        batch_size=wish.batch_size or choose_batch_size(extractor.classifier),
-        workers=wish.workers or count_cores(),
-    )
-    with _shown(wish.output, len(listing.items)) as bar, contextlib.closing(found) as rows:
+    size = wish.batch_size or choose_batch_size(extractor.classifier)
+    found = extract_items(extractor, listing.items, batch_size=size, workers=wish.workers or count_cores())
+    with shown_bar(wish.output, "pictures", SHAPE, total=len(listing.items)) as bar, contextlib.closing(found) as rows:
         for name, row in rows:
             if isinstance(row, GradcamError):
                 failed += 1
@@ -220,15 +191,3 @@ def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFi
                 file.add(name, row)
             bar.update()
     return failed
-
-
-@contextlib.contextmanager
-def _shown(output: Output, pictures: int) -> Iterator[tqdm[None]]:
-    """A bar on a terminal; whatever a model of the user's prints goes to standard error meanwhile."""
-    from tqdm import tqdm
-
-    hidden = True if output.quiet else None  # None: unless standard error is a terminal
-    with tqdm(
-        total=pictures, unit=" pictures", bar_format=SHAPE, dynamic_ncols=True, disable=hidden, file=sys.stderr, leave=False
-    ) as bar, contextlib.redirect_stdout(sys.stderr):  # fmt: skip
-        yield bar

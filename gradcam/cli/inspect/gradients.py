@@ -14,11 +14,10 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete, list_classes
 from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Destination, Output, find_destination, to_model_choice
-from gradcam.cli._terminal import EIGHTHS, import_torch
-from gradcam.cli.inspect import PictureOutcome, to_arrow
+from gradcam.cli._terminal import draw_bar, import_torch, to_arrow
+from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import GradcamError, printable
 from gradcam.images.files import OutputNames, join_name
 from gradcam.models.labels import name_class
@@ -26,7 +25,6 @@ from gradcam.models.labels import name_class
 if TYPE_CHECKING:
     from gradcam.inspection.flow import GradientFlow, LayerGradients
     from gradcam.models.classifier import Classifier
-
 
 MOST_ROWS = 40  # of a table where nobody has said which layers
 BAR = 12  # characters
@@ -53,14 +51,17 @@ class Outcome(PictureOutcome):
     def to_fields(self) -> dict[str, Any]:
         """The class, the plot, and each layer's numbers."""
         flow = self.flow
-        return {
-            "index": None if flow is None else self.index,
-            "label": self.label,
-            "score": None if flow is None else flow.scores.item(),
-            "plot": self.plot,
-            "reference": None if flow is None else flow.reference,
-            "layers": [] if flow is None else [_to_fields(layer) for layer in flow.layers],
-        }
+        if flow is None:
+            return {
+                "index": None,
+                "label": self.label,
+                "score": None,
+                "plot": self.plot,
+                "reference": None,
+                "layers": [],
+            }
+        start = {"index": self.index, "label": self.label, "score": flow.scores.item(), "plot": self.plot}
+        return start | {"reference": flow.reference, "layers": [_to_fields(layer) for layer in flow.layers]}
 
     def format(self) -> str:
         """Several lines: what it is, the table, what is conspicuous, and where the plot is."""
@@ -119,7 +120,6 @@ def _cells(row: LayerGradients, reference: float, scale: tuple[float, float]) ->
 
 
 def _scale(flow: GradientFlow) -> tuple[float, float]:
-    """The least and the greatest power of ten of a bar, in relation to the reference."""
     norms = [it.activations.norm for it in flow.layers if it.activations is not None]
     shares = [norm / flow.reference for norm in norms if flow.reference and 0 < norm < math.inf]
     logs = [math.log10(share) for share in shares if share > 0]
@@ -131,8 +131,7 @@ def _bar(share: float, scale: tuple[float, float]) -> str:
     if math.isnan(share):
         return ""
     reach = 0.0 if share <= 0 else min(1.0, max(0.0, (math.log10(share) - low) / (high - low)))
-    whole, eighths = divmod(round(reach * BAR * 8), 8)
-    return "█" * whole + EIGHTHS[eighths].strip()
+    return draw_bar(reach, BAR)
 
 
 def _summary(flow: GradientFlow) -> list[str]:
@@ -143,16 +142,12 @@ def _summary(flow: GradientFlow) -> list[str]:
 
 
 def _list(names: Sequence[str]) -> str:
-    *others, nearest = names
-    if not others:
-        return f"{nearest} alone"
-    return f"{len(others) + 1} layers; nearest to the score {nearest}, furthest {others[0]}"
+    several = f"{len(names)} layers; nearest to the score {names[-1]}, furthest {names[0]}"
+    return several if len(names) > 1 else f"{names[0]} alone"
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What is looked at in each picture; without a destination nothing is drawn."""
-
     classifier: Classifier
     index: int | None
     layers: tuple[str, ...]
@@ -176,18 +171,8 @@ class _Job:
         label = classifier.label(index)
         plot = None if self.destination is None else self._draw(image, self.destination, flow, name_class(index, label))
         size, seconds = prepared.reading.picture.shape[:2], time.perf_counter() - start
-        return Outcome(
-            str(image),
-            classifier.name,
-            str(classifier.device),
-            size,
-            seconds,
-            index=index,
-            label=label,
-            flow=flow,
-            plot=plot,
-            show_all=self.show_all,
-        )
+        about = str(image), classifier.name, str(classifier.device), size, seconds
+        return Outcome(*about, index=index, label=label, flow=flow, plot=plot, show_all=self.show_all)
 
     def _draw(self, image: Path, destination: Destination, flow: GradientFlow, name: str) -> str:
         from gradcam.images.write import write_image
@@ -204,22 +189,10 @@ class _Job:
     "gradients", cls=Command, short_help="How a class's gradient flows back: vanishing and exploding layers."
 )
 @options.pictures
-@click.option(
-    "-c",
-    "--class",
-    "wanted",
-    metavar="NAME|INDEX",
-    shell_complete=complete(list_classes),
-    help="The class.  [default: each picture's most probable]",
-)
+@options.class_("wanted", "The class.  [default: each picture's most probable]")
 @options.layers("Layers to look at", default="all")
 @options.model
-@click.option(
-    "-o",
-    "--output",
-    metavar="PATH",
-    help="A folder for the plots, or a file by its suffix.  [default: the current folder]",
-)
+@options.output_at("A folder for the plots, or a file by its suffix.  [default: the current folder]")
 @click.option("--all", "show_all", is_flag=True, help="A row for every layer, however many.")
 @options.printing
 def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -248,7 +221,6 @@ def _find_destination(output: str | None, images: tuple[Path, ...], told: Output
 
 
 def _prepare(images: tuple[Path, ...], destination: Destination | None, chosen: dict[str, Any]) -> _Job:
-    """Load the model and check all that was typed before the first picture is touched. Raises `GradcamError`."""
     import_torch()
     from gradcam.inspection.selection import select_layers
 

@@ -16,8 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import check_model_name, code_of_the_user, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import import_torch
-from gradcam.cli.inspect import LEAST_ONE, cut_type, fitting_depth, show_shape
+from gradcam.cli._terminal import cut_type, fitting_depth, import_torch, show_shape
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
 from gradcam.storage.records import SCHEMA
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gradcam.inspection.tracing import Call, Trace
-
 
 LONGEST_TYPE = 20  # characters; names of layers are never shortened, for they are there to be copied
 MOST_SHARED = 5  # lines about modules and parameters that have several names
@@ -70,74 +68,50 @@ def human(number: int) -> str:
 
 
 def _table(trace: Trace, calls: Sequence[Call], width: int) -> tuple[list[str], list[str]]:
-    """The lines, and the columns that there was no room for."""
-    columns = _columns(trace, calls)
-    spared = []
+    columns, spared = _columns(trace, calls), []
     for title in TO_SPARE:
-        if sum(_width(title, cells) + 2 for title, cells in columns.items()) <= width:
+        widths = {title: max(len(title), *map(len, cells)) for title, cells in columns.items()}
+        if sum(widths.values()) + 2 * len(widths) <= width:
             break
         if columns.pop(title, None) is not None:
             spared.append(title)
-    aligned = [_align(title, cells) for title, cells in columns.items()]
-    lines = ["  ".join(["", *cells]).rstrip() for cells in zip(*aligned)]
-    return lines, spared
+    signs = {title: f"{'<' if title in LEFT else '>'}{widths[title]}" for title in columns}
+    rows = zip(*([f"{cell:{signs[title]}}" for cell in (title, *cells)] for title, cells in columns.items()))
+    return ["  ".join(["", *row]).rstrip() for row in rows], spared
 
 
 def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
     """The cells by title, without columns that would say the same, or nothing, in each line."""
-    usual = Counter(dtype for call in trace.calls for dtype in call.dtypes).most_common(1)
+    counts = Counter(dtype for call in trace.calls for dtype in call.dtypes)
+    usual = max(counts, key=counts.__getitem__, default="")
+    times = [call.seconds for call in calls]
     columns = {
         "layer": [printable(call.name) or "(the model)" for call in calls],
         "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
         "type": [cut_type(call.type, LONGEST_TYPE) for call in calls],
         "input": [_shapes(call.inputs) for call in calls],
         "output": [_shapes(call.outputs) for call in calls],
-        "dtype": [_unusual(call, usual[0][0] if usual else "") for call in calls],
+        "dtype": [", ".join(dict.fromkeys(it for it in call.dtypes if it != usual)) for call in calls],
         "parameters": [_number(call.parameters) for call in calls],
         "mult-adds": [_number(call.multiply_adds) for call in calls],
         "memory": [_number(call.activation_bytes, "B") for call in calls],
-        "ms": [_milliseconds(call.seconds) for call in calls],
-        "share": [_share(call.seconds, trace.seconds) for call in calls],
+        "ms": ["" if it is None else f"{1000 * it:.{2 if it < 0.01 else 1 if it < 1 else 0}f}" for it in times],
+        "share": [f"{100 * it / trace.seconds:.0f} %" if it is not None and trace.seconds else "" for it in times],
     }
     return {title: cells for title, cells in columns.items() if any(cells)}
 
 
 def _shapes(shapes: Sequence[Sequence[int]]) -> str:
     """The first tensor's, for one picture without its axis, and how many more there are."""
-    if not shapes:
-        return "-"
-    return show_shape(shapes[0]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "")
-
-
-def _unusual(call: Call, usual: str) -> str:
-    return ", ".join(dict.fromkeys(dtype for dtype in call.dtypes if dtype != usual))
+    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
+    return show_shape(shapes[0]) + more if shapes else "-"
 
 
 def _number(number: int | None, unit: str = "") -> str:
-    if number is None:
-        return "?"
-    return f"{human(number)}{unit}".rstrip() if number else "-"
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1000 * seconds:.{2 if seconds < 0.01 else 1 if seconds < 1 else 0}f}"
-
-
-def _share(seconds: float | None, whole: float | None) -> str:
-    return f"{100 * seconds / whole:.0f} %" if seconds is not None and whole else ""
-
-
-def _width(title: str, cells: Sequence[str]) -> int:
-    return max(len(title), *map(len, cells))
-
-
-def _align(title: str, cells: Sequence[str]) -> list[str]:
-    width = _width(title, cells)
-    return [f"{cell:<{width}}" if title in LEFT else f"{cell:>{width}}" for cell in (title, *cells)]
+    return "?" if number is None else f"{human(number)}{unit}".rstrip() if number else "-"
 
 
 def _shared(calls: Sequence[Call]) -> list[str]:
-    """What has several names."""
     first_runs = [call for call in calls if call.run == 1]
     lines = [f"{call.name} is the same module as {', '.join(call.also)}." for call in first_runs if call.also]
     lines += [f"{call.name} has a parameter in common: {', '.join(call.tied)}." for call in first_runs if call.tied]
@@ -147,8 +121,6 @@ def _shared(calls: Sequence[Call]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is traced. `what`: the images, in words."""
-
     name: str
     model: nn.Module
     images: Tensor
@@ -159,7 +131,7 @@ class _Subject:
 @click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
 @options.model
 @options.layers("Layers whose calls are listed", default="all")
-@click.option("--depth", type=LEAST_ONE, metavar="N", help="Only calls inside fewer than N others.")
+@options.number("--depth", "Only calls inside fewer than N others.")
 @click.option("--all", "show_all", is_flag=True, help="All calls, however many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each call, and nothing else.")
 def trace_command(
@@ -205,7 +177,6 @@ class _PictureError(GradcamError):
 
 
 def _make_up(choice: ModelChoice) -> _Subject:
-    """The model with random weights, where and as precisely as it was chosen, and noise for it."""
     import_torch()
     from gradcam.layers.find import unwrap
     from gradcam.models.device import place
@@ -222,7 +193,6 @@ def _make_up(choice: ModelChoice) -> _Subject:
 
 
 def _load(choice: ModelChoice, image: Path | None) -> _Subject:
-    """The model with its weights, and the picture as it takes it; noise without one."""
     from gradcam.layers.find import unwrap
     from gradcam.models.device import find_input_device, find_input_dtype
     from gradcam.models.load import make_noise
