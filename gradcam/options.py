@@ -58,10 +58,8 @@ FORMATS = ("jpg", "png", "webp")
 
 
 class ExplainOptions(TypedDict, total=False):
-    """How something is explained, wherever that is done: all of these are keyword arguments of `gradcam.explain`.
-
-    They are documented there. An option is added here, with its default below, to the shell's options, and to the docs.
-    """
+    """How something is explained, wherever that is done: all of these are keyword arguments of `gradcam.explain`. They
+    are documented there. An option is added here, with its default below, to the shell's options, and to the docs."""
 
     join: str | None
     evidence: str

@@ -85,10 +85,8 @@ def load_late(function: str | Callable[..., Any], package: str) -> Callable[...,
 
 
 def fingerprint(brought: Any) -> dict[str, str] | None:
-    """The file that a user's function or class is written in, and its SHA-256: `{"file", "sha256"}`.
-
-    None for what belongs to gradcam, and where there is no file, as at a prompt.
-    """
+    """The file that a user's function or class is written in, and its SHA-256: `{"file", "sha256"}`. None for what
+    belongs to gradcam, and where there is no file, as at a prompt."""
     made = inspect.unwrap(getattr(brought, "function", brought))
     owner = made if inspect.isroutine(made) or inspect.isclass(made) else type(made)
     try:
@@ -101,10 +99,8 @@ def fingerprint(brought: Any) -> dict[str, str] | None:
 
 
 def find_function(name: str) -> Any:
-    """What is called so in a module or a file; the file's folder can be imported from meanwhile.
-
-    Raises `ModelError` for a module or file that is not there or cannot be imported, and for a name that is not in it.
-    """
+    """What is called so in a module or a file; the file's folder can be imported from meanwhile. Raises `ModelError`
+    for a module or file that is not there or cannot be imported, and for a name that is not in it."""
     place, attribute = _split(name)
     module = _import_file(Path(place).expanduser()) if place.endswith(".py") else _import_module(place)
     found: Any = module

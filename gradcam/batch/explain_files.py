@@ -34,11 +34,9 @@ from gradcam.targets import ClassTarget, check_classes, is_function
 @dataclass(frozen=True, eq=False)
 class FileResult:
     """What became of one picture: it failed, and `error` says why, or there are explanations of it alone (N is 1).
-
-    `name`: relative to the input's root, with "/" between folders; `inputs[3]` for a picture that is not given by its path.
-    `path`: None for such a one, and for what lies in an archive or in a store. `explanations`: by (layer, method).
-    `predictions`: the most probable classes. `note`: what a person should know of how the picture is shown.
-    """
+    `name`: relative to the input's root, with "/" between folders; `inputs[3]` for a picture that is not given by its
+    path. `path`: None for such a one, and for what lies in an archive or in a store. `explanations`: by (layer,
+    method). `predictions`: the most probable classes. `note`: what a person should know of how the picture is shown."""
 
     name: str
     path: Path | None

@@ -22,11 +22,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """A memory budget, somebody to tell, and what parts of one pass of the batch take.
-
-    `batch`: the model's arguments, as they came; whoever runs the model gives it copies. `budget`: bytes, None for the
-    default, which is exceeded where not even one variant of the batch fits.
-    """
+    """A memory budget, somebody to tell, and what parts of one pass of the batch take. `batch`: the model's arguments,
+    as they came; whoever runs the model gives it copies. `budget`: bytes, None for the default, which is exceeded where
+    not even one variant of the batch fits."""
 
     batch: Batch
     budget: int | None = None

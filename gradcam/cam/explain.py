@@ -190,8 +190,7 @@ class Plan:
     @staticmethod
     def of(methods: Sequence[Method], target: Any, options: ExplainOptions, function: str) -> Plan:
         """Raises `GradcamError` for what is unknown, or has no meaning for one of the methods; `TypeError` as a call of
-        `function` would.
-        """
+        `function` would."""
         filled = fill_options(options, function)
         found = smooth(methods, filled["smoothing"])
         if filled["join"] is not None and filled["join"] not in JOINS:

@@ -57,9 +57,7 @@ def _share_statistics(modules: Iterable[nn.Module]) -> bool:
 
 def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Placed]) -> bool:
     """Whether the first or the last image's scores, of scores (N,K), have a gradient at another image's activations.
-
-    That takes two more backward passes, once for a model, layers and a graph behind them.
-    """
+    That takes two more backward passes, once for a model, layers and a graph behind them."""
     if len(scores) == 1 or not layers:
         return False
     nodes = graph_of(scores)  # of an operation, these are what its name does not tell
@@ -134,10 +132,8 @@ def recorded_pass(
     around: AbstractContextManager[object] | None = None,
 ) -> Iterator[Recorded]:
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends.
-
-    `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for more.
-    `around`: a context for the model's run and nothing else.
-    """
+    `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for
+    more. `around`: a context for the model's run and nothing else."""
     with undisturbed(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
         _refuse_frames(batch, modules)
         warn_of_shared_statistics(modules, batch.images)
@@ -199,10 +195,8 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def _switched_off_again(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[None]:
-    """No recording behind the layers either, each of which has switched it on by then.
-
-    But behind one that gave several tensors, of which the graph tells those that the score depends on.
-    """
+    """No recording behind the layers either, each of which has switched it on by then. But behind one that gave several
+    tensors, of which the graph tells those that the score depends on."""
 
     def switch_off(module: nn.Module, *_: object) -> None:
         if not recorders[module].gave_several:

@@ -41,10 +41,8 @@ class Site:
     grid: Tensor
 
     def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, list[bool]]:
-        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and which images' are zero.
-
-        Raises `LayerError` where there are none, `ModelError` where they are not finite.
-        """
+        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and which images' are
+        zero. Raises `LayerError` where there are none, `ModelError` where they are not finite."""
         if derivatives is None:
             raise no_dependence([self.layer])
         on_grid = self.layout.stack_to_grid(derivatives).transpose(0, 1)
@@ -73,10 +71,8 @@ def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Resh
 def place(
     layer: str, activations: Tensor, module: nn.Module, batch: Batch, *, model: nn.Module, reshape: Reshape = None
 ) -> Layout | Picked:
-    """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not tell.
-
-    Raises `LayerError` where it does not, or nobody can tell.
-    """
+    """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not
+    tell. Raises `LayerError` where it does not, or nobody can tell."""
     if callable(reshape):
         return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
@@ -183,10 +179,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def check_range(tensor: Tensor, what: str, *others: Tensor) -> tuple[float, ...]:
-    """The least and the largest value, and single `others` that come to the processor on the same way.
-
-    Raises `ModelError` where one is NaN or infinite: both pass through here.
-    """
+    """The least and the largest value, and single `others` that come to the processor on the same way. Raises
+    `ModelError` where one is NaN or infinite: both pass through here."""
     found = torch.stack([*torch.aminmax(tensor), *(other.to(tensor) for other in others)]).tolist()
     _require_finite(found[:2], tensor, what)
     return tuple(found)
@@ -233,12 +227,10 @@ def blind_layer(site: Site) -> BlindLayerError:
 
 
 def choose_sites(recorded: Recorded, reshape: Reshape = None, *, join: str | None = None) -> dict[str, list[Site]]:
-    """For each layer the sites to be explained: one, or all levels of a pyramid; with `join` those of all layers as one.
-
-    Of several tensors that a layer gave these are the ones that have a grid and that the score depends on. All of them
-    if no two have the same grid, as the levels of a pyramid do; else the first.
-    Raises `LayerError` where there is none.
-    """
+    """For each layer the sites to be explained: one, or all levels of a pyramid; with `join` those of all layers as
+    one. Of several tensors that a layer gave these are the ones that have a grid and that the score depends on. All of
+    them if no two have the same grid, as the levels of a pyramid do; else the first. Raises `LayerError` where there is
+    none."""
     chosen = {layer: _choose(layer, names, recorded, reshape) for layer, names in recorded.parts.items()}
     if join is None or not chosen:
         return chosen

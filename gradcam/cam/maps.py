@@ -49,11 +49,9 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
 
 @dataclass(frozen=True)
 class Maps:
-    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it explained.
-
-    `levels`: one, or as many as are added up once it is chosen what they are evidence for. `was_rounding`: where zeros have
-    taken the place of rounding, (N,K,2), as in `Settled`; None where nowhere.
-    """
+    """What a method gave at a layer, values (N,K,...) of either sign in float32, and the scores (N,K) that it
+    explained. `levels`: one, or as many as are added up once it is chosen what they are evidence for. `was_rounding`:
+    where zeros have taken the place of rounding, (N,K,2), as in `Settled`; None where nowhere."""
 
     levels: list[Tensor]
     scores: Tensor
@@ -63,9 +61,7 @@ class Maps:
 @dataclass(frozen=True)
 class _Values:
     """What is computed, by site and method: pieces (N,k,...) along the classes, and which images nothing reaches there.
-
-    `errors`: what there is to say if nothing reaches any of them.
-    """
+    `errors`: what there is to say if nothing reaches any of them."""
 
     pieces: dict[Key, list[Settled]] = field(default_factory=dict)
     blind: dict[Key, list[bool]] = field(default_factory=dict)
@@ -89,10 +85,8 @@ def compute_maps(
     reshape: Reshape = None,
     join: str | None = None,
 ) -> dict[Key, Maps]:
-    """Maps by layer and method, the methods in their order; those of no layer have their `place` for one.
-
-    `census`: of the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one.
-    """
+    """Maps by layer and method, the methods in their order; those of no layer have their `place` for one. `census`: of
+    the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one."""
     chosen = choose_sites(recorded, reshape, join=join)
     by_name = {site.layer: site for level in chosen.values() for site in level}  # a level may be named, too
     sites, values = list(by_name.values()), _Values()
@@ -138,9 +132,7 @@ def _put_together(key: Key, pieces: Sequence[Settled]) -> tuple[Tensor, Tensor |
 
 def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, recorded: Recorded) -> None:
     """Raises `BlindLayerError` where nothing reaches any layer; warns of images, and of layers, that nothing reaches.
-
-    Of a layer's levels one that is reached is enough.
-    """
+    Of a layer's levels one that is reached is enough."""
     blind: dict[Key, list[bool]] = {
         (layer, name): list(map(all, zip(*(values.blind[site.layer, name] for site in level))))
         for layer, level in chosen.items()
@@ -210,10 +202,8 @@ def _use_gradients(
 def _gradients(
     recorded: Recorded, sites: Sequence[Site], scores: Tensor, *, one_by_one: bool
 ) -> Iterator[list[tuple[Tensor, list[bool]]]]:
-    """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero.
-
-    Where images depend on one another, each has the gradient of its own scores, of all classes at a time.
-    """
+    """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
+    depend on one another, each has the gradient of its own scores, of all classes at a time."""
     inputs, scaled = [site.recorded for site in sites], recorded.has_float16
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):

@@ -92,12 +92,10 @@ def remember_answers(
 def count_answers(
     model: nn.Module, batch: Batch, layers: Mapping[str, Laid], autocast: torch.dtype | None = None
 ) -> dict[str, int | None]:
-    """At how many of the six places the right cell answers, for each layer; None where that cannot be seen.
-
-    Each place is changed in a picture of its own: it takes a pass of the batch as it is, and as many as it takes to show six
-    pictures. None is for a layer that is the same everywhere, for one that only other pictures beside these reach, and for
-    all of them if the model fails.
-    """
+    """At how many of the six places the right cell answers, for each layer; None where that cannot be seen. Each place
+    is changed in a picture of its own: it takes a pass of the batch as it is, and as many as it takes to show six
+    pictures. None is for a layer that is the same everywhere, for one that only other pictures beside these reach, and
+    for all of them if the model fails."""
     modules = {each.module for each in layers.values()}
     coarsest = min((each.grid for each in layers.values()), key=math.prod)
     # Points that lie well inside of a cell, as shares of the picture's sides.

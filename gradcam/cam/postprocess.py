@@ -44,11 +44,8 @@ class Views:
 
 
 def make_views(batch: Batch, augmentation: str) -> Views:
-    """The batch in all views of this augmentation.
-
-    The picture tensor is scaled; it and all others of its size, such as masks, are mirrored; others with a row for each
-    image are repeated.
-    """
+    """The batch in all views of this augmentation. The picture tensor is scaled; it and all others of its size, such as
+    masks, are mirrored; others with a row for each image are repeated."""
     views = AUGMENTATIONS[augmentation]
     if len(views) == 1:
         return Views(batch, views)
@@ -68,10 +65,8 @@ def make_views(batch: Batch, augmentation: str) -> Views:
 
 
 def combine(levels: Sequence[Tensor], evidence: str) -> Tensor:
-    """Of raw maps (N,K,h,w) the positive values, or the negative ones without their sign, or all of them.
-
-    Those of several grids are resized to the finest, and added.
-    """
+    """Of raw maps (N,K,h,w) the positive values, or the negative ones without their sign, or all of them. Those of
+    several grids are resized to the finest, and added."""
     signed = evidence == "signed"
     found = [level if signed else (level if evidence == "positive" else -level).relu() for level in levels]
     finest = max((each.shape[2:] for each in found), key=lambda grid: grid.numel())
@@ -82,11 +77,9 @@ def combine(levels: Sequence[Tensor], evidence: str) -> Tensor:
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
     """Maps (N,K,h,w) or (N,K,d,h,w) as heatmaps of `size`, float32 in [0,1]: resized, then each divided by its maximum.
-
     The minimum is not subtracted: zero keeps meaning "no evidence", and a blank map stays zero. With `signed`, positive
     and negative values are resized by themselves, so that neither gets a rim of the other, and divided by the largest
-    of both: [-1,1].
-    """
+    of both: [-1,1]."""
     heatmaps = resize(maps, size, signed=signed)
     largest = heatmaps.flatten(2).abs().amax(2).reshape(*heatmaps.shape[:2], *[1] * (heatmaps.ndim - 2))
     # In place: many classes make this the largest tensor of all.
@@ -94,10 +87,8 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
 
 
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
-    """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero.
-
-    With `signed`, positive and negative values by themselves.
-    """
+    """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero. With
+    `signed`, positive and negative values by themselves."""
     if signed:
         return resize(maps.relu(), size) - resize((-maps).relu(), size)
     for length in size:  # each turn takes the first axis of the grid away and puts the new one behind the last
@@ -107,10 +98,8 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor
 
 @functools.lru_cache(maxsize=64)
 def _cubic_weights(cells: int, length: int) -> Tensor:
-    """The matrix (length, cells) of one axis's interpolation.
-
-    PyTorch's interpolation of the identity matrix gives it. As products of small matrices a hundred maps are resized
-    several times faster than by the interpolation itself, and volumes, for which it has no cubic mode, are resized alike.
-    """
+    """The matrix (length, cells) of one axis's interpolation. PyTorch's interpolation of the identity matrix gives it.
+    As products of small matrices a hundred maps are resized several times faster than by the interpolation itself, and
+    volumes, for which it has no cubic mode, are resized alike."""
     identity = torch.eye(cells, dtype=torch.float32, device="cpu")[None, None]  # whatever the caller's defaults are
     return F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)[0, 0]

@@ -37,10 +37,8 @@ class Settled(NamedTuple):
 
 def settle(compute: Callable[[Shake], Tensor], slack: float) -> Settled:
     """Maps (N,K,...) of either sign as `compute` makes them, with zeros for whichever sign has nothing but rounding.
-
-    `compute` passes all that may be rounded through the function that it is given. `slack`: by how much of itself a number
-    may be off.
-    """
+    `compute` passes all that may be rounded through the function that it is given. `slack`: by how much of itself a
+    number may be off."""
     shaken = [compute(functools.partial(shake, slack=slack, turn=turn)) for turn in range(TURNS)]
     return compare(compute(lambda tensor, leading: tensor), shaken)
 
@@ -61,11 +59,9 @@ def settle_method(
 
 
 def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
-    """Whether maps are beyond all that rounding may do to a sum of products, so that nothing has to be tried out.
-
-    No sum over the channels is larger than that of the products of each one's largest values, nor than that of their norms,
-    which are had more quickly.
-    """
+    """Whether maps are beyond all that rounding may do to a sum of products, so that nothing has to be tried out. No
+    sum over the channels is larger than that of the products of each one's largest values, nor than that of their
+    norms, which are had more quickly."""
     low, high = torch.aminmax(maps.flatten(2), dim=2)
     places = tuple(range(2, activations.ndim))
 

@@ -41,10 +41,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative values.
-
-    `note`: what a person should know of the first.
-    """
+    """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative
+    values. `note`: what a person should know of the first."""
 
     layers: Sequence[str]
     behind_activation: str
@@ -54,10 +52,8 @@ class Suggestion:
 def find_suggestion(
     model: nn.Module, batch: Batch, target: Any = None, reshape: str | tuple[int, ...] | None = None
 ) -> Suggestion:
-    """The layers to explain `target` at; found by one forward pass, of one image if the model takes that.
-
-    Raises `LayerError` where no layer has a grid.
-    """
+    """The layers to explain `target` at; found by one forward pass, of one image if the model takes that. Raises
+    `LayerError` where no layer has a grid."""
     for each in (one_image(batch), batch) if batch.images > 1 else (batch,):
         with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
             return _look(model, each, target, reshape)
@@ -66,12 +62,10 @@ def find_suggestion(
 
 
 def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, output: Any) -> Suggestion:
-    """The best of these layers with a grid, which come in the order of their ends, the last first.
-
-    That is the last one through which all of the picture reaches the score: a branch beside others shows a part of it.
-    Where the score is of places in the output, as in segmentation, maps near the output would be the output again. There it
-    is the last one of the coarsest grid, the encoder's end.
-    """
+    """The best of these layers with a grid, which come in the order of their ends, the last first. That is the last one
+    through which all of the picture reaches the score: a branch beside others shows a part of it. Where the score is of
+    places in the output, as in segmentation, maps near the output would be the output again. There it is the last one
+    of the coarsest grid, the encoder's end."""
     places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
     depending = [name for name in names if places[name].edge in ways]
     if not depending:
@@ -134,9 +128,8 @@ def _find_activated(best: Sequence[str], places: Mapping[str, Place]) -> str:
 @contextlib.contextmanager
 def no_graph_kept(model: nn.Module, find_start: Callable[[], Edge | None]) -> Iterator[None]:
     """What modules keep of a recorded pass, such as a table of biases for the next one, is let go of its graph.
-
-    `find_start`: where that pass began. What another thread explains meanwhile has begun elsewhere, and is left to it.
-    """
+    `find_start`: where that pass began. What another thread explains meanwhile has begun elsewhere, and is left to
+    it."""
     before = {id(tensor) for module in model.modules() for tensor in tensors(list(vars(module).values()))}
     try:
         yield

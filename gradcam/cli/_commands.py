@@ -59,9 +59,7 @@ class Command(click.Command):
 
 class Group(click.Group):
     """Commands by name, each imported from its `module:attribute` when it is asked for, so that none waits for another.
-
-    What is typed in place of a command is answered with the line that was meant.
-    """
+    What is typed in place of a command is answered with the line that was meant."""
 
     def __init__(self, *arguments: Any, places: Mapping[str, str], has_plugins: bool = False, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

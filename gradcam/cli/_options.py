@@ -334,10 +334,8 @@ pictures = click.argument(
 def several(
     *names: str, find: Callable[[Sequence[str]], Iterable[object]], known: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
-    """An option of names without commas in them, which may be repeated and have commas between them.
-
-    `find`: gives what the names are of, and raises `GradcamError` for others. `known`: what Tab offers.
-    """
+    """An option of names without commas in them, which may be repeated and have commas between them. `find`: gives what
+    the names are of, and raises `GradcamError` for others. `known`: what Tab offers."""
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]

@@ -143,10 +143,8 @@ def _check_for_attributions(found: Settings) -> None:
 def find_destination(
     output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
 ) -> Destination:
-    """Where so many results go, one file of them with one of these suffixes.
-
-    Raises `click.UsageError` for one file for several, for one of another kind, and for one of the pictures.
-    """
+    """Where so many results go, one file of them with one of these suffixes. Raises `click.UsageError` for one file for
+    several, for one of another kind, and for one of the pictures."""
     path = Path(output)
     is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
     if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:

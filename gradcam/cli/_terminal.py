@@ -44,9 +44,7 @@ class Terminated(BaseException):
 @contextlib.contextmanager
 def heeding_signals() -> Iterator[None]:
     """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP, also where a library makes an error of it.
-
-    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that.
-    """
+    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that."""
     came: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> NoReturn:

@@ -33,9 +33,7 @@ LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they a
 
 def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]) -> str:
     """Several lines: what the model is, its layers, how many more there are, and what to do with the suggestion.
-
-    `words`: what was typed of the model, as options.
-    """
+    `words`: what was typed of the model, as options."""
     skeleton = survey.skeleton
     size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())

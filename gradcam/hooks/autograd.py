@@ -81,10 +81,8 @@ IN_A_MODEL = BEHIND_A_LAYER | {
 
 @contextlib.contextmanager
 def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
-    """PyTorch's own errors for what is known to go wrong become a `ModelError` that says what to do.
-
-    `explanations`: by what PyTorch says, in part.
-    """
+    """PyTorch's own errors for what is known to go wrong become a `ModelError` that says what to do. `explanations`: by
+    what PyTorch says, in part."""
     try:
         yield
     except RuntimeError as error:
@@ -140,10 +138,9 @@ def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tupl
 
 
 def curvatures(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
-    """For each class of scores (N,K), its gradient g at the activations A (N,...) and H A, the derivative of g A: (1,N,...).
-
-    None without a path; a score that is linear behind the layer has an H A of zeros. `scaled` is as in `jacobian`.
-    """
+    """For each class of scores (N,K), its gradient g at the activations A (N,...) and H A, the derivative of g A:
+    (1,N,...). None without a path; a score that is linear behind the layer has an H A of zeros. `scaled` is as in
+    `jacobian`."""
     with torch.enable_grad():
         values = scores.sum(0).unbind()
     for value in values:

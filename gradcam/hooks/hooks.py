@@ -28,11 +28,9 @@ _openings = itertools.count()
 
 
 class Hooks:
-    """Hooks on modules, all removed when the context ends, however it ends.
-
-    Forward hooks act only in the thread that entered the context: several threads may run one model, each with its own.
-    Backward hooks do not filter, since on CUDA autograd calls them from threads of its own.
-    """
+    """Hooks on modules, all removed when the context ends, however it ends. Forward hooks act only in the thread that
+    entered the context: several threads may run one model, each with its own. Backward hooks do not filter, since on
+    CUDA autograd calls them from threads of its own."""
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
@@ -61,10 +59,8 @@ class Hooks:
 
     def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
         """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output.
-
         `repeated` is called in its place where a backward pass repeats the run for a checkpoint, in whichever thread
-        autograd does that: on CUDA in one of its own.
-        """
+        autograd does that: on CUDA in one of its own."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
             refuse_compiling()
@@ -88,12 +84,10 @@ class Hooks:
         self._keep(tensor.register_hook(unserializable_hook(partial(function))))
 
     def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
-        """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with.
-
-        The pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
-        (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is as
-        without; only views and leaves go on as a clone, of whose uses it is the gradient.
-        """
+        """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with. The
+        pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
+        (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is
+        as without; only views and leaves go on as a clone, of whose uses it is the gradient."""
         passage, tensor = passage_of(tensor)
         self._add(passage.looks, function)
         return tensor
@@ -131,11 +125,9 @@ def refuse_compiling() -> None:
 
 
 class Passage:
-    """What is done to the gradient that comes back to a tensor, where all of it has come together.
-
-    Edits sit on the tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes.
-    Looks sit behind all that, on the node that made the tensor. What is done in place to it later makes it another node's.
-    """
+    """What is done to the gradient that comes back to a tensor, where all of it has come together. Edits sit on the
+    tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes. Looks sit
+    behind all that, on the node that made the tensor. What is done in place to it later makes it another node's."""
 
     def __init__(self, tensor: Tensor, node: Node) -> None:
         self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
@@ -159,11 +151,9 @@ class Passage:
 
 
 def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
-    """The passage of a tensor that requires gradients, and the tensor.
-
-    Views go on as a clone: what is done to them in place leaves their node out. So do leaves, which have none. A view that
-    nobody has looked at yet becomes its clone, for whoever has it by another name.
-    """
+    """The passage of a tensor that requires gradients, and the tensor. Views go on as a clone: what is done to them in
+    place leaves their node out. So do leaves, which have none. A view that nobody has looked at yet becomes its clone,
+    for whoever has it by another name."""
     if tensor.grad_fn is None or tensor._is_view():
         clone = tensor.clone()
         if tensor.grad_fn is not None and can_exchange(tensor):
@@ -231,10 +221,8 @@ def exchange(tensor: Tensor, other: Tensor) -> Given:
 
 
 class OtherWay:
-    """The memory that a layer's output was a view of: for whoever still holds it, a way around what is recorded.
-
-    Who reads it from now on is in the graph with it; who reads another view of it gets an error of PyTorch's.
-    """
+    """The memory that a layer's output was a view of: for whoever still holds it, a way around what is recorded. Who
+    reads it from now on is in the graph with it; who reads another view of it gets an error of PyTorch's."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = weakref.ref(memory)  # as a rule nobody holds it, and it is gone

@@ -28,10 +28,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Halving:
-    """Work in parts that fit into memory: once one did not, the parts are half as large from then on.
-
-    `largest`: of how many items. `tell(count, largest)` is called where so many did not fit, with the new one.
-    """
+    """Work in parts that fit into memory: once one did not, the parts are half as large from then on. `largest`: of how
+    many items. `tell(count, largest)` is called where so many did not fit, with the new one."""
 
     def __init__(self, largest: int, tell: Callable[[int, int], None] = lambda count, largest: None) -> None:
         self.largest = largest

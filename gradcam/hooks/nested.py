@@ -92,11 +92,9 @@ class LayerInput:
         return version_of(self.given) != self.version
 
     def replace(self, values: Tensor) -> Tensor:
-        """Write `values` into the original, so that whoever uses it goes on with them; gives what has them.
-
-        Not into a parameter, on which the graph would stay, nor into a view that was made without recording: autograd
-        would then refuse all other views of that memory. What the model does with those under another name stays unseen.
-        """
+        """Write `values` into the original, so that whoever uses it goes on with them; gives what has them. Not into a
+        parameter, on which the graph would stay, nor into a view that was made without recording: autograd would then
+        refuse all other views of that memory. What the model does with those under another name stays unseen."""
         original = self.original
         is_unrecorded_view = original._is_view() and not original.requires_grad
         if original is values or is_unrecorded_view or isinstance(original, nn.Parameter):
@@ -110,10 +108,8 @@ def version_of(tensor: Tensor) -> int:
 
 
 def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
-    """Every tensor among the arguments, and the arguments to call the layer with, None for those that came.
-
-    Where a target layer further up records already, the layer is given a copy: autograd may have saved what came.
-    """
+    """Every tensor among the arguments, and the arguments to call the layer with, None for those that came. Where a
+    target layer further up records already, the layer is given a copy: autograd may have saved what came."""
     copies: dict[int, Any] = {
         id(tensor): tensor.clone()
         for tensor in (*args, *kwargs.values())
@@ -140,19 +136,15 @@ class Batch:
 
     def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
         """The arguments for another run, since a model may change its own in place: copies, or what `change` gives.
-
-        `pictures` take the place of the pictures.
-        """
+        `pictures` take the place of the pictures."""
         new = change(self.pictures) if pictures is None else pictures
         args, kwargs = map_tensors((self.args, self.kwargs), lambda it: new if it is self.pictures else change(it))
         return replace(self, args=args, kwargs=kwargs, pictures=new)
 
 
 def to_arguments(images: Any) -> Arguments:
-    """What the caller gave, as arguments: a tuple's are positional, a mapping's have names, anything else is the only one.
-
-    Raises `ImageError` for a mapping from anything but names.
-    """
+    """What the caller gave, as arguments: a tuple's are positional, a mapping's have names, anything else is the only
+    one. Raises `ImageError` for a mapping from anything but names."""
     if not isinstance(images, Mapping):  # and not only a dict: Hugging Face's processors give one of their own
         return images if isinstance(images, tuple) else (images,), {}
     if not all(isinstance(key, str) for key in images):

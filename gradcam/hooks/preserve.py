@@ -131,10 +131,8 @@ def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None
 @contextlib.contextmanager
 def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Buffers that a model changes in place in evaluation mode, counters and observers, are as they were afterwards.
-
     Running statistics are left out: in evaluation mode nothing changes them, and a thread that trains may be doing so.
-    Where parameters have changed meanwhile, another thread is loading or training, and the buffers are left to it.
-    """
+    Where parameters have changed meanwhile, another thread is loading or training, and the buffers are left to it."""
     owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
     if not owners:
         yield
@@ -259,10 +257,8 @@ def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
 @contextlib.contextmanager
 def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Dynamically quantised linear layers among these keep their values, and get the gradient of the layer they round.
-
-    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the straight-through
-    estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead.
-    """
+    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the
+    straight-through estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead."""
     quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
     kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
 
@@ -290,11 +286,9 @@ def is_in_8_bits(values: Any) -> bool:
 
 @contextlib.contextmanager
 def recording_off() -> Iterator[None]:
-    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts end.
-
-    `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the inner one
-    would restore what the outer had set, for good.
-    """
+    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts
+    end. `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the
+    inner one would restore what the outer had set, for good."""
     found = _here.grad_modes
     mode = [torch.is_grad_enabled()]
     found.append(mode)

@@ -134,9 +134,7 @@ def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
 
 def to_content(picture: Any) -> tuple[Path, Given | None]:
     """What a picture that is no array is called, and what it holds: bytes, or a picture of PIL's; None for a path.
-
-    Raises `ImageError` for what is no picture, for a URL, and for a file that cannot be read.
-    """
+    Raises `ImageError` for what is no picture, for a URL, and for a file that cannot be read."""
     if isinstance(picture, (bytes, bytearray, memoryview)):
         return Path("the given bytes"), bytes(picture)
     if isinstance(picture, Image.Image):
@@ -208,11 +206,9 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
 
 
 def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """A picture of numbers (H,W), such as a mask of labels: the indices of a palette, or grey values as the file has them.
-
-    Upright, as `read_image` gives pictures. Raises `ImageError`, naming the file, as that does, and for colours, fractions,
-    and JPEG, which changes numbers.
-    """
+    """A picture of numbers (H,W), such as a mask of labels: the indices of a palette, or grey values as the file has
+    them. Upright, as `read_image` gives pictures. Raises `ImageError`, naming the file, as that does, and for colours,
+    fractions, and JPEG, which changes numbers."""
     path = to_path(path)
     with blaming(path), open_content(path, None) as file, _open_picture(file) as image:
         if image.format in ("JPEG", "MPO"):
@@ -438,10 +434,8 @@ def in_strips(height: int, width: int) -> Iterator[slice]:
 
 
 def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Values (H,W), or of three channels, as RGB uint8 (H,W,3): by the range of their kind, not of the picture.
-
-    Of floats that is the least of 0 to 1, 255 and 65535 that holds them. What is NaN, or below zero, is black.
-    """
+    """Values (H,W), or of three channels, as RGB uint8 (H,W,3): by the range of their kind, not of the picture. Of
+    floats that is the least of 0 to 1, 255 and 65535 that holds them. What is NaN, or below zero, is black."""
     if values.dtype != np.uint8:
         values = _stretch(values, 0, _find_full(values), _find_largest(values))
     return np.repeat(values[..., None], 3, axis=2) if values.ndim == 2 else values
@@ -449,9 +443,8 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     """Values (H,W) or (H,W,C) as a picture, RGB uint8 (H,W,3), and a note where it is not shown as `to_8_bits` does.
-
-    Where they use less than half of their kind's range, or less than zero, they are shown from the least to the largest.
-    """
+    Where they use less than half of their kind's range, or less than zero, they are shown from the least to the
+    largest."""
     # Not from one percentile to another, as many viewers do: the few brightest pixels may be what the model looked at.
     seen, note = values, None
     if values.ndim == 3 and values.shape[2] != 3:

@@ -41,11 +41,9 @@ def draw_panel(
     colormap: str = "turbo",
     signed: bool = False,
 ) -> Pixels:
-    """Rows of pictures under the names of their columns, and a bar of the heatmaps' colours: RGB, uint8 (H,W,3).
-
-    Each picture is scaled to `height` pixels; columns are as wide as the widest picture in them, or as their name.
-    Raises `ImageError` for a height that is not a number of pixels.
-    """
+    """Rows of pictures under the names of their columns, and a bar of the heatmaps' colours: RGB, uint8 (H,W,3). Each
+    picture is scaled to `height` pixels; columns are as wide as the widest picture in them, or as their name. Raises
+    `ImageError` for a height that is not a number of pixels."""
     check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
     scaled = [[scale(picture, height) for picture in row.pictures] for row in rows]
     titles = [measure_text(name, NAME) for name in columns]

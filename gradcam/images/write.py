@@ -54,9 +54,7 @@ def encode_png(image: Pixels) -> bytes:
 
 def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
     """An RGB picture, uint8 (H,W,3), as the bytes of a file with this suffix; `quality`, 1 to 100, is of JPEG and WebP.
-
-    Raises `ImageError` where it does not fit into the format.
-    """
+    Raises `ImageError` where it does not fit into the format."""
     from gradcam.images.opencv import cv2
 
     flags = {".webp": cv2.IMWRITE_WEBP_QUALITY, ".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY}
@@ -79,10 +77,8 @@ def check_pixels(image: Any) -> Pixels:
 
 
 def choose(i: int | None, k: int | None, shape: tuple[int, ...], what: str = "map") -> tuple[list[int], list[int]]:
-    """The places of image i and of its k-th map among (N,K,...), or of all where one is None.
-
-    Raises `ImageError`, with the word for a map, where there is no such.
-    """
+    """The places of image i and of its k-th map among (N,K,...), or of all where one is None. Raises `ImageError`, with
+    the word for a map, where there is no such."""
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
         place = ", ".join(":" if it is None else str(it) for it in (i, k))
@@ -93,11 +89,9 @@ def choose(i: int | None, k: int | None, shape: tuple[int, ...], what: str = "ma
 def write_arrays(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor | None], words: Mapping[str, str | None], i: Any, k: Any
 ) -> None:
-    """Write tensors (N,K,...) and words, each under its name, to `.npz`; to `.npy` one map of the first tensor.
-
-    Image i and its k-th map alone, where these are given. Raises `ImageError` for several maps in `.npy`, where there is no
-    such map, and where the file cannot be written.
-    """
+    """Write tensors (N,K,...) and words, each under its name, to `.npz`; to `.npy` one map of the first tensor. Image i
+    and its k-th map alone, where these are given. Raises `ImageError` for several maps in `.npy`, where there is no
+    such map, and where the file cannot be written."""
     path = to_path(path)
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}
     first = next(iter(arrays.values()))

@@ -59,9 +59,7 @@ def measure_strengths(maps: NDArray[Any]) -> NDArray[np.float64]:
 
 def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> list[int]:
     """The channels' numbers in an order of `options.CHANNEL_ORDERS`: the strongest first, or as they are in the layer.
-
-    Before the strongest come those with NaN, which are there to be seen; of equal ones the first comes first.
-    """
+    Before the strongest come those with NaN, which are there to be seen; of equal ones the first comes first."""
     if order == "index":
         return list(range(len(strengths)))
     keys = np.where(np.isnan(strengths), -np.inf, -strengths)
@@ -69,10 +67,8 @@ def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> 
 
 
 def take_maps(given: Any, image: int, name: str) -> NDArray[np.float64]:
-    """One image's maps (C,h,w) of what somebody gave for a layer: floats (N,C,h,w), or (C,h,w) of one image.
-
-    Raises `ImageError` for anything else, and for an image that is not there.
-    """
+    """One image's maps (C,h,w) of what somebody gave for a layer: floats (N,C,h,w), or (C,h,w) of one image. Raises
+    `ImageError` for anything else, and for an image that is not there."""
     what = f"The activations of '{name}' are" if name else "The activations are"
     if not isinstance(given, (Tensor, np.ndarray)):
         raise ImageError(f"{what} {shorten(given)}, expected a tensor or an array (C,h,w) or (N,C,h,w).")

@@ -114,11 +114,9 @@ FORMULAS: dict[str, Formula] = {
 
 
 class Storages:
-    """The memory behind tensors, each piece of it counted once.
-
-    Views, and what operations in place give back, lie in memory that is counted already. Nothing is kept alive: of each
-    piece a weak reference is held, so that another tensor that comes to lie in the same place is told apart.
-    """
+    """The memory behind tensors, each piece of it counted once. Views, and what operations in place give back, lie in
+    memory that is counted already. Nothing is kept alive: of each piece a weak reference is held, so that another
+    tensor that comes to lie in the same place is told apart."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self.total = 0  # bytes of all that was added so far, those known beforehand too
@@ -155,11 +153,8 @@ class Clock:
 
 
 def find_clock(devices: Collection[torch.device]) -> Clock:
-    """The clock for what runs on these devices.
-
-    On one CUDA device times are events in its stream, for which nothing waits. Several devices, and those of other kinds,
-    are waited for at each reading.
-    """
+    """The clock for what runs on these devices. On one CUDA device times are events in its stream, for which nothing
+    waits. Several devices, and those of other kinds, are waited for at each reading."""
     others = [device for device in devices if device.type not in ("cpu", "meta")]
 
     def wait() -> None:

@@ -267,10 +267,8 @@ class Aliases(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def differentiate(self, score: Tensor, others: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
-        """The gradients of a score, one value, at the parameters that it depends on; no `.grad` is touched.
-
-        `others`: leaves at which a gradient is computed as well, and thrown away, so that all on the way to them has one.
-        """
+        """The gradients of a score, one value, at the parameters that it depends on; no `.grad` is touched. `others`:
+        leaves at which a gradient is computed as well, and thrown away, so that all on the way to them has one."""
         targets: list[tuple[nn.Parameter, Tensor]] = []  # each with a leaf of its memory
         for parameter, alias in self._aliases.values():
             targets.append((parameter, alias))

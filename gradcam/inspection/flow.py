@@ -220,11 +220,9 @@ def _names(model: nn.Module, layers: Layers | None, seen: Observation) -> list[s
 
 
 class Observation:
-    """What is seen of these layers while a model runs, and while a score is differentiated.
-
-    `order`: of those that ran, or whose parameters were used. `silent`: those that gave no floating tensor. `idle`: those
-    that gave back their input. `owners`: of parameters, by id.
-    """
+    """What is seen of these layers while a model runs, and while a score is differentiated. `order`: of those that ran,
+    or whose parameters were used. `silent`: those that gave no floating tensor. `idle`: those that gave back their
+    input. `owners`: of parameters, by id."""
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self.order: dict[str, None] = {}
@@ -314,12 +312,10 @@ class Observation:
 
 
 def judge(layer: LayerGradients, reference: float) -> str | None:
-    """The verdict on a layer. `reference`: the norm of the gradient at the model's output.
-
-    "NaN", "infinite": somewhere in the gradient at its output or at a parameter. "no gradient": there is none, or it is
-    exactly zero everywhere, at its output or at all of its parameters. "vanishing", "exploding": the norm of the gradient
-    at its output is below 1e-4 or above 1e4 times that at the model's output. None: nothing of this.
-    """
+    """The verdict on a layer. `reference`: the norm of the gradient at the model's output. "NaN", "infinite": somewhere
+    in the gradient at its output or at a parameter. "no gradient": there is none, or it is exactly zero everywhere, at
+    its output or at all of its parameters. "vanishing", "exploding": the norm of the gradient at its output is below
+    1e-4 or above 1e4 times that at the model's output. None: nothing of this."""
     parameters = [it.gradient for it in layer.parameters]
     found = [it for it in (layer.activations, *parameters) if it is not None]
     if any(it.nans for it in found):
@@ -368,10 +364,8 @@ def to_statistics(count: int, numbers: Tensor) -> Statistics:
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
     """The numbers of `Statistics` behind the count, as float64 (7,) on the tensor's device: nothing waits for a GPU.
-
     Right to 1e-6 in relation to what is measured, whatever the dtype, the layout and the scale (float32 on MPS, which
-    has no float64). The real and the imaginary parts of complex numbers are values of their own.
-    """
+    has no float64). The real and the imaginary parts of complex numbers are values of their own."""
     tensor = tensor.detach()
     if tensor.is_nested:
         tensor = torch.cat([each.reshape(-1) for each in tensor.unbind()])

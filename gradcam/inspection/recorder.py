@@ -208,10 +208,8 @@ class Step(Generic[Value]):
 
 
 class Readings(Mapping["str | tuple[str, int]", Value]):
-    """Values of a step by layer: `readings["layer4"]`, and `readings["layer4", 1]` where it ran a second time.
-
-    Raises `LayerError` for a layer that has no value here, and says why.
-    """
+    """Values of a step by layer: `readings["layer4"]`, and `readings["layer4", 1]` where it ran a second time. Raises
+    `LayerError` for a layer that has no value here, and says why."""
 
     def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
         self._values: dict[Key, Value] = {key: value for key, value in values.items() if key.kind == kind}
@@ -267,11 +265,9 @@ Layout = tuple[tuple[Key, int], ...]  # of the rows of a block: each with the co
 
 
 class Store:
-    """Values by key, the latest of each: statistics, unread on the tensors' device until then, or snapshots.
-
-    `keep`: as in `record`. Of statistics there is a row for each tensor, in one block when packed. `layouts`: keys and
-    counts as other steps have them too, so that a whole epoch holds them once.
-    """
+    """Values by key, the latest of each: statistics, unread on the tensors' device until then, or snapshots. `keep`: as
+    in `record`. Of statistics there is a row for each tensor, in one block when packed. `layouts`: keys and counts as
+    other steps have them too, so that a whole epoch holds them once."""
 
     def __init__(self, keep: str, layouts: dict[Layout, Layout]) -> None:
         self._keep, self._layouts = keep, layouts

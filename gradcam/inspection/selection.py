@@ -27,12 +27,10 @@ Value = TypeVar("Value")
 
 
 def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
-    """The layers by their dotted names: in the order that was asked for, each once, those of one pattern as in the model.
-
-    `layers`: a dotted name, a pattern in which `*` is anything, dots too, `?` one character and `[12]` one of
-    these (`layer*.conv1`), a module of the model, or a sequence of such.
-    Raises `LayerError` for none, for one that does not exist, and for a pattern that fits no layer.
-    """
+    """The layers by their dotted names: in the order that was asked for, each once, those of one pattern as in the
+    model. `layers`: a dotted name, a pattern in which `*` is anything, dots too, `?` one character and `[12]` one of
+    these (`layer*.conv1`), a module of the model, or a sequence of such. Raises `LayerError` for none, for one that
+    does not exist, and for a pattern that fits no layer."""
     wanted, model = list_wanted(layers), unwrap(model)
     found: dict[str, nn.Module] = {}
     for layer in wanted:
@@ -65,10 +63,8 @@ def list_wanted(layers: Layers) -> list[str | nn.Module]:
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """The parameters that require gradients by their dotted names, given by such names or patterns (`fc*.bias`).
-
-    Raises `GradientError` for none, for one that does not exist or requires no gradient, and for a pattern that fits none.
-    """
+    """The parameters that require gradients by their dotted names, given by such names or patterns (`fc*.bias`). Raises
+    `GradientError` for none, for one that does not exist or requires no gradient, and for a pattern that fits none."""
     wanted = [parameters] if isinstance(parameters, str) else parameters
     if not isinstance(wanted, Iterable) or not (wanted := list(wanted)):
         raise GradientError(
@@ -202,11 +198,9 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
 
 
 class _Unrecorded:
-    """What to call with the gradients of runs inside reentrant checkpoints.
-
-    Those run without recording at first, and again, with it, in the backward pass: as the node that they are then. Under
-    such a node the runs of a layer come in the same order again, in each backward pass that there is.
-    """
+    """What to call with the gradients of runs inside reentrant checkpoints. Those run without recording at first, and
+    again, with it, in the backward pass: as the node that they are then. Under such a node the runs of a layer come in
+    the same order again, in each backward pass that there is."""
 
     def __init__(self) -> None:  # by node, so that what has no backward pass goes with its graph
         self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()

@@ -190,11 +190,9 @@ def _to_text(value: float) -> str:
 
 
 def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
-    """A map (h,w) in colour, its longer side of `size` pixels: RGB, uint8.
-
-    Zero has the first colour, `largest` and what is above it the last one, see `find_colours`; NaN and infinity are magenta.
-    Of a smaller map each value is a sharp rectangle; a larger one is shrunk by the mean, before it is coloured.
-    """
+    """A map (h,w) in colour, its longer side of `size` pixels: RGB, uint8. Zero has the first colour, `largest` and
+    what is above it the last one, see `find_colours`; NaN and infinity are magenta. Of a smaller map each value is a
+    sharp rectangle; a larger one is shrunk by the mean, before it is coloured."""
     longest = max(values.shape)
     rows, columns = (max(1, round(side * size / longest)) for side in values.shape)
     shares = (values / (largest or 1.0)).astype(np.float32)
@@ -207,20 +205,17 @@ def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed:
 
 
 def find_largest(values: NDArray[Any]) -> float:
-    """The value that gets the last colour: the 99th percentile of the absolute values that are neither zero nor infinite.
-
-    So a few peaks do not leave the rest in the dark. It is one of the values: the largest of up to a hundred. 0 of none.
-    """
+    """The value that gets the last colour: the 99th percentile of the absolute values that are neither zero nor
+    infinite. So a few peaks do not leave the rest in the dark. It is one of the values: the largest of up to a hundred.
+    0 of none."""
     magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
     return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0
 
 
 @functools.cache
 def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
-    """The colours of shares from 0 to 1, RGB (256,3); signed from -1 to 1, (511,3), with zero in the middle.
-
-    Signed: black at zero, through orange to white above, and through blue to white below, whatever the colour map.
-    """
+    """The colours of shares from 0 to 1, RGB (256,3); signed from -1 to 1, (511,3), with zero in the middle. Signed:
+    black at zero, through orange to white above, and through blue to white below, whatever the colour map."""
     if not signed:
         return colours_of(find_colormap(colormap)).astype(np.uint8)
     places = np.linspace(0, len(ABOVE) - 1, 256)

@@ -259,11 +259,9 @@ def _shape(tensor: Tensor) -> Shape:
 
 
 class CallLog:
-    """The calls of these modules in one pass, in the order in which they begin; `open` are those that have not ended yet.
-
-    `begin((args, kwargs))` and `end(output)` give what is noted of a call; they run last and first of all that is done
-    here, so that a clock which they read measures the call alone.
-    """
+    """The calls of these modules in one pass, in the order in which they begin; `open` are those that have not ended
+    yet. `begin((args, kwargs))` and `end(output)` give what is noted of a call; they run last and first of all that is
+    done here, so that a clock which they read measures the call alone."""
 
     def __init__(
         self, hooks: Hooks, modules: Iterable[nn.Module], begin: Callable[[Any], Any], end: Callable[[Any], Any]

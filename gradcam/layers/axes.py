@@ -53,10 +53,8 @@ class Axes:
         return None if found is not None and reshape is None and self.holds_text(shape, module) else found
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
-        """Along which of the first two axes of three the images may lie; none where the rows are not the images.
-
-        There may be as many tokens as images, and windows that were folded into rows may have as many tokens each.
-        """
+        """Along which of the first two axes of three the images may lie; none where the rows are not the images. There
+        may be as many tokens as images, and windows that were folded into rows may have as many tokens each."""
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES

@@ -50,9 +50,7 @@ OTHER_KINDS = {
 
 class Outlet(NamedTuple):
     """What is recorded of a model: what a module gives, all or one of its tensors, in its only run or in one of them.
-
-    `keys`: the keys and indices that lead to the tensor. `run`: counted from 0, None where it runs once.
-    """
+    `keys`: the keys and indices that lead to the tensor. `run`: counted from 0, None where it runs once."""
 
     name: str
     module: nn.Module
@@ -92,12 +90,10 @@ def refuse_other_kinds(model: object) -> None:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
-    """The layer of that name, or with that module. `model` is unwrapped.
-
-    A name may still have the parts that wrappers put in (`module.`, `_orig_mod.`). Behind it may stand which of several
-    tensors is meant, by its key or index, and which run of the module: "backbone:out", "encoder.layer4#1".
-    Raises `LayerError` for an unknown one, and offers the nearest.
-    """
+    """The layer of that name, or with that module. `model` is unwrapped. A name may still have the parts that wrappers
+    put in (`module.`, `_orig_mod.`). Behind it may stand which of several tensors is meant, by its key or index, and
+    which run of the module: "backbone:out", "encoder.layer4#1". Raises `LayerError` for an unknown one, and offers the
+    nearest."""
     if isinstance(layer, nn.Module):
         layer = _compiled_from(layer)
         for name, module in model.named_modules():
@@ -141,12 +137,10 @@ def _without_wrappers(name: str) -> str:
 
 
 def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass.
-
-    Where a block and its last part give the same output, the block comes first. Those that give several tensors come
-    behind all that give one. Left out is what gives its input back as it came, adaptive pooling, whose grid is a coarser
-    copy of the one before it, and auxiliary heads beside the score.
-    """
+    """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass. Where
+    a block and its last part give the same output, the block comes first. Those that give several tensors come behind
+    all that give one. Left out is what gives its input back as it came, adaptive pooling, whose grid is a coarser copy
+    of the one before it, and auxiliary heads beside the score."""
     names = {module: name for name, module in _modules_outside_attention(model) if name}
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
@@ -244,10 +238,8 @@ class Ways:
         return found
 
     def _find_whole(self, pictures: Edge) -> frozenset[Edge]:
-        """What is on as many ways as there are: those from the pictures to it times those from it to the end.
-
-        The end are the scores; where these read a class token only, it is the last operation that mixes tokens into it.
-        """
+        """What is on as many ways as there are: those from the pictures to it times those from it to the end. The end
+        are the scores; where these read a class token only, it is the last operation that mixes tokens into it."""
         ends, order = self._scores, _sort(self._scores, stop=self._reads_prefix)
         if pictures not in order:
             reading = set(order)

@@ -263,10 +263,9 @@ def find_rivals(shape: Lengths, module: nn.Module, size: Lengths, patches: Seque
 
 
 def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -> bool:
-    """Whether a count or an aspect alone says how this lies on the picture, and neither convolutions nor what works on it.
-
-    Tokens may be in any order, and maps of another aspect, or of a stride that is no whole number, may be no maps.
-    """
+    """Whether a count or an aspect alone says how this lies on the picture, and neither convolutions nor what works on
+    it. Tokens may be in any order, and maps of another aspect, or of a stride that is no whole number, may be no
+    maps."""
     if layout.kind == "channels last":
         return not _has_channels_last(module, shape)
     if layout.kind != "channels first" or not _has_aspect(layout.grid, size):

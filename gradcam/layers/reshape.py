@@ -20,9 +20,8 @@ Reshape = str | tuple[int, ...] | Function | None
 @dataclass(frozen=True)
 class Picked:
     """What a function gives in place of a `Layout`: for each cell, where in the layer's output its value comes from.
-
-    `indices`: (N,C,*grid), into the output with the images first, flattened. `folds`: rows of the output for each image.
-    """
+    `indices`: (N,C,*grid), into the output with the images first, flattened. `folds`: rows of the output for each
+    image."""
 
     indices: Tensor
     image_axis: int
@@ -71,11 +70,9 @@ def to_reshape(value: Any) -> Reshape:
 
 
 def pick(function: Function, layer: str, activations: Tensor, images: int, rank: int) -> Picked:
-    """What a function picks of a layer's activations, for so many images on a grid of this rank.
-
-    It is shown numbers in place of the values, and what comes back tells where each one came from.
-    Raises `LayerError` where it fails, gives another shape, computes, takes a value twice, or mixes images.
-    """
+    """What a function picks of a layer's activations, for so many images on a grid of this rank. It is shown numbers in
+    place of the values, and what comes back tells where each one came from. Raises `LayerError` where it fails, gives
+    another shape, computes, takes a value twice, or mixes images."""
     shape, count = activations.shape, activations.numel()
     kind = torch.float32 if activations.device.type == "mps" else torch.float64  # exact for so many numbers
     what = f"The function for reshape, given the {tuple(shape)} of layer '{layer}',"

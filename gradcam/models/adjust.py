@@ -18,12 +18,9 @@ LARGEST = 8192  # pixels of a side: what networks take is far smaller, and memor
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What a person said of the preprocessing, None for what was not said.
-
-    `mean`, `std`: one for each channel, of values in [0,1] for pictures of 8 and 16 bits. `size`: of the shorter side, of
-    which the centre is taken, or (height, width) to which the whole picture is resized. `crop`: the share of the resized
-    sides that is kept.
-    """
+    """What a person said of the preprocessing, None for what was not said. `mean`, `std`: one for each channel, of
+    values in [0,1] for pictures of 8 and 16 bits. `size`: of the shorter side, of which the centre is taken, or
+    (height, width) to which the whole picture is resized. `crop`: the share of the resized sides that is kept."""
 
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None

@@ -56,11 +56,9 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
 
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`; never for a caller's.
-
-    Batch norms compute in float32 in any precision. Weights of convolutions over pictures lie channels-last, but for
-    float32 on other devices than the CPU.
-    """
+    """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`; never for a caller's. Batch
+    norms compute in float32 in any precision. Weights of convolutions over pictures lie channels-last, but for float32
+    on other devices than the CPU."""
     _freeze(model).to(device)
     is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # there, or on a GPU's tensor cores
     memory_format = torch.channels_last if is_faster else torch.preserve_format

@@ -77,9 +77,8 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
 
 
 def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.Module, Any]:
-    """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated, in a copy with
-    the same weights where they lie in it.
-    """
+    """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated, in a copy
+    with the same weights where they lie in it."""
     size = tuple(images.shape[2:])
     plain = unwrap(model)
     if size == tuple(own):

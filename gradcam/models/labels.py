@@ -20,10 +20,9 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 
 
 def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
-    """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called "7".
-
-    `count`: of classes without names. Raises `TargetError` for an unknown or ambiguous name, and lists the nearest.
-    """
+    """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called
+    "7". `count`: of classes without names. Raises `TargetError` for an unknown or ambiguous name, and lists the
+    nearest."""
     if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
         index, known = int(wanted), len(labels or ()) or count or 0
         if not 0 <= index < known:
@@ -57,11 +56,9 @@ class FileLabels(list[str]):
 
 
 def read_labels(path: str | os.PathLike[str]) -> FileLabels:
-    """Names of classes from a file, in the order of their indices.
-
-    One on each line; or a `.csv` of indices and names, with a header or without; or JSON: a list, {"0": "name"},
-    {"0": ["n01440764", "name"]}, {"name": 0} as torchvision's `class_to_idx` is, or a config.json with "id2label".
-    """
+    """Names of classes from a file, in the order of their indices. One on each line; or a `.csv` of indices and names,
+    with a header or without; or JSON: a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as torchvision's
+    `class_to_idx` is, or a config.json with "id2label"."""
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:

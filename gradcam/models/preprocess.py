@@ -21,10 +21,8 @@ LUMINANCE = (19595, 38470, 7471)  # ITU-R 601 in 65536ths, as Pillow has it: gre
 
 
 class Preprocess(Protocol):
-    """From a picture's values to one tensor (C,H,W), and which pixels of a picture that is.
-
-    `channels`, where it has that: how many it takes; 3 where it does not say.
-    """
+    """From a picture's values to one tensor (C,H,W), and which pixels of a picture that is. `channels`, where it has
+    that: how many it takes; 3 where it does not say."""
 
     def __call__(self, image: NDArray[Any]) -> Tensor: ...
 
@@ -33,12 +31,10 @@ class Preprocess(Protocol):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, take the centre, normalise; with antialiasing.
-
-    `size`: (height, width) of what the network takes. `resize`: what the shorter side is resized to before the centre is
-    taken, or (height, width) whatever the picture's aspect is. `mean` and `std` are of values in [0,1], one for each
-    channel. `interpolation`: "nearest", "bilinear", "bicubic", "lanczos", "box" or "hamming".
-    """
+    """Resize, take the centre, normalise; with antialiasing. `size`: (height, width) of what the network takes.
+    `resize`: what the shorter side is resized to before the centre is taken, or (height, width) whatever the picture's
+    aspect is. `mean` and `std` are of values in [0,1], one for each channel. `interpolation`: "nearest", "bilinear",
+    "bicubic", "lanczos", "box" or "hamming"."""
 
     size: tuple[int, int]
     resize: int | tuple[int, int]
@@ -100,9 +96,8 @@ class Preprocessing:
 
     def region(self, height: int, width: int) -> Region:
         """The part of a picture that the network sees: (top, left, height, width), in whole pixels, around the centre.
-
-        Resizing rounds to whole pixels too, and may shift what is seen by up to one of *its* pixels against this part.
-        """
+        Resizing rounds to whole pixels too, and may shift what is seen by up to one of *its* pixels against this
+        part."""
         if min(height, width) < 1:
             raise ImageError(f"The picture is {width} x {height}, expected at least one pixel.")
         if isinstance(self.resize, int):

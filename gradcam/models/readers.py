@@ -80,10 +80,8 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
 
 def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3) -> Reading:
     """A picture in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of any integers or floats.
-
-    `reader`: for files, and for their bytes, which it gets as a file. `channels`: how many the network takes; unless these
-    are four, an array of four is RGB and its opacity. Raises `ImageError` for anything else.
-    """
+    `reader`: for files, and for their bytes, which it gets as a file. `channels`: how many the network takes; unless
+    these are four, an array of four is RGB and its opacity. Raises `ImageError` for anything else."""
     if isinstance(picture, Reading):
         return picture
     values = read.to_array(picture)

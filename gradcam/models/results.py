@@ -42,10 +42,8 @@ class _Result:
 @dataclass(frozen=True, eq=False)
 class Pictured(_Result):
     """What results that remember their pictures have in common: the names of classes, captions, and what is shown.
-
     `regions`: the pixels of each picture that the network saw. `notes`: what a person should know of how each is shown.
-    `fit`: how the network was shown the pictures, where that is not by its own preprocessing.
-    """
+    `fit`: how the network was shown the pictures, where that is not by its own preprocessing."""
 
     pictures: Sequence[Pixels] = field(repr=False)
     regions: Sequence[Region] = field(repr=False)
@@ -59,18 +57,14 @@ class Pictured(_Result):
         return to_probabilities(self.output, len(self.pictures), self.activation)
 
     def label(self, i: int = 0, k: int = 0) -> str | None:
-        """The name of picture i's k-th class; None where nobody knows it, and where the target was a function.
-
-        Raises `ImageError` where there is no such picture or class.
-        """
+        """The name of picture i's k-th class; None where nobody knows it, and where the target was a function. Raises
+        `ImageError` where there is no such picture or class."""
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None or self.labels is None else self.labels[int(self.classes[i, k])]
 
     def probability(self, i: int = 0, k: int = 0) -> float | None:
-        """The probability of picture i's k-th class; None where the target was a function.
-
-        Raises `ImageError` where there is no such picture or class.
-        """
+        """The probability of picture i's k-th class; None where the target was a function. Raises `ImageError` where
+        there is no such picture or class."""
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
 
@@ -172,13 +166,10 @@ class PictureExplanation(Pictured, Explanation):
         alpha: float = 0.5,
         colormap: str = "turbo",
     ) -> None:
-        """Write the overlay to a picture's file, or the values to `.npz` or `.npy` as any `Explanation` does.
-
-        `i`, `k`: as in `overlay`; without them all there are, on a sheet with a row for each picture where they are several.
-        `alpha`, `colormap`: of overlays.
-        The file is whole, or not there, and its folder has to be. Raises `ImageError` for another suffix, where there is no
-        such map, and where the file cannot be written.
-        """
+        """Write the overlay to a picture's file, or the values to `.npz` or `.npy` as any `Explanation` does. `i`, `k`:
+        as in `overlay`; without them all there are, on a sheet with a row for each picture where they are several.
+        `alpha`, `colormap`: of overlays. The file is whole, or not there, and its folder has to be. Raises `ImageError`
+        for another suffix, where there is no such map, and where the file cannot be written."""
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
         else:
@@ -205,21 +196,17 @@ class PictureAttribution(Pictured, Attribution):
     __repr__ = Attribution.__repr__
 
     def picture(self, i: int = 0, k: int = 0) -> Pixels:
-        """The k-th attribution of picture i, drawn in colour on grey: RGB, uint8 (H,W,3), as large as the picture.
-
-        It lies on the pixels that the network saw; the grey around them is that of zero, since they did not count.
-        Raises `ImageError` where there is no such picture or attribution.
-        """
+        """The k-th attribution of picture i, drawn in colour on grey: RGB, uint8 (H,W,3), as large as the picture. It
+        lies on the pixels that the network saw; the grey around them is that of zero, since they did not count. Raises
+        `ImageError` where there is no such picture or attribution."""
         choose(i, k, tuple(self.values.shape), "attribution")
         height, width = self.pictures[i].shape[:2]
         return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write what `picture` draws to a picture's file, or the values to `.npz` or `.npy` as any `Attribution` does.
-
-        `i`, `k`: as in `picture`; without them all there are, on a sheet with a row for each picture where they are several.
-        Raises `ImageError` as `PictureExplanation.save` does.
-        """
+        `i`, `k`: as in `picture`; without them all there are, on a sheet with a row for each picture where they are
+        several. Raises `ImageError` as `PictureExplanation.save` does."""
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
         else:

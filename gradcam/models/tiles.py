@@ -26,10 +26,8 @@ LARGEST = 2**22  # pixels of a heatmap: maps are far coarser
 @dataclass(frozen=True, eq=False)
 class Tiles:
     """Windows of the network's own size over a picture (H,W) or (H,W,C); the last ones end where the picture does.
-
     `side`: what a window's longer side covers, in the picture's pixels. The picture is stretched by less than `step`
-    pixels of what the network takes, so that the windows lie on one grid of cells.
-    """
+    pixels of what the network takes, so that the windows lie on one grid of cells."""
 
     image: NDArray[Any]
     own: Preprocessing
@@ -91,10 +89,8 @@ Explain = Callable[[Tensor], Mapping[tuple[str, str], Explanation]]
 def explain_tiles(
     tiles: Tiles, explain: Explain, progress: Callable[[int, int], object] | None
 ) -> dict[tuple[str, str], Explanation]:
-    """The windows' explanations joined: maps are means, by weights that fall to the windows' borders.
-
-    `explain`: of windows (N,C,h,w), all for the same classes, or by the same function. Scores are the windows' mean.
-    """
+    """The windows' explanations joined: maps are means, by weights that fall to the windows' borders. `explain`: of
+    windows (N,C,h,w), all for the same classes, or by the same function. Scores are the windows' mean."""
     sums: dict[tuple[str, str], _Sum] = {}
     found: Mapping[tuple[str, str], Explanation] = {}
     done, total = 0, len(tiles.starts)

@@ -28,10 +28,8 @@ DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
 
 
 class Files:
-    """An output folder. Names are relative to it, with "/". Several threads may use it.
-
-    A folder in a store is listed once: to ask for each object on its own would take hours.
-    """
+    """An output folder. Names are relative to it, with "/". Several threads may use it. A folder in a store is listed
+    once: to ask for each object on its own would take hours."""
 
     def __init__(self, place: Path | Store) -> None:
         self.place, self.reader = place, to_reader(place)
@@ -51,10 +49,8 @@ class Files:
             return False
 
     def is_current(self, view: str, source: str | None) -> bool:
-        """Whether there is such a view, made of what its source is now.
-
-        By their times, which say little of objects, since the last one written may be the first that arrived.
-        """
+        """Whether there is such a view, made of what its source is now. By their times, which say little of objects,
+        since the last one written may be the first that arrived."""
         if not self.is_there(view) or self._sizes is not None or source is None:
             return self.is_there(view)
         try:
@@ -78,10 +74,8 @@ class Files:
             self._sizes[name] = len(data)
 
     def remove_details(self, kept: str) -> None:
-        """Remove the details of earlier pages; `kept` is the name of this one's.
-
-        In a store, of the page that was there at the start alone: others may be of a shard that writes its report just now.
-        """
+        """Remove the details of earlier pages; `kept` is the name of this one's. In a store, of the page that was there
+        at the start alone: others may be of a shard that writes its report just now."""
         if isinstance(self.place, Path):
             for path in (self.place / REPORT).glob("details-*"):
                 if path.name != kept and DETAILS.fullmatch(f"{REPORT}/{path.name}"):
@@ -93,10 +87,8 @@ class Files:
 
 @contextlib.contextmanager
 def opening(place: Path | Store) -> Iterator[Files]:
-    """The folder, for one report; on a disk others wait.
-
-    Raises `OutputError` where it cannot be written to, and `StoreError`.
-    """
+    """The folder, for one report; on a disk others wait. Raises `OutputError` where it cannot be written to, and
+    `StoreError`."""
     if isinstance(place, Store):
         with blaming_store(place):
             yield Files(place)
@@ -142,10 +134,9 @@ class Run:
 
 
 def read_run(files: Files) -> Run:
-    """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names.
-
-    Of a picture that was done twice the later record counts. Raises `GradcamError`: no manifest to read, results in tars.
-    """
+    """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names. Of
+    a picture that was done twice the later record counts. Raises `GradcamError`: no manifest to read, results in
+    tars."""
     records = {record.image: record for record in read_manifest(files.place)}
     reader = files.reader
     tar = next((record.tar for record in records.values() if record.tar is not None), None)

@@ -69,12 +69,10 @@ def to_url(path: str | None) -> str | None:
 
 
 def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
-    """What the page holds of all pictures: a list for each fact, since ten thousand names of keys would be the most of it.
-
-    "names"; "classes": index and label of those that are predicted; "top": a position in there, -1 for none;
+    """What the page holds of all pictures: a list for each fact, since ten thousand names of keys would be the most of
+    it. "names"; "classes": index and label of those that are predicted; "top": a position in there, -1 for none;
     "confidence": of the top class, 0 to 1; "has": bits; "stems": URL of the views, where it is not 1: as the name says;
-    "errors": by position.
-    """
+    "errors": by position."""
     names = [privacy.clean_value(record.image) for record in run.records]
     tops = [record.predictions[0] if record.predictions else None for record in run.records]
     counts = Counter((top.index, top.label) for top in tops if top)

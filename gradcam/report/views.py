@@ -76,12 +76,10 @@ def _is_inside(stem: str) -> bool:
 
 
 def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | None]) -> dict[str, bytes]:
-    """What the gallery shows of one picture, as JPEG files by their names under `report/views`; several threads may at once.
-
-    `stem`: what the names of its results begin with, relative to the output folder, with "/" between folders. `picture`:
-    RGB, uint8 (H,W,3); `overlays`: one for each result, in the order of the record; None for what there is none of. To be
-    written behind the overlays: a view that is older than its overlay counts as out of date.
-    """
+    """What the gallery shows of one picture, as JPEG files by their names under `report/views`; several threads may at
+    once. `stem`: what the names of its results begin with, relative to the output folder, with "/" between folders.
+    `picture`: RGB, uint8 (H,W,3); `overlays`: one for each result, in the order of the record; None for what there is
+    none of. To be written behind the overlays: a view that is older than its overlay counts as out of date."""
     names = name_views(stem)
     views: list[tuple[str, Pixels]] = []
     if picture is not None:

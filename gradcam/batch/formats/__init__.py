@@ -54,11 +54,9 @@ class Writer(Protocol):
     """What a user's format opens: it gets the files of one picture after another, in the pictures' order, in one thread."""
 
     def write(self, record: Record, files: Mapping[str, bytes]) -> object:
-        """Keep these files, by their names, which may have folders; when this returns, the picture counts as done.
-
-        Of a picture that failed there are no files, and `record.error` says why. A `Record` that this gives is kept in
-        place of this one without names of files; those that it names must be in the output folder, or all is done again.
-        """
+        """Keep these files, by their names, which may have folders; when this returns, the picture counts as done. Of a
+        picture that failed there are no files, and `record.error` says why. A `Record` that this gives is kept in place
+        of this one without names of files; those that it names must be in the output folder, or all is done again."""
 
     def close(self) -> object:
         """Bring it to its end; called once, also where the run is stopped."""

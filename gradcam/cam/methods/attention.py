@@ -75,10 +75,8 @@ def _jacobian(recorded: Recorded, scores: Tensor, inputs: Sequence[Tensor]) -> I
 
 
 def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
-    """A row (T,) times the product of blocks (N,T,T), of which the last is the first factor: (N,T).
-
-    Each block is half of its attention and half of the identity, its rows divided by their sums.
-    """
+    """A row (T,) times the product of blocks (N,T,T), of which the last is the first factor: (N,T). Each block is half
+    of its attention and half of the identity, its rows divided by their sums."""
     values = row.to(attentions[0]).expand(len(attentions[0]), 1, -1)
     for attention in reversed(attentions):
         half = attention / 2 + torch.eye(len(row), dtype=attention.dtype, device=attention.device) / 2
@@ -196,10 +194,9 @@ def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: 
 def _legrad_run(
     recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor], shown: Sequence[int]
 ) -> tuple[Sequence[Tensor], Any]:
-    """A pass in which the outputs of the `shown` blocks went on behind the last one: scores (N,K) of each, and the output.
-
-    `attentions` become those of all blocks; through nothing but its own block's output does one reach a score.
-    """
+    """A pass in which the outputs of the `shown` blocks went on behind the last one: scores (N,K) of each, and the
+    output. `attentions` become those of all blocks; through nothing but its own block's output does one reach a
+    score."""
     attentions.clear()
     outputs: list[Tensor] = []
     gates: list[Tensor] = []  # what the next block gets in place of an output, where autograd ends

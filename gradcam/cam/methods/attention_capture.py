@@ -194,11 +194,9 @@ class Blocks:
 
 
 def find_blocks(census: Census, recorded: Recorded) -> Blocks:
-    """The blocks of the model that was recorded, each of which is the outermost module around one attention only.
-
-    What comes behind the last of them, such as a pooling by attention, is the head's matter. Raises `ModelError` where a
-    block's attention is not between all tokens of the picture, the same in all blocks, or where there is none.
-    """
+    """The blocks of the model that was recorded, each of which is the outermost module around one attention only. What
+    comes behind the last of them, such as a pooling by attention, is the head's matter. Raises `ModelError` where a
+    block's attention is not between all tokens of the picture, the same in all blocks, or where there is none."""
     attentions = _all_over_the_picture(census, recorded)
     owners = [_owner(attentions, index, census, recorded) for index in range(len(attentions))]
     shape = census.outputs[owners[-1]]

@@ -95,10 +95,8 @@ class Method:
         return self.compute(*given)
 
     def using(self, **options: Any) -> Method:
-        """The method with other options, to be passed where a name is: `METHODS["rise"].using(masks=2000)`.
-
-        Raises `GradcamError` for an option that it does not have.
-        """
+        """The method with other options, to be passed where a name is: `METHODS["rise"].using(masks=2000)`. Raises
+        `GradcamError` for an option that it does not have."""
         for name in options:
             if name not in self.options:
                 known = join_names(self.options) if self.options else "none"
@@ -106,10 +104,9 @@ class Method:
         return replace(self, options={**self.options, **options})
 
     def smoothed(self) -> Method:
-        """The method with eigen-smoothing: the first principal component of the weighted channels in place of their sum.
-
-        A method that is a component already stays what it is. Raises `GradcamError` for one that adds no channels up.
-        """
+        """The method with eigen-smoothing: the first principal component of the weighted channels in place of their
+        sum. A method that is a component already stays what it is. Raises `GradcamError` for one that adds no channels
+        up."""
         if self.channels == "component":
             return self
         if self.channels != "added":

@@ -33,39 +33,29 @@ def add_up(activations: Tensor, weights: Tensor) -> Tensor:
 
 
 def hirescam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """HiResCAM: the sum over channels of activation times gradient.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Draelos and Carin, arXiv:2011.08891, section 3: sum(g A). Where a channel's gradient is the same everywhere it is
-    Grad-CAM.
-    """
+    """HiResCAM: the sum over channels of activation times gradient. Activations (N,C,...) and gradients (N,K,C,...) to
+    maps (N,K,...), before the ReLU. Draelos and Carin, arXiv:2011.08891, section 3: sum(g A). Where a channel's
+    gradient is the same everywhere it is Grad-CAM."""
     return join(activations, gradients)
 
 
 def elementwise_gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam, which has no paper for it.
-    """
+    """Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient. Activations
+    (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam, which has no paper for it."""
     return join(activations, torch.where(activations[:, None] * gradients > 0, gradients, 0))
 
 
 def layercam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """LayerCAM: the sum over channels of activation times positive gradient.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Jiang et al., IEEE TIP 2021, section III: sum(relu(g) A).
-    """
+    """LayerCAM: the sum over channels of activation times positive gradient. Activations (N,C,...) and gradients
+    (N,K,C,...) to maps (N,K,...), before the ReLU. Jiang et al., IEEE TIP 2021, section III: sum(relu(g) A)."""
     return join(activations, gradients.relu())
 
 
 def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Selvaraju et al., ICCV 2017, equations 1 and 2. Finer-CAM is the same with the gradient of another score: of the
-    class's logit minus a share of its rivals' (Zhang et al., CVPR 2025, section 3).
-    """
+    """Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid. Activations (N,C,...)
+    and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Selvaraju et al., ICCV 2017, equations 1 and 2.
+    Finer-CAM is the same with the gradient of another score: of the class's logit minus a share of its rivals' (Zhang
+    et al., CVPR 2025, section 3)."""
     return join(activations, gradients.flatten(3).mean(3))
 
 
@@ -86,11 +76,9 @@ def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -
 
 def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """XGrad-CAM: weighted by the mean of the gradient, in which each place counts by its share of the channel's sum.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU.
-    Fu et al., BMVC 2020, section 3: the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero, and one
-    of whose sum nothing but rounding is left, as behind an instance norm.
-    """
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Fu et al., BMVC 2020, section 3:
+    the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero, and one of whose sum nothing but
+    rounding is left, as behind an instance norm."""
     a = activations.flatten(2)[:, None]
     total = a.sum(3)
     products = (a * gradients.flatten(3)).sum(3)
@@ -99,21 +87,17 @@ def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
 
 
 def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
-    """Shapley-CAM: weighted by the mean of the gradient minus half of the Hessian times the activations.
-
-    Activations (N,C,...), gradients and curvatures (N,K,C,...), the latter being H A, to maps (N,K,...), before the ReLU.
-    Cai, arXiv:2501.06261, the second-order expansion of the Shapley value. Behind the layer, a network that is linear in it
-    has no curvature, and this is Grad-CAM.
-    """
+    """Shapley-CAM: weighted by the mean of the gradient minus half of the Hessian times the activations. Activations
+    (N,C,...), gradients and curvatures (N,K,C,...), the latter being H A, to maps (N,K,...), before the ReLU. Cai,
+    arXiv:2501.06261, the second-order expansion of the Shapley value. Behind the layer, a network that is linear in it
+    has no curvature, and this is Grad-CAM."""
     return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
 
 
 def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
     """FEM: the places where a channel is two standard deviations above its mean, summed with that mean; of no class.
-
-    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III; a channel that is the same
-    everywhere, up to rounding, has no such place.
-    """
+    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III; a channel that is the
+    same everywhere, up to rounding, has no such place."""
     a = activations.flatten(2)
     mean = a.mean(2, keepdim=True)
     deviation = (a - mean).square().mean(2, keepdim=True).sqrt()
@@ -124,27 +108,21 @@ def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
 
 def eigencam(activations: Tensor) -> Tensor:
     """Eigen-CAM: the activations projected on their first right singular vector, without centring; of no class.
-
-    Activations (N,C,...) to maps (N,...), before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III.
-    """
+    Activations (N,C,...) to maps (N,...), before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III."""
     return _with_peak(_first_component(activations))
 
 
 def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
-    """Eigen-CAM of activations times gradients, which makes it the class's.
-
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. From pytorch-grad-cam, which has no
-    paper for it; not centred here, as in Eigen-CAM's paper.
-    """
+    """Eigen-CAM of activations times gradients, which makes it the class's. Activations (N,C,...) and gradients
+    (N,K,C,...) to maps (N,K,...), before the ReLU. From pytorch-grad-cam, which has no paper for it; not centred here,
+    as in Eigen-CAM's paper."""
     return weighted_component(activations, gradients)
 
 
 def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
     """Eigen-smoothing: the first component of the weighted channels, in place of their sum, with whose sign it agrees.
-
-    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...). As in `eigencam` nothing is taken away first:
-    the idea is pytorch-grad-cam's, whose `eigen_smooth` takes each channel's mean away, and has either sign.
-    """
+    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...). As in `eigencam` nothing is taken away
+    first: the idea is pytorch-grad-cam's, whose `eigen_smooth` takes each channel's mean away, and has either sign."""
     places = weights.reshape(weights.shape + (1,) * (activations.ndim - 2)) if weights.ndim == 3 else weights
     products = activations[:, None] * places
     components = _first_component(products.flatten(0, 1)).unflatten(0, products.shape[:2])
@@ -156,12 +134,10 @@ def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
 
 
 def kpcacam(activations: Tensor) -> Tensor:
-    """KPCA-CAM: the first component of kernel PCA over the places of the grid; of no class.
-
-    Activations (N,C,...) to maps (N,...), before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid kernel
-    tanh(x y / C + 1) on activations whose mean over the grid is taken away; the kernel matrix is centred.
-    Raises `LayerError` for grids of more than 1024 cells.
-    """
+    """KPCA-CAM: the first component of kernel PCA over the places of the grid; of no class. Activations (N,C,...) to
+    maps (N,...), before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid kernel tanh(x y / C + 1) on
+    activations whose mean over the grid is taken away; the kernel matrix is centred. Raises `LayerError` for grids of
+    more than 1024 cells."""
     cells = activations[0, 0].numel()
     if cells > MOST_CELLS:
         raise LayerError(
@@ -190,9 +166,7 @@ def _precise(tensor: Tensor) -> Tensor:
 
 def _first_component(tensor: Tensor) -> Tensor:
     """The first left singular vector over the grid, times its singular value: (N,C,...) to (N,...), of either sign.
-
-    From whichever Gram matrix is the smaller.
-    """
+    From whichever Gram matrix is the smaller."""
     matrix = _precise(tensor.flatten(2))  # (N,C,P)
     channels, cells = matrix.shape[1:]
     if cells <= channels:

@@ -129,11 +129,9 @@ def scorecam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add
 
 
 def fasterscorecam(recorded: Recorded, site: Site, effort: Effort, *, channels: int, join: Join = add_up) -> Settled:
-    """Faster-Score-CAM: Score-CAM of the channels that vary most over the grid, so many of each image.
-
-    Maps (N,K,...), before the ReLU. From tf-keras-vis, which has no paper for it. Raises as `scorecam` does, and
-    `GradcamError` for fewer than one channel.
-    """
+    """Faster-Score-CAM: Score-CAM of the channels that vary most over the grid, so many of each image. Maps (N,K,...),
+    before the ReLU. From tf-keras-vis, which has no paper for it. Raises as `scorecam` does, and `GradcamError` for
+    fewer than one channel."""
     check_integer("fasterscorecam", "channels", channels, 1)
     return _join(recorded, site, _weights(recorded, site, effort, most=channels), join)
 
@@ -141,12 +139,10 @@ def fasterscorecam(recorded: Recorded, site: Site, effort: Effort, *, channels: 
 def sscam(
     recorded: Recorded, site: Site, effort: Effort, *, samples: int, noise: float, seed: int, join: Join = add_up
 ) -> Settled:
-    """SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise.
-
-    Maps (N,K,...), before the ReLU. Wang et al., arXiv:2006.14255, its first kind: `samples` times noise of standard
-    deviation `noise` is added to each mask in [0,1]. The same noise for all images, so that none depends on its neighbours;
-    it depends on `seed` alone. Raises as `scorecam` does, and `GradcamError` for options that cannot be.
-    """
+    """SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise. Maps (N,K,...), before the ReLU. Wang et
+    al., arXiv:2006.14255, its first kind: `samples` times noise of standard deviation `noise` is added to each mask in
+    [0,1]. The same noise for all images, so that none depends on its neighbours; it depends on `seed` alone. Raises as
+    `scorecam` does, and `GradcamError` for options that cannot be."""
     check_integer("sscam", "samples", samples, 1)
     check_number("sscam", "noise", noise)
     check_seed("sscam", seed)
@@ -164,11 +160,9 @@ def _draw_noise(shape: Sequence[int], seed: int) -> Tensor:
 
 
 def iscam(recorded: Recorded, site: Site, effort: Effort, *, steps: int, join: Join = add_up) -> Settled:
-    """IS-CAM: Score-CAM with scores averaged on the way from an empty mask to the whole.
-
-    Maps (N,K,...), before the ReLU. Naidu et al., arXiv:2010.03023: the integral as the mean of masks times 1/n, 2/n, ... 1.
-    Raises as `scorecam` does, and `GradcamError` for fewer than one step.
-    """
+    """IS-CAM: Score-CAM with scores averaged on the way from an empty mask to the whole. Maps (N,K,...), before the
+    ReLU. Naidu et al., arXiv:2010.03023: the integral as the mean of masks times 1/n, 2/n, ... 1. Raises as `scorecam`
+    does, and `GradcamError` for fewer than one step."""
     check_integer("iscam", "steps", steps, 1)
 
     def scale(masks: Tensor, numbers: range) -> Tensor:
@@ -193,10 +187,9 @@ def _weights(
     rounds: int = 1,
     alter: Callable[[Tensor, range], Tensor] | None = None,
 ) -> Tensor:
-    """Weights (N,K,C) of at most so many channels of each image, those that vary most; their scores are means of rounds.
-
-    `alter(masks, numbers)`: masks (v,N,1,...) in [0,1], of which each has `rounds` numbers, one after another.
-    """
+    """Weights (N,K,C) of at most so many channels of each image, those that vary most; their scores are means of
+    rounds. `alter(masks, numbers)`: masks (v,N,1,...) in [0,1], of which each has `rounds` numbers, one after
+    another."""
     channels, is_there = _rank_channels(site.grid, most, find_slack(recorded))
     count = channels.shape[1]
     if count == 0:  # all are the same everywhere
@@ -216,12 +209,9 @@ def _weights(
 
 
 def _rank_channels(grid: Tensor, most: int, slack: float) -> tuple[Tensor, Tensor]:
-    """For each image the channels (N,V) that vary over the grid, at most so many, the most varied first; and which count.
-
-    By more than rounding, which is `slack` of their values.
-
-    Images in which fewer vary have others in the places that do not count.
-    """
+    """For each image the channels (N,V) that vary over the grid, at most so many, the most varied first; and which
+    count. By more than rounding, which is `slack` of their values. Images in which fewer vary have others in the places
+    that do not count."""
     values = grid.flatten(2)
     varies = values.amax(2) - values.amin(2) > slack * values.abs().amax(2)
     order = values.var(2, correction=0).masked_fill(~varies, -1).argsort(dim=1, descending=True, stable=True)

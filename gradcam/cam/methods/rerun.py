@@ -51,10 +51,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Variants:
-    """`count` variants of `base` (N,...), images first.
-
-    `change(copies, numbers)`: make copies (v*N,...), of which v*N+n is image n, the variants of these numbers, in place.
-    """
+    """`count` variants of `base` (N,...), images first. `change(copies, numbers)`: make copies (v*N,...), of which
+    v*N+n is image n, the variants of these numbers, in place."""
 
     base: Tensor
     count: int
@@ -103,10 +101,8 @@ class _Way:
 
 
 def score_layer(recorded: Recorded, site: Site, variants: Variants, effort: Effort) -> VariantScores:
-    """Scores of variants of a layer's output; `variants.base` is `layer_output(site)`.
-
-    Raises `GradcamError` where not even one fits into the memory budget.
-    """
+    """Scores of variants of a layer's output; `variants.base` is `layer_output(site)`. Raises `GradcamError` where not
+    even one fits into the memory budget."""
     layout, outlet = site.layout, recorded.outlets[site.layer]
 
     def run_tail(rows: Tensor, count: int) -> Any:

@@ -149,10 +149,8 @@ def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str
 
 def find_method(method: str | Method) -> Method:
     """The method of that name, or a method itself. Raises `GradcamError` for an unknown one, and offers the nearest.
-
-    Case and hyphens do not count, `++` is understood for `-pp`, and so are `ALIASES`. Another name is `FILE.py:NAME`, or an
-    installed package's.
-    """
+    Case and hyphens do not count, `++` is understood for `-pp`, and so are `ALIASES`. Another name is `FILE.py:NAME`,
+    or an installed package's."""
     if isinstance(method, Method):
         return method
     name = method if isinstance(method, str) else ""
@@ -186,10 +184,8 @@ def _plain(name: str) -> str:
 
 
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
-    """Each of them once. Raises `GradcamError` where one is unknown, and for what is no list of them.
-
-    Two of one name are two methods: the one with other options than the first has them in its name.
-    """
+    """Each of them once. Raises `GradcamError` where one is unknown, and for what is no list of them. Two of one name
+    are two methods: the one with other options than the first has them in its name."""
     is_list = isinstance(methods, Iterable) and not isinstance(methods, str)
     found: dict[str, Method] = {}
     for each in map(find_method, methods) if is_list else ():

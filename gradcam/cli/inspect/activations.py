@@ -33,9 +33,7 @@ NAMED = 5  # channels of each layer
 @dataclass(frozen=True)
 class Row:
     """One layer: how many channels on which grid, how many of them are zero everywhere, and those that are drawn.
-
-    `shown`: number and strength of each, in the order in which they are drawn.
-    """
+    `shown`: number and strength of each, in the order in which they are drawn."""
 
     layer: str
     channels: int

@@ -31,10 +31,8 @@ SUFFIXES = (".npz", ".safetensors")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the pictures; the file is not there where all of them failed.
-
-    `layers`: shape, the pictures' axis first, and dtype by name. `left_out`: files that are no pictures.
-    """
+    """What became of the pictures; the file is not there where all of them failed. `layers`: shape, the pictures' axis
+    first, and dtype by name. `left_out`: files that are no pictures."""
 
     path: Path
     model: str

@@ -38,9 +38,8 @@ PLOTS = 'pip install "gradcam-torch[plots]"'
 @dataclass(frozen=True)
 class Outcome(PictureOutcome):
     """What became of one picture: the class, by its index and its label, and the flow of its gradient; or an error.
-
-    `plot`: the file that was drawn, None without. `show_all`: whether people see every layer, or as many as fit on a screen.
-    """
+    `plot`: the file that was drawn, None without. `show_all`: whether people see every layer, or as many as fit on a
+    screen."""
 
     index: int = 0
     label: str | None = None

@@ -36,9 +36,7 @@ UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 def format_trace(trace: Trace, calls: Sequence[Call], name: str, what: str, width: int) -> str:
     """Several lines, at most `width` characters each if that can be had: the totals, the calls, what they share.
-
-    `name`: the model's. `what`: what it ran on, in words.
-    """
+    `name`: the model's. `what`: what it ran on, in words."""
     whole = trace.calls[0]
     model = click.style(printable(name), bold=True)
     shape = " x ".join(map(str, whole.inputs[0]))

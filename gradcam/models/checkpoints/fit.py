@@ -43,12 +43,10 @@ def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
-    """Loads the checkpoint into the model, in the model's own precision; gives sentences on what was made to fit.
-
-    A model on the meta device gets storage of its own. Nothing is loaded unless all that the model needs is there, and
+    """Loads the checkpoint into the model, in the model's own precision; gives sentences on what was made to fit. A
+    model on the meta device gets storage of its own. Nothing is loaded unless all that the model needs is there, and
     nothing else, but for buffers that are worked out anyway and heads that only training needs: otherwise raises
-    `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite.
-    """
+    `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite."""
     expected = _expect(model)
     fitted = _fit(checkpoint, model, expected)
     difference = compare(fitted.tensors, expected, fitted.outside)
@@ -119,9 +117,7 @@ class Fitted:
 
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
     """The same tensors under the names that the model expects, as far as old spellings and one prefix tell; with notes.
-
-    The prefix makes most names the model's. Raises `ModelError`, without the file's name, where several fit alike.
-    """
+    The prefix makes most names the model's. Raises `ModelError`, without the file's name, where several fit alike."""
     notes = []
     for part in WRAPPERS:
         touched = sum(part in name for name in tensors)
@@ -185,12 +181,10 @@ def find_head(model: nn.Module) -> str | None:
 
 
 def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | None) -> tuple[Tensors, Sequence[str]]:
-    """The tensors with the head under the model's name, where it is certain which they are; with notes.
-
-    A `Sequential` around the last layer puts a number into its name: `classifier.0.weight` for `classifier.weight`, as
-    CheXNet's linear layer and sigmoid. It is followed if it has the very parameters that the head would have, and nothing
-    else lies there; their shapes are for others to check.
-    """
+    """The tensors with the head under the model's name, where it is certain which they are; with notes. A `Sequential`
+    around the last layer puts a number into its name: `classifier.0.weight` for `classifier.weight`, as CheXNet's
+    linear layer and sigmoid. It is followed if it has the very parameters that the head would have, and nothing else
+    lies there; their shapes are for others to check."""
     own = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
     if not head or any(f"{head}{name}" in tensors for name in own):
         return tensors, ()

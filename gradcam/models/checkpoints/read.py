@@ -92,9 +92,8 @@ class Checkpoint:
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """The weights in a file of safetensors or of torch.save, whatever its suffix; nothing in it is executed, ever.
-
-    Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no weights.
-    """
+    Raises `ModelError` for a file that is missing, cut or no checkpoint, that would run code, or that holds no
+    weights."""
     path = Path(path)
     try:
         head = b""
@@ -400,11 +399,9 @@ class _Size:
 
 
 def check_pickles(path: Path) -> None:
-    """Go through the pickles of a checkpoint as `torch.load` reads it, and make nothing: ten tuples of ten times the one
-    before are a hundred bytes, and ten billion values for whoever compares or prints them.
-
-    Raises `ModelError` for a file that asks for more than any training does, and anything for a broken one.
-    """
+    """Go through the pickles of a checkpoint as `torch.load` reads it, and make nothing: ten tuples of ten times the
+    one before are a hundred bytes, and ten billion values for whoever compares or prints them. Raises `ModelError` for
+    a file that asks for more than any training does, and anything for a broken one."""
     try:
         if is_zip(path):
             for content in _read_contents(path):

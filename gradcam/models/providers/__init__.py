@@ -19,10 +19,9 @@ DEFAULT = "efficientnet_lite0"
 @dataclass(frozen=True)
 class Provider:
     """Models that are named in one way: `form`, for people, and `pattern`, whose group is the name that `module` gets.
-
-    `module`, beside this one, has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's
-    own, and `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration. Both raise `ModelError`.
-    """
+    `module`, beside this one, has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the
+    model's own, and `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration. Both raise
+    `ModelError`."""
 
     form: str
     summary: str

@@ -35,11 +35,9 @@ Build = Callable[[int], nn.Module]  # from a number of classes
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model to be built: `build` makes it with random weights, for pictures of `size` with so many channels.
-
-    `layer`: what is explained where nothing else is said, None for the one that `gradcam.explain` takes;
-    `layer_for_positive`: the same for methods that assume activations that are not negative.
-    """
+    """A model to be built: `build` makes it with random weights, for pictures of `size` with so many channels. `layer`:
+    what is explained where nothing else is said, None for the one that `gradcam.explain` takes; `layer_for_positive`:
+    the same for methods that assume activations that are not negative."""
 
     build: Callable[[], Any]
     size: tuple[int, int] = USUAL_SIZE
@@ -50,12 +48,10 @@ class Blueprint:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A model with what its provider knows of it; what is None is found by looking at the model.
-
-    `plain`: the same preprocessing as steps that can be changed one by one, where `preprocess` is not made of such.
-    `is_assumed`: whether the preprocessing is a guess. `activation`: how logits become probabilities, where that is
-    certain. `notes`: what a person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`.
-    """
+    """A model with what its provider knows of it; what is None is found by looking at the model. `plain`: the same
+    preprocessing as steps that can be changed one by one, where `preprocess` is not made of such. `is_assumed`: whether
+    the preprocessing is a guess. `activation`: how logits become probabilities, where that is certain. `notes`: what a
+    person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`."""
 
     model: nn.Module
     preprocess: Preprocess
@@ -71,11 +67,9 @@ class Parts:
 
 @contextlib.contextmanager
 def pytorchs_own_defaults() -> Iterator[None]:
-    """PyTorch's default dtype and device as they are when nobody has changed them.
-
-    Weights that are loaded into a model of bfloat16 stay rounded, and what a model computes while it is built has no
-    values on the meta device. Where the code that builds the model chooses other defaults itself, those stay.
-    """
+    """PyTorch's default dtype and device as they are when nobody has changed them. Weights that are loaded into a model
+    of bfloat16 stay rounded, and what a model computes while it is built has no values on the meta device. Where the
+    code that builds the model chooses other defaults itself, those stay."""
     before = torch.get_default_dtype()
     is_usual = torch.get_default_device() == torch.device("cpu")
     torch.set_default_dtype(torch.float32)

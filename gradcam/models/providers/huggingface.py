@@ -43,10 +43,8 @@ REGRESSION = "It is a regression: its value is shown in a probability's place; c
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or not.
-
-    Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random.
-    """
+    """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or
+    not. Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random."""
     with _found(name) as (transformers, source, is_local, config):
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = _find_preprocess(transformers, source, is_local, config)
@@ -168,22 +166,18 @@ def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 
 @dataclass(frozen=True, eq=False)
 class ProcessorPreprocess:
-    """An image processor of transformers, with the part of a picture that its result shows.
-
-    `plain`: the same as steps that can be changed, where there are such. `is_known`: whether its steps are understood;
-    otherwise the whole picture is taken to be seen.
-    """
+    """An image processor of transformers, with the part of a picture that its result shows. `plain`: the same as steps
+    that can be changed, where there are such. `is_known`: whether its steps are understood; otherwise the whole picture
+    is taken to be seen."""
 
     processor: Any = field(repr=False)
     plain: Preprocessing | None
     is_known: bool = True
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives.
-
-        Of deeper values it would keep 8 bits: those go through the same steps of our own, where they are known.
-        Raises `ImageError` where they are not.
-        """
+        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives. Of deeper values it would keep 8
+        bits: those go through the same steps of our own, where they are known. Raises `ImageError` where they are
+        not."""
         if image.dtype == np.uint8 and image.ndim == 3:
             # Of an array, a processor would have to guess which axis the channels are on.
             return self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"][0]

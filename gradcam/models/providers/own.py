@@ -20,10 +20,8 @@ from gradcam.models.providers.base import Blueprint, Parts
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """The model that `file.py:function`, `package.module:function` or an entry point gives, called without arguments.
-
-    A module that is there already, in place of a function, is taken as it is. `weights`: loaded into it.
-    """
+    """The model that `file.py:function`, `package.module:function` or an entry point gives, called without arguments. A
+    module that is there already, in place of a function, is taken as it is. `weights`: loaded into it."""
     return to_parts(plan(name).build(), weights)
 
 

@@ -28,11 +28,9 @@ WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures 
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights, or others of its by name, or with a checkpoint.
-
-    A checkpoint that is one of torchvision's own files is prepared for as those weights are; any other as for the weights
-    that are named, or the model's best.
-    """
+    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights, or others of its by name, or with a checkpoint. A
+    checkpoint that is one of torchvision's own files is prepared for as those weights are; any other as for the weights
+    that are named, or the model's best."""
     found = _find_model(name)
     if found is None:
         return factory.load(name, weights)
