@@ -16,16 +16,14 @@ from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import check_count, compute_items
 from gradcam.batch.pool import choose_batch_size
 from gradcam.batch.read import Fetched
-from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten, show_fields
 from gradcam.layers.find import find_layer
-from gradcam.layers.reshape import to_reshape
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
 from gradcam.models.results import PictureAttribution, PictureExplanation
-from gradcam.options import ExplainOptions, fill_options
+from gradcam.options import ExplainOptions
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
 from gradcam.targets import ClassTarget, check_classes, is_function
@@ -77,7 +75,6 @@ def explain_files(
     Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit; `StoreError` also
     later, where a store does not answer any more.
     """
-    filled = fill_options(options, "explain_files")
     if classifier is not None and not isinstance(classifier, Classifier):
         raise ModelError(
             f"classifier is {shorten(classifier)}, expected what gradcam.load_classifier gives, which takes any model."
@@ -86,9 +83,15 @@ def explain_files(
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
     found = list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
-    wanted = _to_target(classifier, target)
-    filled["reshape"] = to_reshape(filled["reshape"])
-    request = Request(found, *_sort_methods(methods, filled), target=wanted, options=filled)
+    maps: Any = methods
+    attributions: list[AttributionMethod] = []
+    if isinstance(methods, (list, tuple)):
+        named = [ATTRIBUTIONS.get(each, each) if isinstance(each, str) else each for each in methods]
+        attributions = list(dict.fromkeys(each for each in named if isinstance(each, AttributionMethod)))
+        maps = [each for each in named if not isinstance(each, AttributionMethod)]
+    chosen = find_methods(maps) if maps or not attributions else []
+    of_pictures: dict[str, Any] = {"layers": found, "attributions": attributions}
+    request = Request.of(chosen, _to_target(classifier, target), options, "explain_files", **of_pictures)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     threads = count_cores() if workers is None else workers
     return compute_items(
@@ -106,17 +109,6 @@ def _to_result(fetched: Fetched, found: PictureResult | GradcamError) -> FileRes
     if isinstance(found, GradcamError):
         return FileResult(name, path, found)
     return FileResult(name, path, None, found.maps, found.attributions, found.predictions, found.note)
-
-
-def _sort_methods(given: Any, options: ExplainOptions) -> tuple[list[Method], list[AttributionMethod]]:
-    maps, attributions = given, []
-    if isinstance(given, (list, tuple)):
-        named = [ATTRIBUTIONS.get(each, each) if isinstance(each, str) else each for each in given]
-        attributions = list(dict.fromkeys(each for each in named if isinstance(each, AttributionMethod)))
-        maps = [each for each in named if not isinstance(each, AttributionMethod)]
-    methods = find_methods(maps) if maps or not attributions else []
-    Plan.of(methods, None, options, "explain_files")
-    return methods, attributions
 
 
 def _to_target(classifier: Classifier, target: Any) -> ClassTarget | Callable[[Any], Any]:

@@ -25,9 +25,8 @@ from gradcam.hooks.nested import to_batch
 from gradcam.images.files import replacing
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
-from gradcam.layers.axes import Axes
 from gradcam.layers.find import unwrap
-from gradcam.layers.layout import find_patches
+from gradcam.layers.layout import Axes, find_patches
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.device import find_input_dtype
 from gradcam.models.load import make_noise

@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gradcam.attributions.table import AttributionMethod
+from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, TargetError, show_fields
 from gradcam.images.read import Pixels, Region
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
-from gradcam.options import ExplainOptions, fill_options
 from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.targets import ClassTarget
 
@@ -26,18 +25,13 @@ LISTED = 5  # predictions
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Plan):
     """What is asked of each picture: `methods` make maps at `layers`, or else at their own, as `Classifier.layer_for`
     finds it; `attributions` say what each pixel matters."""
 
-    layers: Sequence[str] = ()
-    methods: Sequence[Method] = (METHODS["gradcam"],)
-    attributions: Sequence[AttributionMethod] = ()
     target: ClassTarget | Callable[[Any], Any] = field(default_factory=ClassTarget)
-    options: ExplainOptions = field(default_factory=ExplainOptions)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", fill_options(self.options, "Request"))
+    layers: Sequence[str] = ()
+    attributions: Sequence[AttributionMethod] = ()
 
     @property
     def all_methods(self) -> list[Method | AttributionMethod]:
@@ -147,8 +141,7 @@ def find(
         target = replace(target, classes=list(target.classes) * len(pictures))  # one row for each
     maps: dict[tuple[str, str], PictureExplanation] = {}
     if request.methods:
-        layers = request.layers or None
-        maps = classifier.compare(pictures, layers=layers, methods=request.methods, target=target, **request.options)
+        maps = classifier.carry_out(pictures, request.layers or None, replace(request, target=target))
     attributions: list[PictureAttribution] = []
     more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
     for method in request.attributions:

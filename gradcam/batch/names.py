@@ -103,6 +103,13 @@ class Saving:
         return f".{self.format}"
 
 
+def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
+    """The name of each kind of file that is asked for, but the panel, beside an overlay of that name."""
+    base = overlay.removesuffix(saving.suffix)
+    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
+    return {kind: name for kind, name in names.items() if kind in saving.kinds}
+
+
 INDEX, LABEL = "<index>", "<label>"  # in place of a class's, which nobody knows yet; no name has these characters
 
 Words = tuple[str, ...]  # of a name, which dashes divide

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gradcam.batch.findings import MapResult, PictureResult, Request
-from gradcam.batch.names import HEATMAP, MAP_SUFFIX, Saving, list_endings, name_result, panel_ending
+from gradcam.batch.names import Saving, list_endings, name_kinds, name_result, panel_ending
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
 from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.files import OutputNames, hash_file
@@ -92,13 +92,6 @@ class Saver:
         parent = PurePosixPath(stem).parent
         claimed = OutputNames(Path(parent), ()).claim([PurePosixPath(name).name for name in names])
         return [(parent / path.name).as_posix() for path in claimed]
-
-
-def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
-    """The name of each kind of file that is asked for, but the panel, beside an overlay of that name."""
-    base = overlay.removesuffix(saving.suffix)
-    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
-    return {kind: name for kind, name in names.items() if kind in saving.kinds}
 
 
 def draw_kinds(result: MapResult, overlay: Pixels | None, saving: Saving) -> Iterator[tuple[str, Pixels | bytes]]:

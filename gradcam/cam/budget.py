@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -29,7 +30,10 @@ class Effort:
     batch: Batch
     budget: int | None = None
     progress: Progress | None = None
-    meter: Meter = field(default_factory=Meter)
+
+    @functools.cached_property
+    def meter(self) -> Meter:
+        return Meter()
 
     @contextlib.contextmanager
     def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:

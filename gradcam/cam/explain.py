@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from gradcam._checks import check_choice
 from gradcam.cam.budget import Effort, check_effort
@@ -19,7 +19,7 @@ from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
 from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import Census
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import check_evidence, find_method, find_methods, smooth
+from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
 from gradcam.cam.postprocess import combine, make_views, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
@@ -29,7 +29,7 @@ from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import Outlet, find_layer, unwrap
 from gradcam.layers.reshape import to_reshape
-from gradcam.options import AUGMENTATIONS, ExplainOptions, fill_options
+from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets import refuse_features
 
 HOW = ("mean", "max")  # of `fuse`
@@ -183,12 +183,12 @@ def compare(
 class Plan:
     """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model."""
 
-    methods: Sequence[Method]
-    target: Any
-    options: ExplainOptions
+    methods: Sequence[Method] = (METHODS["gradcam"],)
+    target: Any = None
+    options: ExplainOptions = field(default_factory=DEFAULTS.copy)
 
-    @staticmethod
-    def of(methods: Sequence[Method], target: Any, options: ExplainOptions, function: str) -> Plan:
+    @classmethod
+    def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **more: Any) -> Self:
         """Raises `GradcamError` for what is unknown, or has no meaning for one of the methods; `TypeError` as a call of
         `function` would."""
         filled = fill_options(options, function)
@@ -198,11 +198,11 @@ class Plan:
         check_evidence(filled["evidence"], found)
         check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
         check_effort(filled["memory_budget"], filled["progress"])
-        return Plan(found, target, filled | {"reshape": to_reshape(filled["reshape"])})
+        return cls(found, target, filled | {"reshape": to_reshape(filled["reshape"])}, **more)
 
     @property
     def needs_layers(self) -> bool:
-        return any(method.place == "layer" for method in self.methods)
+        return any(method.has_layer for method in self.methods)
 
     @property
     def differentiable(self) -> int:
@@ -213,7 +213,7 @@ class Plan:
 
     @property
     def runs_again(self) -> bool:
-        return not all(method.needs for method in self.methods)
+        return any(method.runs_again for method in self.methods)
 
 
 def carry_out(
@@ -238,14 +238,14 @@ def _explain_at(
     model, batch, options = unwrap(model), to_batch(images), plan.options
     chosen = _find_layers(model, layers) if plan.needs_layers or layers else []
     refuse_features(model, plan.target)
-    views = make_views(batch, options["augmentation"])
+    views = make_views(batch, options["augmentation"], plan.target)
     effort, census = Effort(views.batch, options["memory_budget"], options["progress"]), Census()
     shown = views.batch.copy() if plan.runs_again else views.batch
     how: dict[str, Any] = {
         "differentiable": plan.differentiable,
         "around": _watched(model, chosen, plan, effort, census),
     }
-    with recorded_pass(model, shown, chosen, views.target(plan.target), **how) as recorded:
+    with recorded_pass(model, shown, chosen, views.target, **how) as recorded:
         maps = compute_maps(recorded, plan.methods, effort, census, reshape=options["reshape"], join=options["join"])
         if are_named:
             warn_of_places(recorded, options["reshape"])

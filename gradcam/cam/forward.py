@@ -28,9 +28,8 @@ from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, tensors
 from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, recording_off, undisturbed
 from gradcam.hooks.target_layer import TargetLayer
-from gradcam.layers.axes import Axes, one_image
 from gradcam.layers.find import Outlet, layers_with_grid
-from gradcam.layers.layout import Layout, find_patches
+from gradcam.layers.layout import Axes, Layout, find_patches, one_image
 from gradcam.layers.reshape import Picked
 from gradcam.targets import Scored, compute_scores
 

@@ -16,8 +16,7 @@ from gradcam.cam.places import ENOUGH, Laid, remember_answers, tell_doubt
 from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.hooks.autograd import no_dependence, reached
 from gradcam.hooks.nested import Batch, to_batch
-from gradcam.layers.axes import Axes
-from gradcam.layers.layout import MOST_NAMED_PREFIX, Layout, candidates, find_patches, find_rivals, is_guess
+from gradcam.layers.layout import MOST_NAMED_PREFIX, Axes, Layout, candidates, find_patches, find_rivals, is_guess
 from gradcam.layers.reshape import Picked, Reshape, pick
 
 TEXT = (

@@ -19,9 +19,8 @@ from gradcam.hooks.autograd import nodes_behind
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, floating_by_keys, map_tensors, tensors, to_batch
 from gradcam.hooks.preserve import undisturbed
-from gradcam.layers.axes import Axes
 from gradcam.layers.find import Edge, Ways, edge_of, is_activated, is_softmax, layers_with_grid, unwrap
-from gradcam.layers.layout import USUAL_DEPTH, Layout, find_layout, find_patches, is_guess, takes_volumes
+from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_patches, is_guess, takes_volumes
 
 
 @dataclass(frozen=True)

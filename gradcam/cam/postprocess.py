@@ -22,15 +22,12 @@ class Views:
 
     batch: Batch
     views: tuple[tuple[float, bool], ...]
+    target: Any  # of all views: what the given one means for the first
 
     @property
     def images(self) -> int:
         """How many images there are in each view."""
         return self.batch.images // len(self.views)
-
-    def target(self, target: Any) -> Any:
-        """A target for all views that explains what `target` means for the first."""
-        return target if len(self.views) == 1 else RepeatedTarget(target, self.images, len(self.views))
 
     def average(self, maps: Tensor) -> Tensor:
         """Maps (V N,K,...) of all views, put upright, as their mean (N,K,...)."""
@@ -43,12 +40,12 @@ class Views:
         return rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows
 
 
-def make_views(batch: Batch, augmentation: str) -> Views:
+def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
     """The batch in all views of this augmentation. The picture tensor is scaled; it and all others of its size, such as
     masks, are mirrored; others with a row for each image are repeated."""
     views = AUGMENTATIONS[augmentation]
     if len(views) == 1:
-        return Views(batch, views)
+        return Views(batch, views, target)
 
     def show(tensor: Tensor) -> Tensor:
         has_rows = tensor.ndim > 0 and len(tensor) == batch.images
@@ -61,7 +58,8 @@ def make_views(batch: Batch, augmentation: str) -> Views:
         return torch.cat(shown)
 
     with torch.no_grad():
-        return Views(replace(batch.copy(show), images=batch.images * len(views)), views)
+        shown_batch = replace(batch.copy(show), images=batch.images * len(views))
+    return Views(shown_batch, views, RepeatedTarget(target, batch.images, len(views)))
 
 
 def combine(levels: Sequence[Tensor], evidence: str) -> Tensor:

@@ -16,9 +16,8 @@ from gradcam.cam.grid import try_all
 from gradcam.hooks.autograd import graph_of, leaves
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
-from gradcam.layers.axes import one_image
 from gradcam.layers.find import Edge, Ways, edge_of, is_activated
-from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals
+from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image
 from gradcam.targets import is_function, to_class_target
 
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of

@@ -161,14 +161,14 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
 
 def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
     """Write each kind of file that is asked for, and give their paths for each result."""
-    from gradcam.batch.names import list_endings, panel_ending
-    from gradcam.batch.save import draw_kinds, name_kinds
+    from gradcam.batch.names import list_endings, name_kinds, panel_ending
+    from gradcam.batch.save import draw_kinds
     from gradcam.models.results import panel
 
     saving, suffix = job.saving, job.settings.model.ending
     look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    endings = list_endings(job.request, found.results, suffix=suffix)
-    named = [name_kinds(join_name(image.stem, ending), saving) for ending in endings]
+    overlays = [join_name(image.stem, it) for it in list_endings(job.request, found.results, suffix=suffix)]
+    named = [name_kinds(overlay, saving) for overlay in overlays]
     names = [name for kinds in named for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_ending(job.request.options["evidence"], suffix=suffix)))
@@ -223,7 +223,6 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
     import_torch()
     from gradcam.batch.findings import Request
-    from gradcam.cam.explain import Plan
     from gradcam.images.draw import find_colormap
     from gradcam.layers.find import find_layer
     from gradcam.targets import ClassTarget
@@ -231,9 +230,8 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     find_colormap(settings.colormap)
     methods = [each for each in settings.methods if isinstance(each, Method)]
     attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
-    if methods:
-        methods = find_methods(methods)
-        Plan.of(methods, None, settings.options, "ask")
+    methods = find_methods(methods) if methods else []
+    request = Request.of(methods, None, settings.options, "ask", attributions=attributions)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
     layers += [find_layer(classifier.model, layer).name for layer in settings.layers[1:]]
@@ -248,7 +246,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     target = settings.target or ClassTarget(
         [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
     )
-    return classifier, Request(_once_each(layers), methods, attributions, target, settings.options)
+    return classifier, replace(request, layers=_once_each(layers), target=target)
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:

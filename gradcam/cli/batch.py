@@ -44,7 +44,7 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
 
     classifier, request = work.classifier, work.request
     target, preprocess = cast(Any, request.target), cast(Any, classifier.preprocess)
-    reshape, name = request.options["reshape"], name_target(target)
+    reshape, name = settings.options.get("reshape"), name_target(target)  # as it was typed
     is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
     asked = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],

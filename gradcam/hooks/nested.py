@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,9 @@ from torch import Tensor, nn
 from gradcam.errors import ImageError
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """Every tensor in `value`, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for _, child in _children(value):
-            yield from tensors(child)
+    return [value] if isinstance(value, Tensor) else [it for _, child in _children(value) for it in tensors(child)]
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -155,7 +151,7 @@ def to_arguments(images: Any) -> Arguments:
 def to_inputs(images: Any) -> Arguments:
     """What the caller gave, pictures or not, as arguments. Raises `ImageError` where there is no tensor in it."""
     args, kwargs = to_arguments(images)
-    if not any(True for _ in tensors((args, kwargs))):
+    if not tensors((args, kwargs)):
         raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
     return args, kwargs
 
@@ -163,7 +159,7 @@ def to_inputs(images: Any) -> Arguments:
 def to_batch(images: Any) -> Batch:
     """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
     args, kwargs = to_arguments(images)
-    given = list(tensors((args, kwargs)))
+    given = tensors((args, kwargs))
     if any(tensor.is_nested for tensor in given):
         raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
     first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)

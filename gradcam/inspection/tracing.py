@@ -207,7 +207,7 @@ def count_pass(subject: Subject) -> CallLog:
         storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *tensors((args, kwargs))])
 
         def look(value: Any) -> Seen:
-            found = list(tensors(value))
+            found = tensors(value)
             dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in found)
             return Seen(tuple(map(_shape, found)), dtypes, counter.total, counter.unknown, storages.total)
 

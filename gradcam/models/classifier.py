@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from gradcam.attributions.table import AttributionMethod, find_attribution
 from gradcam.cam.budget import Progress
-from gradcam.cam.explain import Explanation, compare, one_map
+from gradcam.cam.explain import Explanation, Plan, carry_out, one_map
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
 from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
@@ -28,7 +28,7 @@ from gradcam.models.preprocess import Preprocess
 from gradcam.models.readers import Reader, Reading, read_picture, to_reading
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Fit, fill_options, to_fit
+from gradcam.options import PREDICTIONS, ExplainOptions, Fit, to_fit
 from gradcam.targets import ClassTarget, to_class_target
 
 
@@ -42,7 +42,7 @@ class Prepared:
     __repr__ = show_fields
 
 
-Pass = tuple[Sequence[str | nn.Module], Sequence[str | Method]]  # layers, and the methods that explain them
+Pass = tuple[Sequence[str | nn.Module], Plan]  # layers, and what is explained there
 Found = dict[tuple[str, str], Explanation]  # by layer and method
 Picture = PictureLike | Reading | Prepared
 
@@ -162,26 +162,31 @@ class Classifier:
 
         Without `layers`, each method explains its own, `layer_for(method)`, with a pass for each that there is.
         """
-        options = fill_options(options, "compare")
         classifier = self if fit is None else replace(self, fit=fit)
-        prepared = self._prepare_all(pictures)
+        return classifier.carry_out(pictures, layers, Plan.of(find_methods(methods), target, options, "compare"))
+
+    def carry_out(
+        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        """As `compare`, with a plan that is checked."""
+        prepared, plan = self._prepare_all(pictures), replace(plan, target=self._to_target(plan.target))
         assigned: dict[str, list[Method]] = {}
-        for method in find_methods(methods) if layers is None else ():
+        for method in plan.methods if layers is None else ():
             assigned.setdefault(self.layer_for(method), []).append(method)
-        passes: list[Pass] = [([layer], own) for layer, own in assigned.items()]
-        passes += [] if layers is None else [(layers, methods)]
-        found = classifier._compare(prepared, passes, self._to_target(target), options)
+        passes: list[Pass] = [([layer], replace(plan, methods=own)) for layer, own in assigned.items()]
+        found = self._explain_shown(prepared, passes if layers is None else [(layers, plan)])
         if len(passes) > 1:
-            order = [method.name for method in find_methods(methods)]
+            order = [method.name for method in plan.methods]
             found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
-        described = classifier._describe(prepared)
+        described = self._describe(prepared)
         return {key: PictureExplanation(**vars(explanation), **described) for key, explanation in found.items()}
 
-    def _compare(self, prepared: Sequence[Prepared], passes: list[Pass], target: Any, options: ExplainOptions) -> Found:
+    def _explain_shown(self, prepared: Sequence[Prepared], passes: list[Pass]) -> Found:
         """What is found in what the network is shown of the pictures, whose number of pixels is the same."""
+        target, options = passes[0][1].target, passes[0][1].options
         if self._fit.kind != "tiles":
             images, target, output = self._show(prepared, target)
-            return self._run_passes(images, passes, target, options, output)
+            return self._run_passes(images, passes, target, output)
         own, step = get_steps(self.preprocess), find_step(self.model)
         tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
         _check_sizes([each.canvas for each in tiles], "in windows")
@@ -189,11 +194,12 @@ class Classifier:
         is_mean = self.predictions == "seen" and not callable(target)
         output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
         chosen = target.resolve(output, len(tiles)) if is_mean else self._choose_classes(target, output, len(tiles))
-        of_each: ExplainOptions = options | {"progress": None}
+        silent: ExplainOptions = options | {"progress": None}
+        passes = [(layers, replace(plan, options=silent)) for layers, plan in passes]
 
         def explain_some(images: Tensor, i: int) -> Found:
             wanted = chosen if callable(chosen) else chosen.one(i).repeat(len(images))
-            return self._run_passes(self._place(images), passes, wanted, of_each)
+            return self._run_passes(self._place(images), passes, wanted)
 
         each = [explain_tiles(one, partial(explain_some, i=i), options["progress"]) for i, one in enumerate(tiles)]
         return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
@@ -225,15 +231,13 @@ class Classifier:
         """The target with its classes, and a contrast's rivals, as they are in this output."""
         return target if callable(target) else target.resolve(target.find_logits(output, images), images)
 
-    def _run_passes(
-        self, images: Tensor, passes: list[Pass], target: Any, options: ExplainOptions, output: Any = None
-    ) -> Found:
+    def _run_passes(self, images: Tensor, passes: list[Pass], target: Any, output: Any = None) -> Found:
         """All that is wished for; with another output than that of these images, if one is given."""
         found: Found = {}
-        for layers, methods in passes:
+        for layers, plan in passes:
             model, inputs = self._take(images.clone() if len(passes) > 1 else images)
             own = layers if model is self.model else [find_layer(unwrap(self.model), it).name for it in layers]
-            found |= compare(model, inputs, layers=own, methods=methods, target=target, **options)
+            found |= carry_out(model, inputs, own, replace(plan, target=target))
         return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
 
     def _take(self, images: Tensor) -> tuple[nn.Module, Any]:

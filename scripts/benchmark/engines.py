@@ -148,7 +148,7 @@ def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch
     from gradcam.storage.output import Disk
 
     classifier = load("cpu")
-    request = Request([classifier.layer])
+    request = Request(layers=[classifier.layer])
     items = list_inputs([source]).items
     saving = Saving(("overlay",), "jpg", QUALITY, 0.5, "turbo")
     with tempfile.TemporaryDirectory() as folder:

@@ -65,7 +65,7 @@ def photos(folder: Path, photo: Photo) -> Path:
 
 @pytest.fixture
 def work(classifier: gradcam.Classifier, photos: Path) -> Work:
-    request = Request([classifier.layer])
+    request = Request(layers=[classifier.layer])
     return Work(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1)
 
 

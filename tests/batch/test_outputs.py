@@ -87,7 +87,8 @@ def do(classifier: gradcam.Classifier, tmp_path: Path) -> Callable[..., Work]:
         options: Any = {name: asked.pop(name) for name in DEFAULTS if name in asked}
         methods = [METHODS[name] for name in asked.pop("methods", ["gradcam"])]
         attributions = [ATTRIBUTIONS[name] for name in asked.pop("attributions", ())]
-        request = Request(asked.pop("layers", (classifier.layer,)), methods, attributions, target, options, **asked)
+        asked = {"layers": (classifier.layer,), "attributions": attributions, **asked}
+        request = Request.of(methods, target, options, "Request", **asked)
         return Work(classifier, tmp_path / "explained", request, saving or Saving())
 
     return make

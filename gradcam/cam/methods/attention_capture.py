@@ -19,8 +19,7 @@ from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ModelError
 from gradcam.hooks.hooks import Hooks, is_backward_running
 from gradcam.hooks.nested import Batch, first_floating
-from gradcam.layers.axes import Axes
-from gradcam.layers.layout import Layout, find_layout, find_patches
+from gradcam.layers.layout import Axes, Layout, find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints

@@ -65,21 +65,13 @@ class Method:
 
     needs: ClassVar[tuple[str, ...]] = ()  # what the function takes of one pass; nothing where it runs the model again
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"  # where its maps lie
+    has_layer: ClassVar[bool] = True  # which it looks at
+    runs_again: ClassVar[bool] = False  # it takes the model, or a part of it, more than once
 
     @property
     def paper(self) -> str:
         """Where it is from, in one line."""
         return str(self.source or "")
-
-    @property
-    def has_layer(self) -> bool:
-        """Whether it looks at a layer."""
-        return self.place == "layer"
-
-    @property
-    def runs_again(self) -> bool:
-        """Whether it runs the model, or a part of it, more than once."""
-        return not self.needs
 
     @property
     def compute(self) -> Callable[..., Any]:
@@ -141,6 +133,7 @@ class OfCurvatures(Method):
 class OfReruns(Method):
     """It runs the model, or its tail, again: from what was recorded, and a layer's grid, to maps (N,K,...)."""
 
+    runs_again = True
     if TYPE_CHECKING:
         compute: Callable[[Recorded, Site, Effort], Settled]
 
@@ -148,7 +141,7 @@ class OfReruns(Method):
 class OfInput(Method):
     """It runs the model again on other pictures: from what was recorded to maps (N,K,...) at their own size."""
 
-    place = "input"
+    place, has_layer, runs_again = "input", False, True
     if TYPE_CHECKING:
         compute: Callable[[Recorded, Effort], Settled]
 
@@ -156,6 +149,6 @@ class OfInput(Method):
 class OfAttention(Method):
     """It follows the attentions of a transformer: from what was recorded to maps (N,K,...) on the grid of its patches."""
 
-    place = "attention"
+    place, has_layer, runs_again = "attention", False, True
     if TYPE_CHECKING:
         compute: Callable[[Recorded, Census, Effort], Tensor]

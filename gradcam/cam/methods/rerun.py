@@ -296,7 +296,7 @@ def reproduces_plain(recorded: Recorded, output: Any, count: int) -> bool:
         except TargetError:
             return False
     else:
-        plain, found = list(tensors(recorded.output)), list(tensors(output))
+        plain, found = tensors(recorded.output), tensors(output)
     if len(plain) != len(found):
         return False
     slack = find_slack(recorded)
