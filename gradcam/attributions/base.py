@@ -19,7 +19,7 @@ from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
 from gradcam.hooks.nested import Batch, caller_keeps, map_tensors, tensors, to_batch
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
 from gradcam.targets import ClassTarget, compute_scores
@@ -156,7 +156,7 @@ class Subject:
 def differentiable(model: nn.Module, images: Any) -> Iterator[Subject]:
     """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained."""
     model, batch = unwrap(model), to_batch(images)
-    with undisturbed(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
+    with preserve_state(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
         yield Subject(model, modules, batch, caller_keeps(batch.pictures))
 

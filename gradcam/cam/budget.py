@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Effort:
+class RerunBudget:
     """A memory budget, somebody to tell, and what parts of one pass of the batch take. `batch`: the model's arguments,
     as they came; whoever runs the model gives it copies. `budget`: bytes, None for the default, which is exceeded where
     not even one variant of the batch fits."""
@@ -62,7 +62,7 @@ class Effort:
             self.progress(done, total)
 
 
-def check_effort(budget: int | None, progress: Progress | None) -> None:
+def check_budget(budget: int | None, progress: Progress | None) -> None:
     """Raises `GradcamError` for a budget that is no number of bytes, and for somebody who cannot be told."""
     if budget is not None:
         check_count(budget, "memory_budget", "a number of bytes, 1 or more.")

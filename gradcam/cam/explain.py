@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from gradcam._checks import check_choice
-from gradcam.cam.budget import Effort, check_effort
+from gradcam.cam.budget import RerunBudget, check_budget
 from gradcam.cam.forward import recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
 from gradcam.cam.maps import compute_maps
-from gradcam.cam.methods.attention_capture import Census
+from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
 from gradcam.cam.postprocess import combine, make_views, to_heatmaps
@@ -197,7 +197,7 @@ class Plan:
             raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
         check_evidence(filled["evidence"], found)
         check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
-        check_effort(filled["memory_budget"], filled["progress"])
+        check_budget(filled["memory_budget"], filled["progress"])
         return cls(found, target, filled | {"reshape": to_reshape(filled["reshape"])}, **more)
 
     @property
@@ -239,14 +239,14 @@ def _explain_at(
     chosen = _find_layers(model, layers) if plan.needs_layers or layers else []
     refuse_features(model, plan.target)
     views = make_views(batch, options["augmentation"], plan.target)
-    effort, census = Effort(views.batch, options["memory_budget"], options["progress"]), Census()
+    budget, log = RerunBudget(views.batch, options["memory_budget"], options["progress"]), AttentionLog()
     shown = views.batch.copy() if plan.runs_again else views.batch
     how: dict[str, Any] = {
         "differentiable": plan.differentiable,
-        "around": _watched(model, chosen, plan, effort, census),
+        "around": _watched(model, chosen, plan, budget, log),
     }
     with recorded_pass(model, shown, chosen, views.target, **how) as recorded:
-        maps = compute_maps(recorded, plan.methods, effort, census, reshape=options["reshape"], join=options["join"])
+        maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         if are_named:
             warn_of_places(recorded, options["reshape"])
         output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
@@ -267,12 +267,14 @@ def _explain_at(
 
 
 @contextlib.contextmanager
-def _watched(model: nn.Module, chosen: Sequence[Outlet], plan: Plan, effort: Effort, census: Census) -> Iterator[None]:
+def _watched(
+    model: nn.Module, chosen: Sequence[Outlet], plan: Plan, budget: RerunBudget, log: AttentionLog
+) -> Iterator[None]:
     """Around the plain pass: what methods that run the model again have to know of it."""
     follows_attention = any(method.place == "attention" for method in plan.methods)
     with (
-        effort.measured({outlet.module for outlet in chosen}) if plan.runs_again else contextlib.nullcontext(),
-        census.taken(model) if follows_attention else contextlib.nullcontext(),
+        budget.measured({outlet.module for outlet in chosen}) if plan.runs_again else contextlib.nullcontext(),
+        log.taken(model) if follows_attention else contextlib.nullcontext(),
     ):
         yield
 

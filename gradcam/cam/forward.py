@@ -26,11 +26,11 @@ from gradcam.hooks.autograd import (
 )
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, tensors
-from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, recording_off, undisturbed
+from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, preserve_state, recording_off
 from gradcam.hooks.target_layer import TargetLayer
 from gradcam.layers.find import Outlet, layers_with_grid
 from gradcam.layers.layout import Axes, Layout, find_patches, one_image
-from gradcam.layers.reshape import Picked
+from gradcam.layers.reshape import IndexLayout
 from gradcam.targets import Scored, compute_scores
 
 Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
@@ -98,7 +98,7 @@ class Recorded:
     modules: list[nn.Module]
     batch: Batch
     autocast: torch.dtype | None
-    layouts: dict[str, Layout | Picked] = field(default_factory=dict)
+    layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
 
     @property
     def has_float16(self) -> bool:
@@ -133,7 +133,7 @@ def recorded_pass(
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends.
     `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for
     more. `around`: a context for the model's run and nothing else."""
-    with undisturbed(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
+    with preserve_state(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
         _refuse_frames(batch, modules)
         warn_of_shared_statistics(modules, batch.images)
         if differentiable > 1:
@@ -229,7 +229,7 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """As `find_layers_with_grid`, from one pass of this batch, and another of other texts; none where there is none."""
-    with undisturbed(model) as modules:
+    with preserve_state(model) as modules:
         _refuse_frames(batch, modules)
         names = layers_with_grid(model, batch.copy(caller_keeps), reshape)
     axes = Axes(model, batch, find_patches(model.modules()))
@@ -248,7 +248,7 @@ def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module
         if tensor is not None:
             found[module] = tensor.clone()  # which the next layer may change in place
 
-    with undisturbed(model), recording_off(), Hooks() as hooks:
+    with preserve_state(model), recording_off(), Hooks() as hooks:
         for module in modules:
             hooks.after_forward(module, keep)
         own = batch.copy(caller_keeps)

@@ -17,7 +17,7 @@ from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.hooks.autograd import no_dependence, reached
 from gradcam.hooks.nested import Batch, to_batch
 from gradcam.layers.layout import MOST_NAMED_PREFIX, Axes, Layout, candidates, find_patches, find_rivals, is_guess
-from gradcam.layers.reshape import Picked, Reshape, pick
+from gradcam.layers.reshape import IndexLayout, Reshape, pick
 
 TEXT = (
     "of text, or of text and picture in one row: its length is the text's, so that its rows are no places. Choose a layer "
@@ -31,12 +31,12 @@ SHARES = (
 
 
 @dataclass(frozen=True)
-class Site:
+class GridActivations:
     """A layer's activations: as recorded, as a grid (N,C,...), and how the one becomes the other."""
 
     layer: str
     recorded: Tensor
-    layout: Layout | Picked
+    layout: Layout | IndexLayout
     grid: Tensor
 
     def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, list[bool]]:
@@ -49,15 +49,15 @@ class Site:
         return at_least_float32(on_grid), [each == (0, 0) for each in ranges]
 
 
-def find_site(layer: str, recorded: Recorded, reshape: Reshape = None) -> Site:
+def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) -> GridActivations:
     """A recorded layer's site. Raises `LayerError` where there is no grid, `ModelError` for NaN and infinity."""
     tensor = recorded.activations[layer]
     layout = find_grid(layer, tensor, recorded, reshape)
     check_range(tensor.detach(), f"The activations of layer '{layer}' are")
-    return Site(layer, tensor, layout, at_least_float32(layout.to_grid(tensor.detach())))
+    return GridActivations(layer, tensor, layout, at_least_float32(layout.to_grid(tensor.detach())))
 
 
-def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | Picked:
+def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | IndexLayout:
     """How a recorded layer's activations lie on the picture. Raises as `place` does."""
     if layer not in recorded.layouts:
         module = recorded.outlets[layer].module
@@ -69,7 +69,7 @@ def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Resh
 
 def place(
     layer: str, activations: Tensor, module: nn.Module, batch: Batch, *, model: nn.Module, reshape: Reshape = None
-) -> Layout | Picked:
+) -> Layout | IndexLayout:
     """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not
     tell. Raises `LayerError` where it does not, or nobody can tell."""
     if callable(reshape):
@@ -213,7 +213,7 @@ class BlindPatchesError(BlindLayerError):
     """One at tokens, of which the score may well read others; it ends without the advice which layer to choose."""
 
 
-def blind_layer(site: Site) -> BlindLayerError:
+def blind_layer(site: GridActivations) -> BlindLayerError:
     """The error for a layer whose gradient is exactly zero all over the grid."""
     if "tokens" in site.layout.kind:
         return BlindPatchesError(
@@ -225,7 +225,9 @@ def blind_layer(site: Site) -> BlindLayerError:
     )
 
 
-def choose_sites(recorded: Recorded, reshape: Reshape = None, *, join: str | None = None) -> dict[str, list[Site]]:
+def choose_activations(
+    recorded: Recorded, reshape: Reshape = None, *, join: str | None = None
+) -> dict[str, list[GridActivations]]:
     """For each layer the sites to be explained: one, or all levels of a pyramid; with `join` those of all layers as
     one. Of several tensors that a layer gave these are the ones that have a grid and that the score depends on. All of
     them if no two have the same grid, as the levels of a pyramid do; else the first. Raises `LayerError` where there is
@@ -237,18 +239,18 @@ def choose_sites(recorded: Recorded, reshape: Reshape = None, *, join: str | Non
     return {" + ".join(chosen): list(sites.values())}
 
 
-def _choose(layer: str, names: Sequence[str], recorded: Recorded, reshape: Reshape) -> list[Site]:
+def _choose(layer: str, names: Sequence[str], recorded: Recorded, reshape: Reshape) -> list[GridActivations]:
     if len(names) == 1:
-        return [find_site(names[0], recorded, reshape)]
+        return [find_activations(names[0], recorded, reshape)]
     on_the_way = reached(recorded.scored.values, [recorded.activations[name] for name in names])
     names = [name for name, is_reached in zip(names, on_the_way) if is_reached]
     if not names:
         raise no_dependence([layer])
-    sites: list[Site] = []
+    sites: list[GridActivations] = []
     for name in names:
         with contextlib.suppress(LayerError):
-            sites.append(find_site(name, recorded, reshape))
+            sites.append(find_activations(name, recorded, reshape))
     if not sites:
-        return [find_site(names[0], recorded, reshape)]  # which says why there is no grid
+        return [find_activations(names[0], recorded, reshape)]  # which says why there is no grid
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]

@@ -18,7 +18,7 @@ from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.hooks.autograd import nodes_behind
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, floating_by_keys, map_tensors, tensors, to_batch
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import Edge, Ways, edge_of, is_activated, is_softmax, layers_with_grid, unwrap
 from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_patches, is_guess, takes_volumes
 
@@ -81,7 +81,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     model = unwrap(model)
     batch = to_batch(_to_images(model, images))
     look = _Look(model, batch)
-    with undisturbed(model), no_graph_kept(model, lambda: look.pictures), Hooks() as hooks:
+    with preserve_state(model), no_graph_kept(model, lambda: look.pictures), Hooks() as hooks:
         look.watch(model, hooks)
         with_grid = layers_with_grid(model, batch)
     look.settle()

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradcam.cam.budget import Effort
+from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded, depend_on_one_another
-from gradcam.cam.grid import Site, blind_layer, check_range, choose_sites, warn_of_blind_images
-from gradcam.cam.methods.attention_capture import Census
+from gradcam.cam.grid import GridActivations, blind_layer, check_range, choose_activations, warn_of_blind_images
+from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
 from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
@@ -79,15 +79,15 @@ class _Values:
 def compute_maps(
     recorded: Recorded,
     methods: Sequence[Method],
-    effort: Effort,
-    census: Census,
+    budget: RerunBudget,
+    log: AttentionLog,
     *,
     reshape: Reshape = None,
     join: str | None = None,
 ) -> dict[Key, Maps]:
-    """Maps by layer and method, the methods in their order; those of no layer have their `place` for one. `census`: of
+    """Maps by layer and method, the methods in their order; those of no layer have their `place` for one. `log`: of
     the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one."""
-    chosen = choose_sites(recorded, reshape, join=join)
+    chosen = choose_activations(recorded, reshape, join=join)
     by_name = {site.layer: site for level in chosen.values() for site in level}  # a level may be named, too
     sites, values = list(by_name.values()), _Values()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
@@ -104,11 +104,11 @@ def compute_maps(
         values.add(site.layer, of_activations, [undoubted(found_maps)])
     _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
     _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
-    _run_again(recorded, sites, _of(OfReruns, methods), values, effort)
+    _run_again(recorded, sites, _of(OfReruns, methods), values, budget)
     for of_input in _of(OfInput, methods):
-        values.add("input", of_input, [of_input.compute(recorded, effort)])
+        values.add("input", of_input, [of_input.compute(recorded, budget)])
     for of_attention in _of(OfAttention, methods):
-        values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, census, effort))])
+        values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, log, budget))])
     check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
     maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
     _judge_blindness(chosen, values, recorded)
@@ -130,7 +130,7 @@ def _put_together(key: Key, pieces: Sequence[Settled]) -> tuple[Tensor, Tensor |
     return maps, was_rounding if any_was else None
 
 
-def _judge_blindness(chosen: Mapping[str, Sequence[Site]], values: _Values, recorded: Recorded) -> None:
+def _judge_blindness(chosen: Mapping[str, Sequence[GridActivations]], values: _Values, recorded: Recorded) -> None:
     """Raises `BlindLayerError` where nothing reaches any layer; warns of images, and of layers, that nothing reaches.
     Of a layer's levels one that is reached is enough."""
     blind: dict[Key, list[bool]] = {
@@ -169,7 +169,7 @@ def _checked(method: OfActivations | OfGradients | OfCurvatures, *given: Tensor)
 
 def _use_gradients(
     recorded: Recorded,
-    sites: Sequence[Site],
+    sites: Sequence[GridActivations],
     methods: Sequence[OfGradients],
     scores: dict[str | None, Tensor],
     values: _Values,
@@ -200,7 +200,7 @@ def _use_gradients(
 
 
 def _gradients(
-    recorded: Recorded, sites: Sequence[Site], scores: Tensor, *, one_by_one: bool
+    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor, *, one_by_one: bool
 ) -> Iterator[list[tuple[Tensor, list[bool]]]]:
     """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
     depend on one another, each has the gradient of its own scores, of all classes at a time."""
@@ -230,7 +230,12 @@ def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) ->
 
 
 def _use_curvatures(
-    recorded: Recorded, sites: Sequence[Site], methods: Sequence[OfCurvatures], values: _Values, *, one_by_one: bool
+    recorded: Recorded,
+    sites: Sequence[GridActivations],
+    methods: Sequence[OfCurvatures],
+    values: _Values,
+    *,
+    one_by_one: bool,
 ) -> None:
     """Two backward passes for each class and layer, and for each image where they depend on one another."""
     if not methods:
@@ -256,11 +261,15 @@ def _use_curvatures(
 
 
 def _run_again(
-    recorded: Recorded, sites: Sequence[Site], methods: Sequence[OfReruns], values: _Values, effort: Effort
+    recorded: Recorded,
+    sites: Sequence[GridActivations],
+    methods: Sequence[OfReruns],
+    values: _Values,
+    budget: RerunBudget,
 ) -> None:
     for method, site in product(methods, sites):
         try:
-            found = method.compute(recorded, site, effort)
+            found = method.compute(recorded, site, budget)
         except BlindLayerError as error:
             values.errors.append(error)
             found = undoubted(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))

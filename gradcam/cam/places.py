@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gradcam.cam.forward import record_outputs
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.layers.layout import Layout, is_guess
-from gradcam.layers.reshape import Picked
+from gradcam.layers.reshape import IndexLayout
 
 # Shares of the depth, the height and the width; in no symmetry, so that a mirrored grid is seen, too.
 PLACES = (
@@ -44,7 +44,7 @@ class Laid:
 
     module: nn.Module
     shape: tuple[int, ...]
-    layout: Layout | Picked
+    layout: Layout | IndexLayout
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ImageError, describe_unexpected
 from gradcam.evaluation.controls import Control, Explain, Explained, OwnFunction, find_explained
 from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.targets import ClassTarget
 
@@ -26,7 +26,7 @@ CELLS = 7  # of the random map, along each side: as coarse as the maps of most n
 
 def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
     """What it gives for the model in evaluation mode, also where it is somebody else's and leaves the mode alone."""
-    with undisturbed(unwrap(model)):
+    with preserve_state(unwrap(model)):
         return explain(model, images, classes)
 
 

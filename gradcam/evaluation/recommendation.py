@@ -28,7 +28,7 @@ from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.subject import Subject
 from gradcam.hooks import nested
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
@@ -418,7 +418,7 @@ def _list_ended(model: nn.Module, image: Tensor) -> list[str]:
         ended.append(names[module])
         last = tensor
 
-    with undisturbed(model), torch.no_grad(), Hooks() as hooks:
+    with preserve_state(model), torch.no_grad(), Hooks() as hooks:
         for module in names:
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.after_forward(module, note)

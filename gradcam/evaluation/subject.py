@@ -15,7 +15,7 @@ from gradcam.cam.explain import Explanation
 from gradcam.cam.methods.perturbation import check_integer
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, join_names, nearest, shorten
 from gradcam.hooks.memory import Halving
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.models.results import to_probabilities
 from gradcam.targets import check_classes
@@ -65,7 +65,7 @@ class Subject:
         self._parts = Halving(fitting if batch_size is None else batch_size)
         self._baselines: dict[str, Tensor] = {}
         self._of_baselines: dict[str, Tensor] = {}
-        with undisturbed(self.model), torch.no_grad():
+        with preserve_state(self.model), torch.no_grad():
             self.all_probabilities = _require_finite(torch.cat(list(self._run([self.images]))))
         if classes is None:
             self.classes = self.all_probabilities.argmax(1)
@@ -101,7 +101,7 @@ class Subject:
         `ModelError` where a probability is NaN.
         """
         classes = cycle(self.classes.split(1))
-        with undisturbed(self.model), torch.no_grad():
+        with preserve_state(self.model), torch.no_grad():
             parts = [
                 probabilities.gather(1, torch.cat(list(islice(classes, len(probabilities))))[:, None])
                 for probabilities in self._run(variants)

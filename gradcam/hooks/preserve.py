@@ -34,7 +34,7 @@ IN_FLOATS = (
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[list[nn.Module]]:
+def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; gives its modules, each once."""
     # As `model.modules()`, in another order and a quarter of the time: on a small network that takes as long as a layer.
     modules, seen = [model], {model}
@@ -61,7 +61,7 @@ class _Holder:
 
 
 class _Here(threading.local):
-    """What this thread holds undisturbed, and the grad modes that its open contexts found, the outermost first."""
+    """What this thread holds as it is, and the grad modes that its open contexts found, the outermost first."""
 
     def __init__(self) -> None:
         self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()

@@ -21,7 +21,7 @@ from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.hooks.preserve import is_undisturbed
 from gradcam.hooks.target_layer import refuse_vmap
 from gradcam.inspection import selection
-from gradcam.inspection.selection import Attendance, Layers
+from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap
 
 MOST_NAMED = 3  # places in an edit's repr
@@ -38,8 +38,8 @@ class Edit:
     like the handles of PyTorch's own hooks.
     """
 
-    def __init__(self, hooks: Hooks, places: Sequence[str], attendance: Attendance | None = None) -> None:
-        self._hooks, self._places, self._attendance = hooks, places, attendance
+    def __init__(self, hooks: Hooks, places: Sequence[str], run_check: RunCheck | None = None) -> None:
+        self._hooks, self._places, self._run_check = hooks, places, run_check
         self._is_active = True
 
     @property
@@ -58,9 +58,9 @@ class Edit:
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
         was_active = self._is_active
         self.remove()
-        if was_active and kind is None and self._attendance is not None:
-            self._attendance.require_runs()
-            self._attendance.require_gradients()
+        if was_active and kind is None and self._run_check is not None:
+            self._run_check.require_runs()
+            self._run_check.require_gradients()
 
     def __repr__(self) -> str:
         more = len(self._places) - MOST_NAMED
@@ -131,24 +131,24 @@ def _edit_tensors(found: Mapping[str, Tensor], places: Sequence[str], function: 
 
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
     chosen = selection.select_layers(model, layers)
-    attendance = Attendance(model, layers)
+    run_check = RunCheck(model, layers)
     edits = {name: partial(replace_gradient, f"layer '{name}'", function) for name in chosen}
     names: dict[GradientHook, str] = {edit: name for name, edit in edits.items()}
 
     def look(name: str, activations: Tensor) -> GradientHook | None:
         if is_undisturbed():  # what gradcam runs itself is none of the user's passes
             return None
-        attendance.note_run(name)
+        run_check.note_run(name)
         return edits[name]
 
     def pass_on(tensor: Tensor, edit: GradientHook) -> Tensor:
-        attendance.differentiable.add(names[edit])
+        run_check.differentiable.add(names[edit])
         return hooks.edit_gradient(tensor, edit)
 
     with _kept_hooks() as hooks:
         selection.follow_layers(hooks, chosen, look, pass_on=pass_on)
-        hooks.after_forward(model, attendance.note_model)
-    return Edit(hooks, [f"layer '{name}'" for name in chosen], attendance)
+        hooks.after_forward(model, run_check.note_model)
+    return Edit(hooks, [f"layer '{name}'" for name in chosen], run_check)
 
 
 @contextlib.contextmanager

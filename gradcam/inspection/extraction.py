@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradcam.errors import LayerError, join_names
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
-from gradcam.hooks.preserve import recording_off, undisturbed
+from gradcam.hooks.preserve import preserve_state, recording_off
 from gradcam.hooks.target_layer import no_floating_tensor, refuse_vmap
 from gradcam.inspection.selection import Layers, list_wanted, select_layers
 from gradcam.layers.find import unwrap
@@ -48,7 +48,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
         kinds = {name: type(it).forward is not nn.Module.forward or "forward" in vars(it) for name, it in group.items()}
         groups.append({name: it for name, it in group.items() if kinds[name]} or group)
     args, kwargs = to_inputs(images)
-    with undisturbed(model) as modules, recording_off():
+    with preserve_state(model) as modules, recording_off():
         must_end = nn.modules.module._global_forward_hooks_always_called or any(
             module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules
         )

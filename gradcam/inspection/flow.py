@@ -20,7 +20,7 @@ from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.target_layer import refuse_vmap
 from gradcam.inspection.edit import Aliases
 from gradcam.inspection.selection import Layers, select_layers
@@ -174,7 +174,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
 
     own = {name: it for name, it in model.named_modules() if not it._modules or [*it.parameters(recurse=False)]}
     seen = Observation(own if layers is None else select_layers(model, layers))
-    with undisturbed(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
+    with preserve_state(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
         args, kwargs = map_tensors((batch.args, batch.kwargs), to_leaf)
         seen.follow(hooks)
         with Aliases(model.parameters(), seen.note_use) as aliases:

@@ -16,7 +16,7 @@ from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorte
 from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running
 from gradcam.hooks.preserve import is_undisturbed
 from gradcam.inspection.flow import Statistics, measure, to_statistics
-from gradcam.inspection.selection import Attendance, Layers, follow_layers, list_wanted, refuse_compiled, select_layers
+from gradcam.inspection.selection import Layers, RunCheck, follow_layers, list_wanted, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
 
 ACTIVATION, GRADIENT = "activation", "gradient"
@@ -75,7 +75,7 @@ class Recorder(Generic[Value]):
         self._model = model
         wanted = list_wanted(layers)
         self._layers = select_layers(model, wanted)
-        self._attendance = Attendance(model, wanted)
+        self._run_check = RunCheck(model, wanted)
         self._keep, self._every = keep, every
         self._layouts: dict[Layout, Layout] = {}
         self._steps: deque[Step[Value]] = deque(maxlen=last)
@@ -101,7 +101,7 @@ class Recorder(Generic[Value]):
             hooks.__exit__(kind, *error)
         self._current = None
         if kind is None:
-            self._attendance.require_runs()
+            self._run_check.require_runs()
 
     def __repr__(self) -> str:
         return f"Recorder({len(self._layers)} layers, {len(self._steps)} of {self._count} steps, keep={self._keep!r})"
@@ -156,12 +156,12 @@ class Recorder(Generic[Value]):
             self._current = Step(self._count, list(self._layers), torch.is_grad_enabled(), store)
             self._steps.append(self._current)
         self._count += 1
-        self._attendance.note_model()
+        self._run_check.note_model()
 
     def _look(self, name: str, activations: Tensor) -> GradientHook | None:
         if is_undisturbed():
             return None
-        self._attendance.note_run(name)
+        self._run_check.note_run(name)
         step = self._current
         if step is None:
             return None

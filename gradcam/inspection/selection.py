@@ -112,7 +112,7 @@ def refuse_compiled(model: nn.Module) -> None:
         )
 
 
-class Attendance:
+class RunCheck:
     """Which layers ran, and which could ever get a gradient, by what was asked for: of a pattern's layers one is enough."""
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:

@@ -18,7 +18,7 @@ from gradcam._checks import check_count
 from gradcam.errors import join_names, show_fields
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import map_tensors, tensors, to_inputs
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
 
@@ -241,7 +241,7 @@ def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[Cal
 
 @contextlib.contextmanager
 def _prepared(subject: Subject) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
-    with undisturbed(subject.model), torch.no_grad(), Hooks() as hooks:
+    with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
         args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         yield args, kwargs, hooks
 

@@ -21,7 +21,7 @@ from gradcam.errors import GradientError
 from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running
 from gradcam.hooks.nested import tensors, version_of
 from gradcam.hooks.preserve import is_undisturbed
-from gradcam.inspection.selection import Attendance, Layers, refuse_compiled, select_layers
+from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
 
 OUTPUT = "output"
@@ -96,7 +96,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     model = unwrap(model)
     every = {name: it for name, it in model.named_modules() if not isinstance(it, torch.jit.ScriptModule)}
     chosen = every if layers is None else select_layers(model, layers)
-    attendance = Attendance(model, () if layers is None else layers)  # nobody asked for each and every one
+    run_check = RunCheck(model, () if layers is None else layers)  # nobody asked for each and every one
     steps = Steps(on_found)
 
     def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -105,7 +105,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
         repeats = is_backward_running()  # a checkpoint does
         if not repeats:
             steps.note_run()
-            attendance.note_run(name)
+            run_check.note_run(name)
         for tensor in tensors(output):
             if not tensor.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 continue
@@ -121,13 +121,13 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     with Hooks() as hooks:
         for name, module in chosen.items():
             hooks.after_forward(module, partial(look, name))
-        hooks.after_forward(model, attendance.note_model)
+        hooks.after_forward(model, run_check.note_model)
         for layer, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False) if module in watched else ():
                 if parameter.requires_grad:
                     hooks.at_gradient(parameter, steps.keep(layer, name))
         yield steps.watch
-    attendance.require_runs()
+    run_check.require_runs()
 
 
 class Steps:

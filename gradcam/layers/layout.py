@@ -24,7 +24,7 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, first_floating, tensors
-from gradcam.hooks.preserve import recording_off, undisturbed
+from gradcam.hooks.preserve import preserve_state, recording_off
 
 PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
 USUAL_DEPTH = 16  # slices of a volume, or frames of a clip
@@ -428,7 +428,7 @@ class Axes:
                 found.setdefault(module, tuple(tensor.shape))
 
         try:
-            with undisturbed(self._model) as modules, recording_off(), Hooks() as hooks:
+            with preserve_state(self._model) as modules, recording_off(), Hooks() as hooks:
                 for module in modules:
                     if not isinstance(module, torch.jit.ScriptModule):
                         hooks.after_forward(module, look)

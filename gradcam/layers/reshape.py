@@ -18,7 +18,7 @@ Reshape = str | tuple[int, ...] | Function | None
 
 
 @dataclass(frozen=True)
-class Picked:
+class IndexLayout:
     """What a function gives in place of a `Layout`: for each cell, where in the layer's output its value comes from.
     `indices`: (N,C,*grid), into the output with the images first, flattened. `folds`: rows of the output for each
     image."""
@@ -69,7 +69,7 @@ def to_reshape(value: Any) -> Reshape:
     )
 
 
-def pick(function: Function, layer: str, activations: Tensor, images: int, rank: int) -> Picked:
+def pick(function: Function, layer: str, activations: Tensor, images: int, rank: int) -> IndexLayout:
     """What a function picks of a layer's activations, for so many images on a grid of this rank. It is shown numbers in
     place of the values, and what comes back tells where each one came from. Raises `LayerError` where it fails, gives
     another shape, computes, takes a value twice, or mixes images."""
@@ -101,7 +101,7 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     before = torch.arange(count, dtype=torch.int64, device=indices.device).reshape(shape).movedim(axis, 0).flatten()
     after = torch.empty_like(before)
     after[before] = torch.arange(count, dtype=torch.int64, device=indices.device)
-    return Picked(after[indices], axis, folds)
+    return IndexLayout(after[indices], axis, folds)
 
 
 def _call(function: Function, tensor: Tensor, what: str) -> Tensor:

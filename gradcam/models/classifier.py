@@ -18,7 +18,7 @@ from gradcam.cam.explain import Explanation, Plan, carry_out, one_map
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
 from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.images.read import FORMS, PictureLike, Region, is_one_picture
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.device import find_input_device, find_input_dtype
@@ -224,7 +224,7 @@ class Classifier:
         return self._run(self._stack([picture.image for picture in prepared]))
 
     def _run(self, images: Tensor) -> Any:
-        with undisturbed(unwrap(self.model)), torch.no_grad():
+        with preserve_state(unwrap(self.model)), torch.no_grad():
             return self.model(images)
 
     def _choose_classes(self, target: Any, output: Any, images: int) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradcam.errors import ImageError, ModelError
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.layers.layout import find_patches
 from gradcam.models.preprocess import Preprocess, Preprocessing
@@ -65,7 +65,7 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
     larger = F.interpolate(images.float(), (height + step, width + 2 * step)).to(images)
     try:
         other, inputs = take_size(model, larger, (height, width))
-        with undisturbed(unwrap(other)), torch.no_grad():
+        with preserve_state(unwrap(other)), torch.no_grad():
             other(**inputs) if isinstance(inputs, dict) else other(inputs)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or "nothing more"

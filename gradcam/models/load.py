@@ -17,7 +17,7 @@ from gradcam.cam.explain import explain
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import ModelError, TargetError, shorten
 from gradcam.hooks.nested import first_floating, to_batch
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.layers.layout import takes_volumes
 from gradcam.models import device as placing
@@ -248,14 +248,14 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
 def _run(model: nn.Module, images: Tensor) -> Any:
     """The output, with its graph if that can be had. Raises `ModelError`, with its words, where it takes no such picture."""
     try:
-        with undisturbed(unwrap(model)), torch.enable_grad():
+        with preserve_state(unwrap(model)), torch.enable_grad():
             return model(images.detach().requires_grad_().clone())
     except ModelError:
         raise
     except Exception:  # what cannot be recorded may well run unrecorded
         pass
     try:
-        with undisturbed(unwrap(model)), torch.no_grad():
+        with preserve_state(unwrap(model)), torch.no_grad():
             return model(images.clone())
     except Exception as error:
         if takes_volumes(unwrap(model)):

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.cam.methods.attention import accumulate, roll_out, weigh
-from gradcam.cam.methods.attention_capture import Interception
+from gradcam.cam.methods.attention_capture import AttentionPatch
 from gradcam.errors import BlindLayerError, GradcamError, ModelError
 from tests import attention_oracles as slow
 from tests.attention_oracles import Block, OpenViT
@@ -467,7 +467,7 @@ def attend(**options: Any) -> tuple[Tensor, Tensor]:
         return probabilities
 
     plain = F.scaled_dot_product_attention(query, key, value, **options)
-    with Interception(lambda shape: keep if shape == (2, 4, 5, 5) else None):
+    with AttentionPatch(lambda shape: keep if shape == (2, 4, 5, 5) else None):
         found = F.scaled_dot_product_attention(query, key, value, **options)
     torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0].sum(-1)))
     return found, plain
@@ -497,7 +497,7 @@ def test_open_attention_in_other_precisions(dtype: torch.dtype) -> None:
         kinds.append(probabilities.dtype)
         return probabilities
 
-    with Interception(lambda _: keep):
+    with AttentionPatch(lambda _: keep):
         found = F.scaled_dot_product_attention(query, query, query)
     assert (found.dtype, kinds) == (dtype, [torch.float32])
     exact = F.scaled_dot_product_attention(*[query.double()] * 3)
@@ -508,7 +508,7 @@ def test_open_attention_under_autocast() -> None:
     query = torch.randn(2, 4, 5, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = F.scaled_dot_product_attention(query, query, query)
-        with Interception(lambda _: lambda probabilities: probabilities):
+        with AttentionPatch(lambda _: lambda probabilities: probabilities):
             found = F.scaled_dot_product_attention(query, query, query)
     assert found.dtype == plain.dtype
     torch.testing.assert_close(found.float(), plain.float(), rtol=0, atol=0.03)
@@ -517,7 +517,7 @@ def test_open_attention_under_autocast() -> None:
 @pytest.mark.parametrize("softmax", [F.softmax, torch.softmax, Tensor.softmax, lambda it, dim: nn.Softmax(dim)(it)])
 def test_every_softmax_over_the_last_of_three_axes_is_met(softmax: Callable[..., Tensor]) -> None:
     shapes = []
-    with Interception(lambda shape: shapes.append(shape)):
+    with AttentionPatch(lambda shape: shapes.append(shape)):
         softmax(torch.ones(2, 3, 4, 4), dim=-1)
         softmax(torch.ones(2, 4, 4), dim=2)
         softmax(torch.ones(2, 4, 4), dim=1)

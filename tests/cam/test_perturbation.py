@@ -16,9 +16,9 @@ import torchvision
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.cam.budget import Effort
+from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import recorded_pass
-from gradcam.cam.grid import find_site
+from gradcam.cam.grid import find_activations
 from gradcam.cam.methods import perturbation as ablation
 from gradcam.errors import GradcamError, LayerError
 from gradcam.hooks.nested import to_batch
@@ -77,10 +77,10 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
     """
     batch, score = to_batch(image), pick([classes])
     with recorded_pass(model, batch, [find_layer(model, layer)], [classes], differentiable=0) as recorded:
-        site = find_site(layer, recorded)
+        site = find_activations(layer, recorded)
         some = torch.zeros_like(site.grid)
         some[:, channels] = site.grid[:, channels]
-        found = ablation.ablationcam(recorded, dataclasses.replace(site, grid=some), Effort(batch))
+        found = ablation.ablationcam(recorded, dataclasses.replace(site, grid=some), RerunBudget(batch))
         plain = score(recorded.output)
     weighted = []
     for channel in channels:

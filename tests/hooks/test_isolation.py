@@ -12,7 +12,7 @@ from torch import nn
 
 import gradcam
 from gradcam.hooks import preserve as isolation
-from gradcam.hooks.preserve import eager_mode, evaluation_mode, undisturbed
+from gradcam.hooks.preserve import eager_mode, evaluation_mode, preserve_state
 
 
 def flags(model: nn.Module) -> list[bool]:
@@ -42,7 +42,7 @@ def test_flags_overlap_in_any_order() -> None:
 def test_flags_are_restored_after_an_error() -> None:
     shared = model()
     before = flags(shared)
-    with pytest.raises(ValueError, match="on purpose"), undisturbed(shared):
+    with pytest.raises(ValueError, match="on purpose"), preserve_state(shared):
         raise ValueError("on purpose")
     assert flags(shared) == before
 
@@ -68,7 +68,7 @@ def test_the_compilers_mode_overlaps_in_any_order() -> None:
 def test_the_random_state_is_put_back(draws: bool) -> None:
     shared = model()
     before = torch.get_rng_state()
-    with undisturbed(shared):
+    with preserve_state(shared):
         if draws:
             torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
@@ -97,7 +97,7 @@ def test_many_threads_in_and_out() -> None:
 def test_no_warning_is_given() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with undisturbed(model()):
+        with preserve_state(model()):
             pass
 
 
@@ -125,9 +125,9 @@ def test_an_interruption_at_the_worst_moment_does_not_leave_a_model_in_evaluatio
     before = flags(shared)
     with monkeypatch.context() as patch:
         patch.setattr(isolation, "_lock", InterruptsOnce(isolation._lock, turns))
-        with pytest.raises(KeyboardInterrupt), undisturbed(shared):
+        with pytest.raises(KeyboardInterrupt), preserve_state(shared):
             pass
-    with undisturbed(shared):
+    with preserve_state(shared):
         assert not any(flags(shared))
     assert flags(shared) == before
     assert not isolation._flags
@@ -150,7 +150,7 @@ class Counts(nn.Module):
 def test_buffers_that_a_model_changes_itself_are_put_back() -> None:
     counts = Counts()
     calls = counts.calls
-    first, second = undisturbed(counts), undisturbed(counts)
+    first, second = preserve_state(counts), preserve_state(counts)
     first.__enter__()
     counts(torch.ones(3, 2))
     second.__enter__()
@@ -168,14 +168,14 @@ def test_buffers_that_nobody_changed_are_not_written_to() -> None:
     counts.register_buffer("sparse", torch.eye(2).to_sparse())
     counts.register_buffer("elsewhere", torch.empty(2, device="meta"))
     before = counts.calls._version
-    with undisturbed(counts):
+    with preserve_state(counts):
         pass
     assert counts.calls._version == before
 
 
 def test_running_statistics_stay_what_a_training_thread_makes_of_them() -> None:
     counts = Counts()
-    with undisturbed(counts):
+    with preserve_state(counts):
         counts.norm.running_mean += 1
     assert torch.equal(counts.norm.running_mean, torch.ones(2))
 
@@ -233,7 +233,7 @@ def test_odd_buffers_keep_nothing_else_from_being_put_back(
 ) -> None:
     shared, calls = counted(change, own=buffer)
     version = buffer._version
-    with undisturbed(shared):
+    with preserve_state(shared):
         shared(torch.ones(1))
     assert calls == 0
     assert buffer._version == version  # not written to, NaN or not
@@ -243,7 +243,7 @@ def test_odd_buffers_keep_nothing_else_from_being_put_back(
 def test_a_cache_that_took_another_buffers_place_stays() -> None:
     cache = torch.ones(4)
     shared, calls = counted(lambda module: setattr(module, "cache", cache), cache=torch.ones(1), nothing=None)
-    with undisturbed(shared):
+    with preserve_state(shared):
         shared(torch.ones(1))
     assert calls == 0
     assert shared[0].cache is cache  # its module may remember the size that it was made for
@@ -253,7 +253,7 @@ def test_buffers_are_left_to_a_thread_that_loads_weights_meanwhile() -> None:
     shared, calls = counted(lambda module: None)
     shared.append(nn.Linear(1, 1))
     state = {name: torch.full_like(value, 5.0) for name, value in shared.state_dict().items()}
-    with undisturbed(shared):
+    with preserve_state(shared):
         shared.load_state_dict(state)
     assert calls == 5
     assert not isolation._buffers
@@ -266,9 +266,9 @@ def test_an_interruption_at_the_worst_moment_leaves_the_compiler_as_it_was(
     compiled = torch.compile(model(), backend="eager")
     with monkeypatch.context() as patch:
         patch.setattr(isolation, "_lock", InterruptsOnce(isolation._lock, turns))
-        with contextlib.suppress(KeyboardInterrupt), undisturbed(compiled):
+        with contextlib.suppress(KeyboardInterrupt), preserve_state(compiled):
             pass
-    with undisturbed(compiled):
+    with preserve_state(compiled):
         assert torch._dynamo.eval_frame._stance.stance == "force_eager"
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
@@ -276,7 +276,7 @@ def test_an_interruption_at_the_worst_moment_leaves_the_compiler_as_it_was(
 def test_an_abandoned_context_that_is_collected_under_the_lock_does_not_wait_for_itself() -> None:
     shared = model()
     before = flags(shared)
-    context = undisturbed(shared)
+    context = preserve_state(shared)
     context.__enter__()
     with isolation._lock:
         del context  # a generator: it ends here
@@ -292,5 +292,5 @@ def test_the_random_state_is_not_written_where_nothing_was_drawn(monkeypatch: py
             raise AssertionError("another thread's numbers would repeat")
 
     monkeypatch.setattr(isolation, "_generators", lambda model: [Generator()])
-    with undisturbed(model()):
+    with preserve_state(model()):
         pass

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from gradcam.cam.budget import Effort
+from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded, has_float16
 from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.cam.methods.attention_capture import (
+    AttentionLog,
     Blocks,
-    Census,
     Keep,
     attention_kept,
     differentiable,
@@ -33,7 +33,7 @@ from gradcam.hooks.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
 
 
-def rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
+def rollout(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Tensor:
     """Attention rollout: how much of each patch is mixed into what the head reads; of no class.
 
     Maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block passes on half of a token and
@@ -42,15 +42,15 @@ def rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
     does. Which it reads is seen from the gradient at the last block's output, and not taken from the model's kind.
     Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where the score has no gradient.
     """
-    blocks = find_blocks(census, recorded)
-    with _rollout_run(recorded, blocks, effort, plain) as (scored, tokens, attentions):
+    blocks = find_blocks(log, recorded)
+    with _rollout_run(recorded, blocks, budget, plain) as (scored, tokens, attentions):
         ((gradient,),) = _jacobian(recorded, _any_score(scored), [tokens])
     row = find_read(gradient, blocks)
     mixed = roll_out([at_least_float32(attention).mean(1) for attention in attentions], row)
     return blocks.to_grid(mixed)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
 
 
-def gradient_rollout(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
+def gradient_rollout(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Tensor:
     """Gradient-weighted rollout: attention counts by how much more of it would raise the score.
 
     Maps (N,K,h,w), none below zero. Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: from the identity on,
@@ -59,9 +59,9 @@ def gradient_rollout(recorded: Recorded, census: Census, effort: Effort) -> Tens
     taken away again.
     Raises `ModelError` where the attention cannot be followed, `BlindLayerError` where its gradient is exactly zero.
     """
-    blocks = find_blocks(census, recorded)
+    blocks = find_blocks(log, recorded)
     parts = []
-    with _rollout_run(recorded, blocks, effort, differentiable) as (scored, tokens, attentions):
+    with _rollout_run(recorded, blocks, budget, differentiable) as (scored, tokens, attentions):
         for at_tokens, *gradients in _jacobian(recorded, scored.values, [tokens, *attentions]):
             row = find_read(at_tokens, blocks)
             weighted = [weigh(attention, each) for attention, each in zip(attentions, gradients)]
@@ -121,17 +121,17 @@ def blind_attention(name: str) -> BlindLayerError:
 
 @contextlib.contextmanager
 def _rollout_run(
-    recorded: Recorded, blocks: Blocks, effort: Effort, keep: Keep
+    recorded: Recorded, blocks: Blocks, budget: RerunBudget, keep: Keep
 ) -> Iterator[tuple[Scored, Tensor, list[Tensor]]]:
     """One more pass: its scores, the last block's output, and all blocks' attention, differentiable as it was kept."""
     name, last = blocks.last
     with attention_kept(blocks, recorded, keep) as attentions:
         with TargetLayer(last, name=name) as layer:
-            output = run_again(recorded, effort, 1)
+            output = run_again(recorded, budget, 1)
             scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
             require_recording(_any_score(scored), [name])
         require_all(attentions, blocks)
-        effort.report(1, 1)
+        budget.report(1, 1)
         yield scored, layer.activations, attentions
 
 
@@ -144,7 +144,7 @@ def _any_score(scored: Scored) -> Tensor:
         return (scored.logits * weights).sum(1, keepdim=True)
 
 
-def legrad(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
+def legrad(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Tensor:
     """LeGrad: where more attention would raise the score, in every block by itself.
 
     Maps (N,K,h,w), none below zero. Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is what the rest
@@ -155,44 +155,44 @@ def legrad(recorded: Recorded, census: Census, effort: Effort) -> Tensor:
     Raises `ModelError` where the attention cannot be followed, and where the head reads more than the last block;
     `BlindLayerError` where all gradients are exactly zero.
     """
-    blocks = find_blocks(census, recorded)
+    blocks = find_blocks(log, recorded)
     with attention_kept(blocks, recorded, differentiable) as attentions:
-        found = _all_together(recorded, blocks, effort, attentions)
-        return blocks.to_grid(_one_by_one(recorded, blocks, effort, attentions) if found is None else found)
+        found = _all_together(recorded, blocks, budget, attentions)
+        return blocks.to_grid(_one_by_one(recorded, blocks, budget, attentions) if found is None else found)
 
 
-def _all_together(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor | None:
+def _all_together(recorded: Recorded, blocks: Blocks, budget: RerunBudget, attentions: list[Tensor]) -> Tensor | None:
     """(N,K,T), from one pass and one backward pass; None where the head does not treat the rows of a batch alike."""
     count = len(blocks.modules)
     shown = [count - 1, *range(count)]  # the last one twice, first and last: both have to give what the plain pass gave
     try:
-        scores, output = _legrad_run(recorded, blocks, effort, attentions, shown)
+        scores, output = _legrad_run(recorded, blocks, budget, attentions, shown)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever a model raises for a batch of another size than it was given
         return None
     if not reproduces_plain(recorded, output, len(shown)):
         return None
-    effort.report(1, 1)
+    budget.report(1, 1)
     with torch.enable_grad():
         total = torch.stack(list(scores[1:])).sum(0)
     found, is_felt = _differentiate(recorded, total, attentions)
     return _require_felt(found / count, is_felt, blocks)
 
 
-def _one_by_one(recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor]) -> Tensor:
+def _one_by_one(recorded: Recorded, blocks: Blocks, budget: RerunBudget, attentions: list[Tensor]) -> Tensor:
     """The same from a pass for each block."""
     found, count = [], len(blocks.modules)
     for block in range(count):
-        scores, _ = _legrad_run(recorded, blocks, effort, attentions, [block])
+        scores, _ = _legrad_run(recorded, blocks, budget, attentions, [block])
         found.append(_differentiate(recorded, scores[0], attentions[block : block + 1]))
-        effort.report(block + 1, count)
+        budget.report(block + 1, count)
     total = torch.stack([values for values, _ in found]).mean(0)
     return _require_felt(total, any(is_felt for _, is_felt in found), blocks)
 
 
 def _legrad_run(
-    recorded: Recorded, blocks: Blocks, effort: Effort, attentions: list[Tensor], shown: Sequence[int]
+    recorded: Recorded, blocks: Blocks, budget: RerunBudget, attentions: list[Tensor], shown: Sequence[int]
 ) -> tuple[Sequence[Tensor], Any]:
     """A pass in which the outputs of the `shown` blocks went on behind the last one: scores (N,K) of each, and the
     output. `attentions` become those of all blocks; through nothing but its own block's output does one reach a
@@ -220,7 +220,7 @@ def _legrad_run(
     with recording_off(), Hooks() as hooks:
         for module in blocks.modules.values():
             hooks.after_forward(module, hand_on)
-        output = run_again(recorded, effort, 1)
+        output = run_again(recorded, budget, 1)
         require_all(attentions, blocks)
         scores = score_rows(recorded, output, len(shown), range(len(shown)))
         require_recording(scores, [blocks.last[0]])

@@ -29,7 +29,7 @@ Keep = Callable[[Tensor], Tensor]
 Meet = Callable[[tuple[int, ...]], Keep | None]
 
 
-class Interception(TorchFunctionMode):
+class AttentionPatch(TorchFunctionMode):
     """A context that meets each attention of a model in this thread: the fused kind, and those made with a softmax.
 
     `meet`: called with the shape (rows,...,queries,keys) of an attention before it is computed. The function that it gives
@@ -130,7 +130,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Census:
+class AttentionLog:
     """All attentions of one pass in their order, and the output's shape of each module around one that gave a tensor."""
 
     sightings: list[Sighting] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Census:
         def see(shape: tuple[int, ...]) -> None:
             self.sightings.append(Sighting(shape, tuple(name for name, _ in running)))
 
-        with Hooks() as hooks, Interception(see):
+        with Hooks() as hooks, AttentionPatch(see):
             for module in names:
                 if not isinstance(module, torch.jit.ScriptModule):
                     hooks.before_forward(module, enter)
@@ -192,13 +192,13 @@ class Blocks:
         return values[..., self.layout.prefix :].unflatten(-1, self.layout.grid)
 
 
-def find_blocks(census: Census, recorded: Recorded) -> Blocks:
+def find_blocks(log: AttentionLog, recorded: Recorded) -> Blocks:
     """The blocks of the model that was recorded, each of which is the outermost module around one attention only. What
     comes behind the last of them, such as a pooling by attention, is the head's matter. Raises `ModelError` where a
     block's attention is not between all tokens of the picture, the same in all blocks, or where there is none."""
-    attentions = _all_over_the_picture(census, recorded)
-    owners = [_owner(attentions, index, census, recorded) for index in range(len(attentions))]
-    shape = census.outputs[owners[-1]]
+    attentions = _all_over_the_picture(log, recorded)
+    owners = [_owner(attentions, index, log, recorded) for index in range(len(attentions))]
+    shape = log.outputs[owners[-1]]
     modules = {name: recorded.model.get_submodule(name) for name in owners}
     layout = _find_layout(shape, recorded, modules[owners[-1]])
     if layout is None:  # not so: `_owner` has found one
@@ -220,9 +220,9 @@ def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | N
     return Axes(recorded.model, batch, patches).find_layout(shape, module)
 
 
-def _all_over_the_picture(census: Census, recorded: Recorded) -> list[Sighting]:
+def _all_over_the_picture(log: AttentionLog, recorded: Recorded) -> list[Sighting]:
     """All attentions up to the last one over the whole picture."""
-    sightings = census.sightings
+    sightings = log.sightings
     if not sightings:
         raise _cannot_follow(
             recorded,
@@ -250,12 +250,12 @@ def _misfit(sighting: Sighting, batch: Batch) -> str:
     return f"{shape}, and {sighting.keys} tokens form no grid on images of {size} (it may be channels that attend)"
 
 
-def _owner(attentions: Sequence[Sighting], index: int, census: Census, recorded: Recorded) -> str:
+def _owner(attentions: Sequence[Sighting], index: int, log: AttentionLog, recorded: Recorded) -> str:
     """The outermost module that ran around this attention and no other, and gave tokens."""
     tokens = attentions[index].keys
     others = {name for number, other in enumerate(attentions) if number != index for name in other.running}
     for name in attentions[index].running:
-        shape = census.outputs.get(name, ())
+        shape = log.outputs.get(name, ())
         if name in others or len(shape) != 3:
             continue
         layout = _find_layout(shape, recorded, recorded.model.get_submodule(name))
@@ -305,7 +305,7 @@ def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[l
             found.append(kept)
         return kept.view_as(probabilities)
 
-    with Interception(meet), torch.autograd.set_multithreading_enabled(False):
+    with AttentionPatch(meet), torch.autograd.set_multithreading_enabled(False):
         yield found
 
 

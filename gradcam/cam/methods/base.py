@@ -16,10 +16,10 @@ from gradcam.plugins import load_late
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradcam.cam.budget import Effort
+    from gradcam.cam.budget import RerunBudget
     from gradcam.cam.forward import Recorded
-    from gradcam.cam.grid import Site
-    from gradcam.cam.methods.attention_capture import Census
+    from gradcam.cam.grid import GridActivations
+    from gradcam.cam.methods.attention_capture import AttentionLog
     from gradcam.cam.rounding import Settled
 
 
@@ -135,7 +135,7 @@ class OfReruns(Method):
 
     runs_again = True
     if TYPE_CHECKING:
-        compute: Callable[[Recorded, Site, Effort], Settled]
+        compute: Callable[[Recorded, GridActivations, RerunBudget], Settled]
 
 
 class OfInput(Method):
@@ -143,7 +143,7 @@ class OfInput(Method):
 
     place, has_layer, runs_again = "input", False, True
     if TYPE_CHECKING:
-        compute: Callable[[Recorded, Effort], Settled]
+        compute: Callable[[Recorded, RerunBudget], Settled]
 
 
 class OfAttention(Method):
@@ -151,4 +151,4 @@ class OfAttention(Method):
 
     place, has_layer, runs_again = "attention", False, True
     if TYPE_CHECKING:
-        compute: Callable[[Recorded, Census, Effort], Tensor]
+        compute: Callable[[Recorded, AttentionLog, RerunBudget], Tensor]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.cam.budget import Effort
+from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded, recorded_pass
-from gradcam.cam.grid import Site, blind_layer
+from gradcam.cam.grid import GridActivations, blind_layer
 from gradcam.cam.methods.one_pass import Join, add_up
 from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, score_input, score_layer
 from gradcam.cam.rounding import TURNS, Settled, Shake, compare, find_score_slack, find_slack, settle, shake
@@ -24,7 +24,7 @@ MODES = {2: "bilinear", 3: "trilinear"}  # of resizing, by how many sides a pict
 MASKS_AT_ONCE = 64  # in RISE's sum; their scores are computed in chunks that fit the memory budget
 
 
-def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add_up) -> Settled:
+def ablationcam(recorded: Recorded, site: GridActivations, budget: RerunBudget, *, join: Join = add_up) -> Settled:
     """Ablation-CAM: the channels, each weighted by how much of the score is lost where it is zero.
 
     Maps (N,K,...), before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) / y. Divided
@@ -42,7 +42,7 @@ def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = 
 
         site.layout.change_channels(copies, switch_off)
 
-    found = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), effort)
+    found = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), budget)
     require_effect(found, site, recorded)
     without = found.values.permute(1, 2, 0)  # (N,K,C)
 
@@ -55,7 +55,7 @@ def ablationcam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = 
     return settle(weigh, find_score_slack(recorded))
 
 
-def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Settled:
+def reciprocam(recorded: Recorded, site: GridActivations, budget: RerunBudget) -> Settled:
     """Recipro-CAM: at each place of the grid, the score of what lies around it alone.
 
     Maps (N,K,...) of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are multiplied by a Gaussian
@@ -73,7 +73,7 @@ def reciprocam(recorded: Recorded, site: Site, effort: Effort) -> Settled:
         windows = _windows(numbers, lengths).to(copies)[:, None, None]
         site.layout.change_grid(copies, lambda grid: grid.unflatten(0, (len(numbers), -1)).mul_(windows))
 
-    found = score_layer(recorded, site, Variants(output, places + 1, look_through_window), effort)
+    found = score_layer(recorded, site, Variants(output, places + 1, look_through_window), budget)
     require_effect(found, site, recorded)
     scores = found.values.permute(1, 2, 0)  # (N,K,V)
 
@@ -116,7 +116,7 @@ def check_seed(method: str, value: Any) -> None:
         raise GradcamError(f"{method}: seed is {shorten(value)}, expected an int, 0 or more.")
 
 
-def scorecam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add_up) -> Settled:
+def scorecam(recorded: Recorded, site: GridActivations, budget: RerunBudget, *, join: Join = add_up) -> Settled:
     """Score-CAM: the channels, weighted by the softmax of the scores of the pictures seen through each of them.
 
     Maps (N,K,...), before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the pictures'
@@ -125,19 +125,28 @@ def scorecam(recorded: Recorded, site: Site, effort: Effort, *, join: Join = add
     count in the softmax: it could only add the same to every place, and one of zeros would only scale the map.
     Raises `GradcamError` where the memory budget holds not one variant.
     """
-    return _join(recorded, site, _weights(recorded, site, effort, most=site.grid.shape[1]), join)
+    return _join(recorded, site, _weights(recorded, site, budget, most=site.grid.shape[1]), join)
 
 
-def fasterscorecam(recorded: Recorded, site: Site, effort: Effort, *, channels: int, join: Join = add_up) -> Settled:
+def fasterscorecam(
+    recorded: Recorded, site: GridActivations, budget: RerunBudget, *, channels: int, join: Join = add_up
+) -> Settled:
     """Faster-Score-CAM: Score-CAM of the channels that vary most over the grid, so many of each image. Maps (N,K,...),
     before the ReLU. From tf-keras-vis, which has no paper for it. Raises as `scorecam` does, and `GradcamError` for
     fewer than one channel."""
     check_integer("fasterscorecam", "channels", channels, 1)
-    return _join(recorded, site, _weights(recorded, site, effort, most=channels), join)
+    return _join(recorded, site, _weights(recorded, site, budget, most=channels), join)
 
 
 def sscam(
-    recorded: Recorded, site: Site, effort: Effort, *, samples: int, noise: float, seed: int, join: Join = add_up
+    recorded: Recorded,
+    site: GridActivations,
+    budget: RerunBudget,
+    *,
+    samples: int,
+    noise: float,
+    seed: int,
+    join: Join = add_up,
 ) -> Settled:
     """SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise. Maps (N,K,...), before the ReLU. Wang et
     al., arXiv:2006.14255, its first kind: `samples` times noise of standard deviation `noise` is added to each mask in
@@ -151,7 +160,7 @@ def sscam(
         drawn = torch.stack([_draw_noise(masks.shape[3:], seed + number) for number in numbers])
         return masks + noise * drawn.to(masks)[:, None, None]
 
-    weights = _weights(recorded, site, effort, most=site.grid.shape[1], rounds=samples, alter=add_noise)
+    weights = _weights(recorded, site, budget, most=site.grid.shape[1], rounds=samples, alter=add_noise)
     return _join(recorded, site, weights, join)
 
 
@@ -159,7 +168,9 @@ def _draw_noise(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu")
 
 
-def iscam(recorded: Recorded, site: Site, effort: Effort, *, steps: int, join: Join = add_up) -> Settled:
+def iscam(
+    recorded: Recorded, site: GridActivations, budget: RerunBudget, *, steps: int, join: Join = add_up
+) -> Settled:
     """IS-CAM: Score-CAM with scores averaged on the way from an empty mask to the whole. Maps (N,K,...), before the
     ReLU. Naidu et al., arXiv:2010.03023: the integral as the mean of masks times 1/n, 2/n, ... 1. Raises as `scorecam`
     does, and `GradcamError` for fewer than one step."""
@@ -169,19 +180,19 @@ def iscam(recorded: Recorded, site: Site, effort: Effort, *, steps: int, join: J
         shares = [(number % steps + 1) / steps for number in numbers]
         return masks * torch.tensor(shares, dtype=masks.dtype, device=masks.device).reshape(-1, *[1] * (masks.ndim - 1))
 
-    weights = _weights(recorded, site, effort, most=site.grid.shape[1], rounds=steps, alter=scale)
+    weights = _weights(recorded, site, budget, most=site.grid.shape[1], rounds=steps, alter=scale)
     return _join(recorded, site, weights, join)
 
 
-def _join(recorded: Recorded, site: Site, weights: Tensor, join: Join) -> Settled:
+def _join(recorded: Recorded, site: GridActivations, weights: Tensor, join: Join) -> Settled:
     """The weighted channels' sum, which may cancel where there are activations of either sign."""
     return settle(lambda shake: join(shake(site.grid, 1), weights), find_slack(recorded))
 
 
 def _weights(
     recorded: Recorded,
-    site: Site,
-    effort: Effort,
+    site: GridActivations,
+    budget: RerunBudget,
     *,
     most: int,
     rounds: int = 1,
@@ -196,11 +207,11 @@ def _weights(
         return site.grid.new_zeros(*recorded.scored.values.shape, site.grid.shape[1])
 
     def see_through(copies: Tensor, numbers: range) -> None:
-        masks = _masks(site.grid, channels[:, [number // rounds for number in numbers]], effort.batch.size)
+        masks = _masks(site.grid, channels[:, [number // rounds for number in numbers]], budget.batch.size)
         masks = masks if alter is None else alter(masks, numbers)
         copies.mul_(masks.flatten(0, 1).to(copies))
 
-    found = score_input(recorded, Variants(effort.batch.pictures, rounds * count, see_through), effort)
+    found = score_input(recorded, Variants(budget.batch.pictures, rounds * count, see_through), budget)
     # A model on several devices may give its scores on another one than the layer's.
     scores = found.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
     shares = scores.masked_fill(~is_there[:, None], -torch.inf).softmax(2).nan_to_num(0)  # NaN: an image without masks
@@ -229,7 +240,7 @@ def _masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
     return ((large - low) / span).unflatten(2, tuple(size))[:, :, None]
 
 
-def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probability: float, seed: int) -> Settled:
+def rise(recorded: Recorded, budget: RerunBudget, *, masks: int, cells: int, probability: float, seed: int) -> Settled:
     """RISE: where showing a place raises the score above its mean over random masks, and where it lowers it.
 
     Maps (N,K,...) at the pictures' own size, of either sign. Petsiuk et al., BMVC 2018, equation 6: the sum of the masks
@@ -243,7 +254,7 @@ def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probabil
     check_integer("rise", "cells", cells, 1)
     check_number("rise", "probability", probability, most=1)
     check_seed("rise", seed)
-    pictures, size = effort.batch.pictures, effort.batch.size
+    pictures, size = budget.batch.pictures, budget.batch.size
 
     def draw(numbers: range) -> Tensor:
         drawn = [_draw_mask(size, cells, probability, seed + number) for number in numbers]
@@ -252,7 +263,7 @@ def rise(recorded: Recorded, effort: Effort, *, masks: int, cells: int, probabil
     def see_through(copies: Tensor, numbers: range) -> None:
         copies.unflatten(0, (len(numbers), -1)).mul_(draw(numbers).to(copies)[:, None, None])
 
-    scores = score_input(recorded, Variants(pictures, masks, see_through), effort).values
+    scores = score_input(recorded, Variants(pictures, masks, see_through), budget).values
     slack, in_order = find_score_slack(recorded), scores.permute(1, 2, 0)
     shaken = [shake(in_order, 2, slack, turn).permute(2, 0, 1) for turn in range(TURNS)]
     above = torch.stack([each - each.mean(0) for each in (scores, *shaken)], 1)  # (V,turns,N,K)
@@ -281,7 +292,14 @@ def _draw_mask(size: Sequence[int], cells: int, probability: float, seed: int) -
 
 
 def smooth_gradcam_pp(
-    recorded: Recorded, site: Site, effort: Effort, *, samples: int, noise: float, seed: int, join: Join = add_up
+    recorded: Recorded,
+    site: GridActivations,
+    budget: RerunBudget,
+    *,
+    samples: int,
+    noise: float,
+    seed: int,
+    join: Join = add_up,
 ) -> Settled:
     """Smooth Grad-CAM++: channels weighted as in Grad-CAM++, from means of derivatives over noisy copies of the pictures.
 
@@ -297,11 +315,11 @@ def smooth_gradcam_pp(
     sums: list[Tensor] = []
     is_blind = True
     for sample in range(samples):
-        gradients = _gradients(recorded, site, _add_noise(effort.batch, noise, seed + sample))
+        gradients = _gradients(recorded, site, _add_noise(budget.batch, noise, seed + sample))
         is_blind = is_blind and not gradients.any()
         powers = [gradients, gradients.square(), gradients.pow(3)]
         sums = [total.add_(power) for total, power in zip(sums, powers)] if sums else powers
-        effort.report(sample + 1, samples)
+        budget.report(sample + 1, samples)
     if is_blind:
         raise blind_layer(site)
     first, second, third = (total.flatten(3) / samples for total in sums)
@@ -311,7 +329,7 @@ def smooth_gradcam_pp(
     return settle(lambda shake: join(shake(site.grid, 1), weights), find_slack(recorded))
 
 
-def _gradients(recorded: Recorded, site: Site, batch: Batch) -> Tensor:
+def _gradients(recorded: Recorded, site: GridActivations, batch: Batch) -> Tensor:
     """The gradients (N,K,C,...) of the same classes' scores for other pictures."""
     layer = site.layer
     device, autocast = recorded.scored.values.device.type, recorded.autocast

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.budget import Effort
+from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded
-from gradcam.cam.grid import BlindPatchesError, Site, at_least_float32
+from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.cam.rounding import find_slack
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks.hooks import Hooks, can_exchange, exchange, is_owned
@@ -100,51 +100,51 @@ class _Way:
     bytes_each: Callable[[], int]
 
 
-def score_layer(recorded: Recorded, site: Site, variants: Variants, effort: Effort) -> VariantScores:
+def score_layer(recorded: Recorded, site: GridActivations, variants: Variants, budget: RerunBudget) -> VariantScores:
     """Scores of variants of a layer's output; `variants.base` is `layer_output(site)`. Raises `GradcamError` where not
     even one fits into the memory budget."""
     layout, outlet = site.layout, recorded.outlets[site.layer]
 
     def run_tail(rows: Tensor, count: int) -> Any:
         with _handed_on(outlet, layout.from_rows(rows), site.recorded.shape):
-            return run_again(recorded, effort, 1)
+            return run_again(recorded, budget, 1)
 
     def run_all(rows: Tensor, count: int) -> Any:
         rows = layout.from_rows(rows)
         with _handed_on(outlet, rows, rows.shape):
-            return run_again(recorded, effort, count)
+            return run_again(recorded, budget, count)
 
-    tail = effort.meter.peak(outlet.module)
+    tail = budget.meter.peak(outlet.module)
     ways = [
         _Way(run_tail, lambda: 2 * variants.bytes_each + tail),
-        _Way(run_all, lambda: 2 * variants.bytes_each + _measure(recorded, effort)),
+        _Way(run_all, lambda: 2 * variants.bytes_each + _measure(recorded, budget)),
     ]
-    return _score(recorded, variants, ways, effort)
+    return _score(recorded, variants, ways, budget)
 
 
-def score_input(recorded: Recorded, variants: Variants, effort: Effort) -> VariantScores:
-    """Scores of variants of the pictures; `variants.base` is `effort.batch.pictures`. Raises as `score_layer` does."""
+def score_input(recorded: Recorded, variants: Variants, budget: RerunBudget) -> VariantScores:
+    """Scores of variants of the pictures; `variants.base` is `budget.batch.pictures`. Raises as `score_layer` does."""
 
     def run(rows: Tensor, count: int) -> Any:
-        return run_again(recorded, effort, count, rows)
+        return run_again(recorded, budget, count, rows)
 
     def run_channels_last(rows: Tensor, count: int) -> Any:
-        return run_again(recorded, effort, count, rows.contiguous(memory_format=torch.channels_last))
+        return run_again(recorded, budget, count, rows.contiguous(memory_format=torch.channels_last))
 
-    needed = _measure(recorded, effort)
+    needed = _measure(recorded, budget)
     ways = [_Way(run, lambda: 3 * variants.bytes_each + needed)]
     # A convolution on the processor takes less time for them, though not every model can do with them.
     if variants.base.device.type == "cpu" and variants.base.ndim == 4:
         ways.insert(0, _Way(run_channels_last, lambda: 4 * variants.bytes_each + needed))
-    return _score(recorded, variants, ways, effort)
+    return _score(recorded, variants, ways, budget)
 
 
-def layer_output(site: Site) -> Tensor:
+def layer_output(site: GridActivations) -> Tensor:
     """A layer's output as it was recorded, but images first."""
     return site.layout.to_rows(site.recorded.detach())
 
 
-def require_effect(found: VariantScores, site: Site, recorded: Recorded) -> None:
+def require_effect(found: VariantScores, site: GridActivations, recorded: Recorded) -> None:
     """Raises `LayerError` where no variant of a layer's output changes any score by more than rounding does."""
     if not len(found.values) or not site.grid.any():  # of nothing there are no other variants
         return
@@ -156,20 +156,20 @@ def require_effect(found: VariantScores, site: Site, recorded: Recorded) -> None
         raise BlindLayerError(f"{said} Choose another layer, or the logit for a score.")
 
 
-def _score(recorded: Recorded, variants: Variants, ways: Sequence[_Way], effort: Effort) -> VariantScores:
+def _score(recorded: Recorded, variants: Variants, ways: Sequence[_Way], budget: RerunBudget) -> VariantScores:
     for way in ways:
         bytes_each = way.bytes_each()
         if way is ways[0]:
-            effort.require_one(bytes_each)
-        most = effort.fitting(bytes_each)
-        found = _score_together(recorded, variants, way, effort, most) if most >= FEWEST else None
+            budget.require_one(bytes_each)
+        most = budget.fitting(bytes_each)
+        found = _score_together(recorded, variants, way, budget, most) if most >= FEWEST else None
         if found is not None:
             return found
-    return _score_one_by_one(recorded, variants, ways[-1], effort)
+    return _score_one_by_one(recorded, variants, ways[-1], budget)
 
 
 def _score_together(
-    recorded: Recorded, variants: Variants, way: _Way, effort: Effort, most: int
+    recorded: Recorded, variants: Variants, way: _Way, budget: RerunBudget, most: int
 ) -> VariantScores | None:
     """None where the first batch shows that it would be wrong."""
     parts: list[Tensor] = []
@@ -184,7 +184,7 @@ def _score_together(
         else:
             output = way.run(rows, chunk.rows)
         parts.append(score_rows(recorded, output, chunk.rows, chunk.positions))
-        effort.report(chunk.numbers.stop, variants.count)
+        budget.report(chunk.numbers.stop, variants.count)
     return VariantScores(torch.cat(parts), plain)
 
 
@@ -197,34 +197,34 @@ def _attempt(way: _Way, rows: Tensor, count: int) -> Any:
         return None
 
 
-def _score_one_by_one(recorded: Recorded, variants: Variants, way: _Way, effort: Effort) -> VariantScores:
+def _score_one_by_one(recorded: Recorded, variants: Variants, way: _Way, budget: RerunBudget) -> VariantScores:
     parts = []
     for number in range(variants.count):
         output = way.run(variants.make(Chunk(range(number, number + 1), 1)), 1)
         parts.append(score_rows(recorded, output, 1, range(1)))
-        effort.report(number + 1, variants.count)
+        budget.report(number + 1, variants.count)
     plain = recorded.scored.values.detach()
     return VariantScores(torch.cat(parts) if parts else plain[None][:0], plain)
 
 
-def _measure(recorded: Recorded, effort: Effort) -> int:
+def _measure(recorded: Recorded, budget: RerunBudget) -> int:
     """The bytes that one more run of the whole model takes."""
     meter = Meter()
     with meter:
         meter.mark("all of it")
-        run_again(recorded, effort, 1)
+        run_again(recorded, budget, 1)
     return meter.peak("all of it")
 
 
-def run_again(recorded: Recorded, effort: Effort, count: int, pictures: Tensor | None = None) -> Any:
+def run_again(recorded: Recorded, budget: RerunBudget, count: int, pictures: Tensor | None = None) -> Any:
     """The model's output for so many copies of the batch, with other pictures if they are given."""
-    images = effort.batch.images
+    images = budget.batch.images
 
     def repeat(tensor: Tensor) -> Tensor:
         is_of_images = tensor.ndim > 0 and len(tensor) == images
         return tensor.repeat(count, *[1] * (tensor.ndim - 1)) if is_of_images else tensor.clone()
 
-    batch = effort.batch.copy(repeat, pictures)
+    batch = budget.batch.copy(repeat, pictures)
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
         return recorded.model(*batch.args, **batch.kwargs)

@@ -18,7 +18,7 @@ from gradcam.cam.explain import Explanation
 from gradcam.errors import ImageError, InputError, shorten, show_fields
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_unit
 from gradcam.hooks.memory import is_out_of_memory
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
@@ -155,7 +155,7 @@ def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, se
     check_count("limit", limit, "mosaics at most")
     chosen = [[tiles[i] for i in places] for places in _choose([tile.index for tile in tiles], limit, seed)]
     try:
-        with undisturbed(model), torch.no_grad():
+        with preserve_state(model), torch.no_grad():
             image = _join([tile.image for tile in chosen[0]])[None]
             model(image.to(find_input_device(model), find_input_dtype(model)))
     except Exception as error:  # whatever it raises otherwise is its way to refuse an image of this size

@@ -17,7 +17,7 @@ from gradcam.evaluation.controls import Explain
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_tensor
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.preserve import undisturbed
+from gradcam.hooks.preserve import preserve_state
 
 
 def rank_correlation(a: Any, b: Any) -> Tensor:
@@ -177,7 +177,7 @@ def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple
     """Modules that own parameters, the last to start first, each with these and their names. Parameters of a module
     that is never called, since another one computes with them, are the one's around it."""
     starts: dict[str, int] = {}
-    with torch.no_grad(), Hooks() as hooks, undisturbed(model):
+    with torch.no_grad(), Hooks() as hooks, preserve_state(model):
         for name, module in model.named_modules():
             hooks.before_forward(module, lambda *_, name=name: starts.__setitem__(name, len(starts)))
         model(images)
