@@ -85,9 +85,24 @@ def _without_tensors(classes: Any) -> Any:
     return classes
 
 
+def logit(logits: Tensor, classes: Tensor) -> Tensor:
+    """The classes' own logits."""
+    return logits.gather(1, classes)
+
+
+def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Tensor:
+    """The classes' probabilities."""
+    return probabilities(logits, activation).gather(1, classes)
+
+
+def to_two_classes(logits: Tensor, activation: str) -> Tensor:
+    """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
+    return torch.cat([1 - logits if activation == "none" else -logits, logits], 1)
+
+
 def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
     """The classes' logits, minus a share of the mean of each one's rivals (N,K,R); without rivals, the logits."""
-    own = logits.gather(1, classes)
+    own = logit(logits, classes)
     if rivals.shape[2] == 0:
         return own
     return own - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
@@ -101,7 +116,7 @@ def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
 
 def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
     """The three others whose logits are nearest to each class's own (N,K,R): as many as there are."""
-    distances = (logits[:, None] - logits.gather(1, classes)[..., None]).abs()
+    distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
     distances = distances.scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
 
@@ -180,18 +195,15 @@ class ClassTarget:
     def find_logits(self, output: Any, images: int) -> Tensor:
         """The logits (N,C) in a model's output, as this target counts classes."""
         logits = find_logits(output, images, head=self.output)
-        if logits.shape[1] > 1 or self.activation not in ("sigmoid", "none"):
-            return logits
-        # A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability.
-        return torch.cat([1 - logits if self.activation == "none" else -logits, logits], 1)
+        is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "none")
+        return to_two_classes(logits, self.activation) if is_pair else logits
 
     def compute(self, logits: Tensor) -> Tensor:
         """The scores (N,K) in logits (N,C), once the target is resolved."""
         if self.score == "contrast":
             return difference(logits, self.classes, cast("Tensor", self._rivals))
-        return (probabilities(logits, self.activation) if self.score == "probability" else logits).gather(
-            1, self.classes
-        )
+        is_logit = self.score == "logit"
+        return logit(logits, self.classes) if is_logit else probability(logits, self.classes, self.activation)
 
     def one(self, i: int) -> ClassTarget:
         """The same, resolved, for image i alone."""

@@ -21,10 +21,8 @@ class Turn(nn.Module):
 
 
 class ColourNet(nn.Module):
-    """Colours in [-1,1] to logits: the mean of what a colour's channel has above all other colours.
-
-    At `colour` and `active` a class's map is where the colour is; at `turn` it is in the opposite cell.
-    """
+    """Colours in [-1,1] to logits: the mean of what a colour's channel has above all other colours. At `colour` and
+    `active` a class's map is where the colour is; at `turn` it is in the opposite cell."""
 
     def __init__(self) -> None:
         super().__init__()

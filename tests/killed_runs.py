@@ -23,13 +23,9 @@ from tests.processes import Ended, Started, find_unfinished, make_pictures, run,
 
 GENTLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KINDS = {
-    "overlays": (),
-    "maps": ("--save", "overlay", "--save", "map"),
-    "report": ("--report",),
-    "tars": ("--output-format", "webdataset"),
-    "shard": ("--shard", "1/2"),
-    "limit": ("--max-failures", "1%"),
-}
+    "overlays": (), "maps": ("--save", "overlay", "--save", "map"), "report": ("--report",),
+    "tars": ("--output-format", "webdataset"), "shard": ("--shard", "1/2"), "limit": ("--max-failures", "1%"),
+}  # fmt: skip
 TYPED = ("batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "3")
 SECONDS = 300  # for one run, on a machine that has more to do
 

@@ -278,10 +278,8 @@ class Judge:
         return False
 
     def compare(self, out: Path, before: bytes, ended: Ended) -> None:
-        """Raises `Wrong` unless all that the whole run has is there, once and in its place.
-
-        A line of `before` may be there as it was, where it says of its picture what must be said: somebody's own note.
-        """
+        """Raises `Wrong` unless all that the whole run has is there, once and in its place. A line of `before` may be
+        there as it was, where it says of its picture what must be said: somebody's own note."""
         if ended.status != self.status:
             raise Wrong(f"resumed with status {ended.status}:\n{ended.err}")
         if find_unfinished(out):

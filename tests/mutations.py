@@ -42,10 +42,8 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files. `make`: good ones by name. `read`: reads one; `GradcamError` is the only error that it may raise.
-
-    `repair`: a file, of which part is changed by the function that it is given, with its checksums right.
-    """
+    """A kind of files. `make`: good ones by name. `read`: reads one; `GradcamError` is the only error that it may
+    raise. `repair`: a file, of which part is changed by the function that it is given, with its checksums right."""
 
     make: Callable[[], Files]
     read: Callable[[Path], object]

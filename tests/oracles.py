@@ -35,10 +35,8 @@ def modules_that_run_once(model: nn.Module, images: Tensor) -> list[str]:
 def reference(
     model: nn.Module, images: Tensor, names: list[str], score: Callable[[Tensor], Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Activations and gradients of many modules at once, by definition: the gradient of a zero that is added to the output.
-
-    On a copy in which nothing is in place, with autograd through the whole network.
-    """
+    """Activations and gradients of many modules at once, by definition: the gradient of a zero that is added to the
+    output. On a copy in which nothing is in place, with autograd through the whole network."""
     model = copy.deepcopy(model).requires_grad_(True)
     for module in model.modules():
         if getattr(module, "inplace", False):

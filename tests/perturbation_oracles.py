@@ -106,9 +106,7 @@ def scorecam_weights(
     channels: Callable[[np.ndarray], list[int]] = lambda activations: list(range(len(activations))),
 ) -> tuple[Tensor, Tensor]:
     """Score-CAM's weights (N,K,C), algorithm 1 of the paper, picture by picture; and the layer's output.
-
-    `masks_of(mask, rank)`: the masks of which the scores are averaged; `rank` is the channel's, by its variance.
-    """
+    `masks_of(mask, rank)`: the masks of which the scores are averaged; `rank` is the channel's, by its variance."""
     output = layer_output(model, images, layer)
     rows = []
     for image, activations, own in zip(images, output.numpy(), classes):

@@ -16,9 +16,7 @@ from gradcam.storage import retry as failures
 
 class ObjectStore(MemoryFileSystem):
     """`objects://`: as an object store is. Nothing is appended or renamed, and no object is there before it is whole.
-
-    `failures`: what the next requests raise, one after another. `requests`: (what, path) of each.
-    """
+    `failures`: what the next requests raise, one after another. `requests`: (what, path) of each."""
 
     protocol = ("objects",)
     store: ClassVar[dict[str, Any]] = {}

@@ -179,7 +179,6 @@ def refuse_zero(gradients: Tensor) -> None:
 
 
 def _split(output: Any, rows: int, images: int) -> list[Any]:
-    """The output of each set of images, from that of several sets one behind another."""
     if rows == images:
         return [output]
     if not any(tensor.ndim and len(tensor) == rows for tensor in tensors(output)):

@@ -22,12 +22,9 @@ from gradcam.hooks.target_layer import refuse_vmap
 # What autograd calls an operation's derivative, and what is zero where the operation is a ReLU. A clamp between 0 and
 # anything but 6 is left out: that is how values are kept in range, and no activation.
 RELU_NODES = {
-    "ReluBackward": (),
-    "HardtanhBackward": ("_saved_min_val",),
-    "ThresholdBackward": ("_saved_threshold",),
-    "ClampMinBackward": ("_saved_min",),
-    "ClampBackward": ("_saved_min",),
-}
+    "ReluBackward": (), "HardtanhBackward": ("_saved_min_val",), "ThresholdBackward": ("_saved_threshold",),
+    "ClampMinBackward": ("_saved_min",), "ClampBackward": ("_saved_min",),
+}  # fmt: skip
 # Parts of a graph that hide what is in them.
 OPAQUE_NODES = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
 

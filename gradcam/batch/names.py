@@ -166,7 +166,7 @@ def check_outputs(
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         place = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
         places.setdefault(place.casefold(), []).append(parent.casefold())
-    for path, above, file in _list_places(items) if isinstance(folder, Path) else _list_objects(items):
+    for path, above, file in _list_places(items, folder):
         for parent in places.get(above, ()):
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
             if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
@@ -184,15 +184,12 @@ def check_panel(saving: Saving, request: Request) -> None:
         )
 
 
-def _list_objects(items: Iterable[Item]) -> Iterator[tuple[Path | str, str, str]]:
-    for url in filter(None, map(find_url, items)):
+def _list_places(items: Iterable[Item], folder: Path | Store) -> Iterator[tuple[Path | str, str, str]]:
+    for url in () if isinstance(folder, Path) else filter(None, map(find_url, items)):
         above, _, name = url.rpartition("/")
         yield url, above.casefold(), name.casefold()
-
-
-def _list_places(items: Iterable[Item]) -> Iterator[tuple[Path | str, str, str]]:
     resolve = cache(os.path.realpath)  # of a folder, once
-    for path in filter(None, (item.content.path for item in items)):
+    for path in filter(None, (item.content.path for item in items)) if isinstance(folder, Path) else ():
         yield path, resolve(path.parent).casefold(), path.name.casefold()
         if path.is_symlink():
             above, name = os.path.split(os.path.realpath(path))

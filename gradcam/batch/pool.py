@@ -101,7 +101,6 @@ class Pool:
 
 
 def _begin(barrier: threading.Barrier) -> None:
-    """Settle a new thread, and wait until all are."""
     torch.get_num_threads()  # the first call in a thread takes over the process's number
     torch.set_num_threads(1)  # a team of OpenMP's for each of these threads would only be in the model's way
     if sys.platform == "linux":  # where a thread has a priority of its own

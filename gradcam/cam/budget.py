@@ -57,7 +57,6 @@ class RerunBudget:
             )
 
     def report(self, done: int, total: int) -> None:
-        """Say how far it is."""
         if self.progress is not None:
             self.progress(done, total)
 

@@ -131,7 +131,6 @@ def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = 
 
 
 def _why_not(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
-    """What is the matter with activations that have no layout, and what to do."""
     size = " x ".join(map(str, batch.size))
     if reshape is not None:
         fits = f"which reshape={reshape!r} does not fit"
@@ -151,25 +150,20 @@ def _folded(batch: Batch) -> str:
 
 
 def _options(shape: tuple[int, ...], batch: Batch) -> str:
-    """What may be passed for `reshape`, word for word."""
     cells = ", ".join("dhw"[-len(batch.size) :])
     function = f"a function to (N, C, {cells})"
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
-    grid = _likely_grid(tokens, batch.size)
+    # The largest grid of so many tokens, or of a few less, that has the picture's aspect, more or less.
+    shares = [length / min(batch.size) for length in batch.size]
+    grids = {tuple(round(cells * share) for share in shares) for cells in range(1, math.isqrt(tokens) + 1)}
+    grid = min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
     such = f", such as reshape={grid}" if grid else ""
     return (
         f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} may come before it), "
         f"or {function}."
     )
-
-
-def _likely_grid(tokens: int, size: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The largest grid of so many tokens, or of a few less, that has the picture's aspect, more or less."""
-    shortest = min(size)
-    grids = {tuple(round(cells * length / shortest) for length in size) for cells in range(1, math.isqrt(tokens) + 1)}
-    return min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -111,7 +111,6 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
-    """Images of the size, if that is what was given; on the meta device if the model is."""
     some = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
     size = (images, images) if isinstance(images, int) else images
     if isinstance(size, tuple) and all(isinstance(side, int) for side in size):
@@ -164,12 +163,11 @@ class _Look:
         """The pass is run without recording, and goes back to that when it ends."""
         torch.set_grad_enabled(True)
 
-        def differentiable(
-            tensor: Tensor,
-        ) -> Tensor:  # a copy that may be changed in place; frozen models are recorded too
-            return caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
-
-        copies = {tensor: differentiable(tensor) for tensor in tensors((args, kwargs))}
+        # Copies that may be changed in place; frozen models are recorded too.
+        copies = {
+            it: caller_keeps(it).requires_grad_().clone() if it.is_floating_point() else it.clone()
+            for it in tensors((args, kwargs))
+        }
         self.pictures = edge_of(copies.get(self._batch.pictures, self._batch.pictures))
         return map_tensors((args, kwargs), copies.__getitem__)
 
@@ -183,7 +181,8 @@ class _Look:
         shape = tuple(tensor.shape)
         layout = self._axes.find_layout(shape, module)
         is_text = layout is None and self._axes.holds_text(shape, module)
-        is_shared = layout is not None and self._are_shares(tensor, module, layout)
+        is_shared = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
+        is_shared = is_shared and (is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_shares(tensor))
         why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
         layout = None if why else layout
         return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
@@ -209,18 +208,12 @@ class _Look:
         self.scores, self.output = read_scores(None, output, self._batch.images), output
 
     def places(self, model: nn.Module) -> dict[str, Place]:
-        """Where the layers' outputs are, by name."""
         modules = model.named_modules(remove_duplicate=False)
         return {name: self._outputs[module].place for name, module in modules if module in self._outputs}
 
     def find_layout(self, shape: Sequence[int]) -> Layout | None:
         """How an output of this shape lies on the pictures, whatever gave it."""
         return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
-
-    def _are_shares(self, tensor: Tensor, module: nn.Module, layout: Layout) -> bool:
-        if tensor.ndim < 4 or not is_guess(layout, module, tensor.shape, self._batch.size):
-            return False
-        return are_shares(tensor) if not tensor.is_meta else is_softmax(tensor.grad_fn, tensor.ndim)
 
     def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, Laid]:
         """Of these layers those where it is a guess how they lie on the pictures, and how that is."""
@@ -248,7 +241,6 @@ class _Look:
         return None if depends[edge] else "only the class token reaches the score"
 
     def row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
-        """What there is to say about one layer, but for the suggestions."""
         output = self._outputs.get(module)
         edge = None if output is None else output.place.edge
         layout = None if output is None else output.layout

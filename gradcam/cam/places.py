@@ -22,13 +22,9 @@ from gradcam.layers.reshape import IndexLayout
 
 # Shares of the depth, the height and the width; in no symmetry, so that a mirrored grid is seen, too.
 PLACES = (
-    (0.33, 0.14, 0.21),
-    (0.71, 0.23, 0.67),
-    (0.12, 0.42, 0.38),
-    (0.88, 0.55, 0.88),
-    (0.47, 0.79, 0.13),
+    (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
     (0.60, 0.86, 0.59),
-)
+)  # fmt: skip
 ENOUGH = 4  # answered places, from which on cells are taken to lie where they should
 FEWEST_CELLS = 25  # of a grid: in fewer, too much answers by chance, and a convolution reaches over all of them
 MOST_CHANGED = 0.15  # the share of the cells that one on a changed place has to be among
@@ -48,7 +44,6 @@ class Laid:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """(h,w) or (d,h,w)."""
         return self.layout.grid if isinstance(self.layout, Layout) else tuple(self.layout.indices.shape[2:])
 
     def is_doubtful(self, batch: Batch) -> bool:
@@ -59,7 +54,6 @@ class Laid:
         return not isinstance(self.layout, Layout) or is_guess(self.layout, self.module, self.shape, batch.size)
 
     def key(self, batch: Batch) -> Hashable:
-        """What its answers depend on, beside its weights."""
         if isinstance(self.layout, Layout):
             return (self.shape[1 - self.layout.image_axis :], batch.size, self.layout)
         return (self.shape, batch.size, hash(self.layout.indices.cpu().numpy().tobytes()))
@@ -113,7 +107,10 @@ def count_answers(
     unseen = set(layers) if sum(it.ndim == len(shape) and it.shape[:2] == shape[:2] for it in given) > 1 else set()
     try:
         with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
-            pictures = _vary(batch.pictures)
+            pictures = batch.pictures
+            if not bool(pictures.amax() > pictures.amin()):  # of one colour, all cells are alike: noise instead
+                generator = torch.Generator("cpu").manual_seed(1)
+                pictures = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(pictures)
             plain = run(pictures)
             for first in range(0, len(points), batch.images):
                 shown = points[first : first + batch.images]
@@ -127,14 +124,6 @@ def count_answers(
     cells = {key: grid.flatten(2) for key, grid in plain.items()}
     unseen |= {key for key, each in cells.items() if bool((each == each[..., :1]).all())}  # the same everywhere
     return {key: None if key in unseen else count for key, count in counts.items()}
-
-
-def _vary(pictures: Tensor) -> Tensor:
-    """The pictures, or noise where they are one colour: of such ones all cells are alike."""
-    if bool(pictures.amax() > pictures.amin()):
-        return pictures
-    generator = torch.Generator("cpu").manual_seed(1)
-    return torch.randn(pictures.shape, generator=generator, dtype=torch.float32, device="cpu").to(pictures)
 
 
 def _change(pictures: Tensor, points: Sequence[tuple[float, ...]], grid: Sequence[int]) -> Tensor:
@@ -154,6 +143,5 @@ def _change(pictures: Tensor, points: Sequence[tuple[float, ...]], grid: Sequenc
 
 
 def _answers(changes: Tensor, point: Sequence[float]) -> bool:
-    """Whether the cell on a point is among those that changed most."""
     own = changes[tuple(int(share * cells) for share, cells in zip(point, changes.shape))]
     return bool(own > 0) and int((changes >= own).sum()) <= math.ceil(MOST_CHANGED * changes.numel())

@@ -26,7 +26,6 @@ class Views:
 
     @property
     def images(self) -> int:
-        """How many images there are in each view."""
         return self.batch.images // len(self.views)
 
     def average(self, maps: Tensor) -> Tensor:

@@ -137,7 +137,6 @@ def find_score_slack(recorded: Recorded) -> float:
 
 
 def _find_epsilon(recorded: Recorded) -> float:
-    """Of the least precise kind of number that the model computes with."""
     values = tensors((recorded.activations, recorded.output, recorded.batch.pictures))
     kinds = {tensor.dtype for tensor in values if tensor.is_floating_point()} | {recorded.autocast or torch.float64}
     return max(torch.finfo(kind).eps for kind in kinds)

@@ -78,7 +78,13 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
     ordered = list(dict.fromkeys([*best, *depending, *names]))
     is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
     note = PART.format(ordered[0]) if is_part else None
-    return Suggestion(ordered, _find_activated(best or ordered[:1], places), note)
+    # The first of the best behind an activation; the very first where there is none among the last few of its grid.
+    best = best or ordered[:1]
+    alike = [name for name in best if places[name].places == places[best[0]].places]
+    last = list(dict.fromkeys(places[name].edge for name in alike))[:LAST]
+    edges = {name: places[name].edge for name in alike if places[name].edge in last}
+    activated = next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
+    return Suggestion(ordered, activated, note)
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
@@ -114,14 +120,6 @@ def _inside(names: Iterable[str], places: Mapping[str, Place], ways: Ways) -> li
         for name, edge in edges.items()
         if edge is not None and ways.weights[edge] >= FEWEST_WEIGHTS and edge not in ways.pooled
     ]
-
-
-def _find_activated(best: Sequence[str], places: Mapping[str, Place]) -> str:
-    """The first of these behind an activation; the very first where there is none among the last few of its grid."""
-    alike = [name for name in best if places[name].places == places[best[0]].places]
-    last = list(dict.fromkeys(places[name].edge for name in alike))[:LAST]
-    edges = {name: places[name].edge for name in alike if places[name].edge in last}
-    return next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
 
 
 @contextlib.contextmanager
@@ -202,7 +200,6 @@ class _Watch:
 
     @property
     def places(self) -> dict[str, Place]:
-        """Of all layers that ran, by name; of the last run."""
         return {name: self._places[module] for name, module in self._modules.items() if module in self._places}
 
     @property

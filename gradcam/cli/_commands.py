@@ -45,7 +45,6 @@ class Command(click.Command):
     """A command whose help shows its options in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each section that has options."""
         options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
         records = {max(it.opts, key=len): it.get_help_record(ctx) for it in options}
         shown = {name: record for name, record in records.items() if record is not None}
@@ -134,15 +133,13 @@ def show_usage_error(error: click.UsageError) -> None:
     if error.ctx is None or "Type: " in error.message:
         return
     if isinstance(error, click.MissingParameter):
-        click.echo(f"Type: {_shortest(error.ctx)}   (-h shows more)", err=True)
+        words = [
+            it.make_metavar(error.ctx)
+            if isinstance(it, click.Argument)
+            else f"{it.opts[0]} {it.make_metavar(error.ctx)}"
+            for it in error.ctx.command.get_params(error.ctx)
+            if it.required
+        ]
+        click.echo(f"Type: {' '.join([error.ctx.command_path, *words])}   (-h shows more)", err=True)
     else:
         click.echo(f"Help: {error.ctx.command_path} -h", err=True)
-
-
-def _shortest(context: click.Context) -> str:
-    needed = [it for it in context.command.get_params(context) if it.required]
-    words = [
-        it.make_metavar(context) if isinstance(it, click.Argument) else f"{it.opts[0]} {it.make_metavar(context)}"
-        for it in needed
-    ]
-    return " ".join([context.command_path, *words])

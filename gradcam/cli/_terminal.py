@@ -225,13 +225,11 @@ class Display:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Display]:
-        """While pictures are worked on."""
         total, done = self._pictures, self._done_before
         with shown_bar(self._output, "pictures", SHAPE, total=total, initial=done) as self._bar:
             yield self
 
     def add(self, record: Record) -> None:
-        """One more picture."""
         if record.error is not None:
             self._failed += 1
             if self._failed <= LISTED:
@@ -250,14 +248,12 @@ class Display:
         return self._failed > 0
 
     def tell_failures(self, manifest: str) -> None:
-        """The broken pictures, by name, on standard error."""
         for error in self._errors:
             click.echo(printable(error), err=True)
         if self._failed > LISTED:
             click.echo(f"... and {self._failed - LISTED} more, which have the status failed in {manifest}.", err=True)
 
     def tell_end(self, folder: str, *, left_out: int, report: str | None) -> None:
-        """How many, how fast, and where they are."""
         if self._output.quiet or self._output.as_json:
             return
         seconds, worked_on = time.perf_counter() - self._start, self._done + self._failed
@@ -276,7 +272,6 @@ class Display:
             click.echo(to_arrow(written))
 
     def tell_stop(self, recorded: int) -> None:
-        """How far it came, and the line to go on with, on standard error."""
         finished = self._done_before + recorded
         click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. {how_to_go_on()}", err=True)
 

@@ -259,7 +259,6 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     """The name of a format, or `FILE.py:NAME` of the user's own."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Format:
-        """The format."""
         if isinstance(value, Format):
             return value
         name = value if is_own(value) else super().convert(value, parameter, context)

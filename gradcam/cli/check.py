@@ -48,7 +48,6 @@ class CheckResult:
     error: str | None = None
 
     def to_json(self) -> str:
-        """One line of JSON."""
         status = "ok" if self.error is None else "failed"
         record: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": status}
         record |= {"error": self.error, "model": self.model}

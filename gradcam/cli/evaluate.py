@@ -198,12 +198,10 @@ class ResultPaths:
 
     @property
     def journal(self) -> Path:
-        """The file that a stopped study goes on with."""
         return self.folder / "journal.jsonl" if self.file is None else self.file.with_name(f"{self.file.name}.journal")
 
     @property
     def tables(self) -> list[Path]:
-        """The tables that are written."""
         return [self.folder / f"results{suffix}" for suffix in TABLES] if self.file is None else [self.file]
 
 
@@ -259,7 +257,10 @@ def format_results(results: Results, *, width: int | None = None) -> str:
     lines = [*_tables("mean ±95 %", results, rankings, means, columns)]
     judged = [metric for metric in metrics if any(rankings[name, metric].is_best for name in plan.methods)]
     if judged and len(plan.methods) > 1:
-        behind = {name: {it: _difference_cell(rankings[name, it]) for it in judged} for name in plan.methods}
+        rows = {name: {it: rankings[name, it].difference for it in judged} for name in plan.methods}
+        behind = {
+            name: {it: _cell(gap, "+") if gap else "best" for it, gap in row.items()} for name, row in rows.items()
+        }
         lines += _tables("difference from the best, picture by picture", results, rankings, behind, columns)
     used = {
         BEST: any(it.is_best for it in rankings.values()),
@@ -310,10 +311,6 @@ def _fit(widths: Mapping[str, int], columns: int) -> list[list[str]]:
 def _mean_cell(ranking: Ranking) -> str:
     mark = BEST if ranking.is_best else LEVEL if ranking.is_level else FOOLED if ranking.beats_all else ""
     return _cell(ranking.interval) + mark
-
-
-def _difference_cell(ranking: Ranking) -> str:
-    return "best" if ranking.difference is None else _cell(ranking.difference, "+")
 
 
 def _cell(interval: Interval, plus: str = "") -> str:

@@ -145,7 +145,6 @@ def _tell_apart(names: Sequence[str], model: str | None) -> tuple[str | None, st
 
 
 def _choose(rows: Sequence[LayerRow], pattern: str | None, depth: int | None, *, show_all: bool) -> Sequence[LayerRow]:
-    """The rows to be shown; the suggestion is among them, unless a pattern leaves it out."""
     if pattern is not None:
         rows = _fitting(rows, pattern)
     elif depth is None and not show_all:

@@ -37,7 +37,6 @@ def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
 
 
 def _find_installed() -> Iterator[Method | AttributionMethod]:
-    """The methods of other packages; of one that is broken, why it is, on standard error."""
     for name in installed("methods"):
         try:
             yield find_any(name)

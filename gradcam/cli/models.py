@@ -33,7 +33,8 @@ def models_command(pattern: str | None, as_json: bool) -> int:
     that are not here are fetched when they are first needed.
     """
     listed = [*_list_named(), *_list_forms()]
-    chosen = [each for each in listed if _fits(each, pattern)]
+    wanted = (pattern or "").lower()
+    chosen = [it for it in listed if wanted in it.name.lower() or fnmatch.fnmatch(it.name.lower(), wanted)]
     if not chosen:
         offers = nearest(pattern or "", [each.name for each in listed])
         hint = f"Nearest: {join_names(offers)}." if offers else "Without a pattern, all are listed."
@@ -68,13 +69,6 @@ def _list_forms() -> list[Listed]:
 
     forms = [Listed(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
     return [*forms, *(Listed(name, origin) for name, origin in list_installed().items())]
-
-
-def _fits(each: Listed, pattern: str | None) -> bool:
-    if pattern is None:
-        return True
-    name, wanted = each.name.lower(), pattern.lower()
-    return wanted in name or fnmatch.fnmatch(name, wanted)
 
 
 def _describe(weights: dict[str, bool]) -> str:

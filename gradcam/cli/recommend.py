@@ -174,7 +174,6 @@ class RecommendResult:
     seconds: float
 
     def to_json(self) -> str:
-        """One line of JSON."""
         numbers = {"given": self.given, "taken": self.taken, "failed": self.failed}
         return json.dumps({"schema": SCHEMA, **self.found.to_dict(), **numbers, "command": self._command()})
 

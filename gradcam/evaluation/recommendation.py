@@ -282,7 +282,6 @@ class Contest:
 
     @property
     def batches(self) -> int:
-        """How many steps ROAD takes for each combination."""
         return -(-len(self.tiles) // PICTURES)
 
     def play(self, combinations: Sequence[Combination]) -> tuple[Values, Values]:

@@ -236,7 +236,11 @@ def plain_attention() -> AbstractContextManager[None]:
 @contextlib.contextmanager
 def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
     """The random states that the modules can draw from, put back only if they changed: other threads draw from them too."""
-    generators = _generators(modules)
+    # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
+    owners = modules if torch.cuda.is_initialized() else ()
+    parameters = [it for module in owners for it in module._parameters.values() if it is not None]
+    indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
+    generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
     before = [generator.get_state() for generator in generators]
     try:
         yield
@@ -244,14 +248,6 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
         for generator, state in zip(generators, before):
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
-
-
-def _generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
-    # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
-    owners = modules if torch.cuda.is_initialized() else ()
-    parameters = [it for module in owners for it in module._parameters.values() if it is not None]
-    indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
-    return [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
 
 
 @contextlib.contextmanager

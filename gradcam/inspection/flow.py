@@ -396,14 +396,9 @@ def measure_at_once(values: Tensor, exact: torch.dtype = torch.float64) -> Tenso
     squares = torch.linalg.vector_norm(values - centre, dtype=exact) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()
     numbers = [
-        torch.linalg.vector_norm(values, dtype=exact),
-        mean,
-        (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
-        (values == 0).sum().to(exact) / count,
-        torch.maximum(-low, high),
-        values.isnan().sum(),
-        values.isinf().sum(),
-    ]
+        torch.linalg.vector_norm(values, dtype=exact), mean, (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
+        (values == 0).sum().to(exact) / count, torch.maximum(-low, high), values.isnan().sum(), values.isinf().sum(),
+    ]  # fmt: skip
     return torch.stack([number.to(exact) for number in numbers])
 
 

@@ -181,7 +181,6 @@ def _describe(maps: NDArray[np.float64], shown: Sequence[int], look: Look) -> st
 
 
 def _to_text(value: float) -> str:
-    """A number in three digits, or in as many as it has before the point."""
     if math.isnan(value):
         return "NaN"
     if value == 0 or 1000 <= abs(value) < 1e6:

@@ -145,7 +145,6 @@ class Steps:
         self._bad_step: int | None = None  # the last one that was not finite, while none after it was
 
     def note_run(self) -> None:
-        """A layer ran forward: what came back before belongs to another step."""
         if not self._is_forward:
             self._is_forward = True
             self._outputs.clear()
@@ -211,7 +210,6 @@ class _Look:
 
 
 def _look(tensor: Tensor) -> _Look | None:
-    """What is not finite in a tensor; None for nothing."""
     values = tensor.detach()
     values = values._values() if values.layout == torch.sparse_coo else values
     values = torch.view_as_real(values) if values.is_complex() else values

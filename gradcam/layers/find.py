@@ -211,7 +211,9 @@ class Ways:
         self.whole = frozenset[Edge]() if pictures is None else self._find_whole(pictures)
         self.weights = dict.fromkeys(self._scores, 0)
         for edge in self._order:
-            behind = self.weights[edge] + _mixes_channels(edge[0])
+            name = edge[0].name().lower()  # upsampling is bilinear, and without weights
+            has_weights = any(word in name for word in WEIGHING) and not name.startswith("upsample")
+            behind = self.weights[edge] + (has_weights and getattr(edge[0], "_saved_groups", 1) == 1)
             for given in _inputs(edge):
                 self.weights[given] = min(self.weights.get(given, behind), behind)
         self.pooled: set[Edge] = set()
@@ -316,12 +318,6 @@ def is_softmax(node: Node | None, axes: int) -> bool:
 def _mixes_tokens(node: Node) -> bool:
     name = node.name().lower()
     return hasattr(node, "_forward_cls") or any(word in name for word in MIXING)
-
-
-def _mixes_channels(node: Node) -> bool:
-    name = node.name().lower()
-    is_upsampling = name.startswith("upsample")  # bilinear, and without weights
-    return not is_upsampling and any(word in name for word in WEIGHING) and getattr(node, "_saved_groups", 1) == 1
 
 
 def _activates(node: Node) -> bool:

@@ -214,7 +214,6 @@ def _gives_matrices(module: nn.Module | None) -> bool:
 
 
 def _channel_axis(module: nn.Module, shape: Lengths) -> int | None:
-    """Where the channels of a module's output are, 1 or -1, if its kind tells."""
     if isinstance(module, CHANNELS_FIRST):
         return 1
     features = None  # how many it gives, of the kinds that usually have them last
@@ -255,7 +254,6 @@ def _has_aspect(grid: Lengths, size: Lengths) -> bool:
 
 
 def _distortion(grid: Lengths, size: Lengths) -> float:
-    """How unlike the sides of a cell are, 1 where it is a square."""
     height, width = (length / cells for cells, length in zip(grid[-2:], size[-2:]))
     return max(height / width, width / height)
 

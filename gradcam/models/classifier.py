@@ -205,12 +205,10 @@ class Classifier:
         return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
 
     def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
-        """The mean (1,C) of the windows' logits."""
         some = (images for _, images in tiles.batches())
         return torch.cat([target.find_logits(self._run(self._place(it)), len(it)) for it in some]).mean(0, keepdim=True)
 
     def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Tensor, Any, Any]:
-        """What the network is shown, (N,C,H,W), the target, and the output by which pictures are classified, if another."""
         if self._fit.kind == "crop":
             return self._stack([picture.image for picture in prepared]), target, None
         own, step = get_steps(self.preprocess), find_step(self.model)
@@ -220,7 +218,6 @@ class Classifier:
         return images, target if output is None else self._choose_classes(target, output, len(prepared)), output
 
     def _classify(self, prepared: Sequence[Prepared]) -> Any:
-        """The model's output for its own preprocessing."""
         return self._run(self._stack([picture.image for picture in prepared]))
 
     def _run(self, images: Tensor) -> Any:
@@ -241,7 +238,6 @@ class Classifier:
         return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
 
     def _take(self, images: Tensor) -> tuple[nn.Module, Any]:
-        """The model and its input: whichever of them has to fit the other."""
         if self._fit.kind != "whole":
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
@@ -319,7 +315,6 @@ class Classifier:
         return prepared
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
-        """What results remember of the pictures."""
         pictures = [each.reading.picture for each in prepared]
         is_crop = self._fit.kind == "crop"
         regions = [self.region(*picture.shape[:2]) if is_crop else (0, 0, *picture.shape[:2]) for picture in pictures]

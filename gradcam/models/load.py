@@ -138,7 +138,6 @@ def load_classifier(
 
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
-    """All that can be checked without the model."""
     placing.find_precision(precision)
     to_fit(fit)
     if device != "auto":  # what lies on several devices needs none
@@ -193,7 +192,6 @@ def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Fin
 
 
 def _choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
-    """How logits become probabilities, and a note where that is a guess."""
     if asked != "auto":
         if asked == "softmax" and findings.logits == 1:
             raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")

@@ -44,7 +44,6 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """How many the network takes."""
         return len(self.mean)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
@@ -162,7 +161,6 @@ def _describe(values: Any) -> str:
 
 
 def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The channels, each (H,W), as Pillow takes them."""
     return map(np.ascontiguousarray, np.moveaxis(np.atleast_3d(values), 2, 0))
 
 

@@ -89,7 +89,6 @@ class Pictured(_Result):
         return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
     def one(self, i: int) -> Self:
-        """Picture i's alone."""
         per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
         return replace(self, **(changed | {"output": take_one(self.output, i, len(self.pictures))}))
@@ -107,7 +106,6 @@ class Pictured(_Result):
         return drawn[0][0] if len(drawn) == len(drawn[0]) == 1 else sheet(drawn)
 
     def _draw(self, i: int | None = None, k: int | None = None, **options: Any) -> list[list[Pixels]]:
-        """A row for each picture, and a column for each class."""
         rows, columns = choose(i, k, tuple(self.scores.shape))
         return [[self._draw_one(row, column, **options) for column in columns] for row in rows]
 
@@ -267,7 +265,6 @@ def _title(explanation: PictureExplanation, i: int, k: int) -> str:
 def _seen(
     explanation: PictureExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
 ) -> Pixels:
-    """The part of the picture that the network saw, with its k-th heatmap, or without."""
     look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
     picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
     return crop(picture, explanation.regions[i])

@@ -115,7 +115,6 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
 
 
 def _list_layers(skeleton: Skeleton, model: nn.Module, device: str) -> tuple[LayerRow, ...]:
-    """With one picture, as precise as the model's weights."""
     dtype = find_input_dtype(model)
     return list_layers(model, torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=dtype))
 

@@ -126,7 +126,6 @@ class _Sum:
         self.scores, self.count = torch.zeros_like(explanation.scores[0]), 0
 
     def add(self, explanation: Explanation, starts: Sequence[tuple[int, int]]) -> None:
-        """Lay the maps of windows where these begin."""
         rows, columns = self.window.shape
         for start, maps, scores in zip(starts, explanation.maps, explanation.scores):
             top, left = (

@@ -60,7 +60,6 @@ class Files:
         return times[0] >= times[1]
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, whole. Raises `OSError`, and `StoreError` of a store."""
         self._writer.put(name, data)
         self._note(name, data)
 

@@ -190,7 +190,6 @@ def _render(run: Run, data: dict[str, Any], privacy: Privacy) -> str:
 
 
 def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The contents of run.json for people: groups of (name, value), what belongs to no group first."""
     hidden = ("root", "schema")  # the root is a way through folders
     cleaned = privacy.clean_value({key: value for key, value in facts.items() if key not in hidden})
     alone = {key: value for key, value in cleaned.items() if not isinstance(value, dict)}

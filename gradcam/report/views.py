@@ -33,16 +33,13 @@ class ViewNames:
 
     @property
     def large(self) -> str:
-        """The plain picture, as large as a screen needs."""
         return f"{self.stem}.large.jpg"
 
     @property
     def small(self) -> str:
-        """The plain picture among others."""
         return f"{self.stem}.small.jpg"
 
     def overlay(self, k: int) -> str:
-        """The k-th result among others."""
         return f"{self.stem}.{k}.jpg"
 
 

@@ -180,7 +180,6 @@ def _list_zip(_: str, file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Cont
 
 
 def _judge(is_odd: dict[str, bool], size: int) -> Refused | None:
-    """The first reason that holds; None for what can be read."""
     large = f"claims {size} bytes, more than the {LARGEST} that a picture in an archive may have"
     reasons = (reason for reason, holds in {**is_odd, large: size > LARGEST, "is empty": not size}.items() if holds)
     return next(map(Refused, reasons), None)

@@ -133,7 +133,6 @@ def check_page(reader: RunReader) -> None:
 
 
 def _has_report(reader: RunReader) -> bool | None:
-    """Whether the folder's `index.html` is a report; None where it has none."""
     try:
         head = reader.read_head(PAGE, HEAD)
     except IsADirectoryError:

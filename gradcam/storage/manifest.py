@@ -49,7 +49,6 @@ class Logbook:
             self._lines.append(line)
 
     def close(self) -> None:
-        """Close it; what is noted later is lost."""
         with self._lock:
             self._lines.close()
 

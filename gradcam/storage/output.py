@@ -239,7 +239,6 @@ class Disk:
         write_whole(self._make_parent(name), data, beside=self.temporary)
 
     def put_view(self, name: str, data: bytes) -> None:
-        """As `put`, without waiting for the disk."""
         with replacing(self._make_parent(name), beside=self.temporary) as file:
             file.write(data)
 

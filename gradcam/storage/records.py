@@ -85,7 +85,6 @@ class Record:
         yield from dict.fromkeys(path for paths in kinds for path in paths if path is not None)
 
     def to_json(self) -> str:
-        """One line of JSON."""
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
         fields |= {key: value for key, value in _without_absent(asdict(self)).items() if key not in fields}
         fields["explained"] = [_without_absent(entry) for entry in fields["explained"]]

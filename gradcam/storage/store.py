@@ -125,7 +125,6 @@ class Store:
         self._ask(lambda: self._fs.put_file(file, self._to_path(name)), name)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove these objects; those that are not there do no harm."""
 
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):

@@ -40,11 +40,8 @@ from tests.stores import objects
 __all__ = ["folder", "gradcam_command"]  # fixtures
 
 NAMES = {
-    "chelsea.jpg": "chelsea.png",
-    "macaw.webp": "b/macaw.v2.png",
-    "koala.webp": "b/koala.png",
-    "coffee.jpg": "z.jpg",
-}
+    "chelsea.jpg": "chelsea.png", "macaw.webp": "b/macaw.v2.png", "koala.webp": "b/koala.png", "coffee.jpg": "z.jpg",
+}  # fmt: skip
 
 
 @pytest.fixture

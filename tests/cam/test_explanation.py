@@ -22,17 +22,11 @@ from tests import oracles
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 LAYERS = [
-    ("resnet18", "layer4"),
-    ("resnet18", "layer2.0.conv1"),
-    ("resnet18", "conv1"),
-    ("resnet18", "layer3.1.bn2"),
-    ("vgg11", "features.18"),
-    ("vgg11", "features.19"),
-    ("densenet121", "features"),
-    ("densenet121", "features.denseblock3.denselayer2.norm1"),
-    ("mobilenet_v2", "features.17.conv.0.1"),
+    ("resnet18", "layer4"), ("resnet18", "layer2.0.conv1"), ("resnet18", "conv1"), ("resnet18", "layer3.1.bn2"),
+    ("vgg11", "features.18"), ("vgg11", "features.19"), ("densenet121", "features"),
+    ("densenet121", "features.denseblock3.denselayer2.norm1"), ("mobilenet_v2", "features.17.conv.0.1"),
     ("squeezenet1_1", "features.12.expand3x3"),
-]
+]  # fmt: skip
 _models: dict[str, nn.Module] = {}
 
 

@@ -107,13 +107,10 @@ class Registers(nn.Module):
 
 
 SMALL = {
-    "resnet18": (models.resnet18, 64),
-    "vgg11": (models.vgg11, 64),
-    "squeezenet1_1": (models.squeezenet1_1, 64),
-    "shufflenet_v2_x0_5": (models.shufflenet_v2_x0_5, 64),
-    "mobilenet_v3_small": (models.mobilenet_v3_small, 64),
+    "resnet18": (models.resnet18, 64), "vgg11": (models.vgg11, 64), "squeezenet1_1": (models.squeezenet1_1, 64),
+    "shufflenet_v2_x0_5": (models.shufflenet_v2_x0_5, 64), "mobilenet_v3_small": (models.mobilenet_v3_small, 64),
     "vit": (small_vit, 32),
-}
+}  # fmt: skip
 LISTED = {name: (lambda build=build: build(), size) for name, (build, size) in SMALL.items()}
 LISTED |= {f"registers, {read}": (lambda read=read: Registers(read), 32) for read in ("slice", "too much", "all")}
 
@@ -137,25 +134,11 @@ def test_a_map_can_be_taken_exactly_where_explain_takes_one(name: str) -> None:
 
 
 MODELS = {
-    "alexnet": 224,
-    "convnext_tiny": 64,
-    "densenet121": 64,
-    "efficientnet_b0": 64,
-    "googlenet": 64,
-    "inception_v3": 128,
-    "maxvit_t": 224,
-    "mnasnet0_5": 64,
-    "mobilenet_v2": 64,
-    "mobilenet_v3_small": 64,
-    "regnet_y_400mf": 64,
-    "resnet18": 64,
-    "shufflenet_v2_x0_5": 64,
-    "squeezenet1_1": 64,
-    "swin_t": 64,
-    "swin_v2_t": 64,
-    "vgg11": 64,
-    "vit_b_32": 224,
-}
+    "alexnet": 224, "convnext_tiny": 64, "densenet121": 64, "efficientnet_b0": 64, "googlenet": 64,
+    "inception_v3": 128, "maxvit_t": 224, "mnasnet0_5": 64, "mobilenet_v2": 64, "mobilenet_v3_small": 64,
+    "regnet_y_400mf": 64, "resnet18": 64, "shufflenet_v2_x0_5": 64, "squeezenet1_1": 64, "swin_t": 64,
+    "swin_v2_t": 64, "vgg11": 64, "vit_b_32": 224,
+}  # fmt: skip
 
 
 @pytest.mark.slow

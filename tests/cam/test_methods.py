@@ -20,18 +20,12 @@ from tests import method_oracles
 GRADIENTS = [name for name, method in METHODS.items() if method.needs == ("activations", "gradients")]
 ACTIVATIONS = [name for name, method in METHODS.items() if method.needs == ("activations",)]
 ORACLES: dict[str, Any] = {
-    "gradcam": method_oracles.gradcam,
-    "finercam": method_oracles.gradcam,
-    "gradcam-pp": method_oracles.gradcam_pp,
-    "xgradcam": method_oracles.xgradcam,
-    "hirescam": method_oracles.hirescam,
-    "elementwise-gradcam": method_oracles.elementwise_gradcam,
-    "layercam": method_oracles.layercam,
-    "eigengradcam": method_oracles.eigengradcam,
-    "eigencam": method_oracles.eigencam,
-    "kpcacam": method_oracles.kpcacam,
-    "fem": method_oracles.fem,
-}
+    "gradcam": method_oracles.gradcam, "finercam": method_oracles.gradcam, "gradcam-pp": method_oracles.gradcam_pp,
+    "xgradcam": method_oracles.xgradcam, "hirescam": method_oracles.hirescam,
+    "elementwise-gradcam": method_oracles.elementwise_gradcam, "layercam": method_oracles.layercam,
+    "eigengradcam": method_oracles.eigengradcam, "eigencam": method_oracles.eigencam,
+    "kpcacam": method_oracles.kpcacam, "fem": method_oracles.fem,
+}  # fmt: skip
 GRIDS = [(4, 5), (2, 3, 4), (1, 7)]
 
 

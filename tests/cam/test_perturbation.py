@@ -71,10 +71,8 @@ def test_ablationcam_by_hand_with_scores_below_and_at_zero() -> None:
 
 
 def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[int], channels: list[int]) -> None:
-    """Some of the weights, found by a loop, against those of a map to which only these channels contribute.
-
-    The whole map is a sum over all channels, in which the weights cannot be told apart.
-    """
+    """Some of the weights, found by a loop, against those of a map to which only these channels contribute. The whole
+    map is a sum over all channels, in which the weights cannot be told apart."""
     batch, score = to_batch(image), pick([classes])
     with recorded_pass(model, batch, [find_layer(model, layer)], [classes], differentiable=0) as recorded:
         site = find_activations(layer, recorded)

@@ -315,11 +315,8 @@ METHODS = ["ablationcam", "reciprocam", "scorecam", "fasterscorecam", "sscam", "
 
 def quick(name: str) -> gradcam.methods.Method:
     options = {
-        "sscam": {"samples": 3},
-        "iscam": {"steps": 3},
-        "rise": {"masks": 40},
-        "smoothgradcam-pp": {"samples": 3},
-    }
+        "sscam": {"samples": 3}, "iscam": {"steps": 3}, "rise": {"masks": 40}, "smoothgradcam-pp": {"samples": 3},
+    }  # fmt: skip
     return gradcam.METHODS[name].using(**options.get(name, {}))
 
 

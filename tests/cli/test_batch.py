@@ -34,12 +34,9 @@ from tests.cli.test_cli import POSIX, Command, Photo, files, folder, gradcam_com
 __all__ = ["folder", "gradcam_command"]  # fixtures
 
 PLACES = {
-    "chelsea.jpg": "chelsea.png",
-    "macaw.webp": "macaw.png",
-    "koala.webp": "b/koala.png",
-    "panda.webp": "b/panda.png",
+    "chelsea.jpg": "chelsea.png", "macaw.webp": "macaw.png", "koala.webp": "b/koala.png", "panda.webp": "b/panda.png",
     "coffee.jpg": "c/coffee.jpg",
-}
+}  # fmt: skip
 
 
 @pytest.fixture

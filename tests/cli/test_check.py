@@ -98,20 +98,8 @@ def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path,
 def test_options_are_those_of_python(check: Command, folder: Path, small: Photo) -> None:
     path = small("koala.webp")
     options = [
-        "-l",
-        0,
-        "-c",
-        2,
-        "--method",
-        "HiResCAM",
-        "--score",
-        "contrast",
-        "--seed",
-        5,
-        "-o",
-        "out/it.png",
-        "--json",
-    ]
+        "-l", 0, "-c", 2, "--method", "HiResCAM", "--score", "contrast", "--seed", 5, "-o", "out/it.png", "--json",
+    ]  # fmt: skip
     (record,) = records(check(path, *options))
     assert files(folder) == ["out/it.png"]
     classifier = gradcam.load_classifier(f"{folder.parent / 'model.py'}:make", size=64, device="cpu")

@@ -994,19 +994,12 @@ def put_device(path: Path) -> None:
 
 PUT = {"pipe": put_pipe, "socket": put_socket, "device": put_device}
 NAMING = {
-    "odd.png": ("run",),
-    "odd.dcm": ("run",),
-    "other.png": ("batch", "-o", "out"),
-    "odd.txt": ("batch", "-o", "out"),
-    "odd.csv": ("batch", "-o", "out"),
-    "odd.zip": ("batch", "-o", "out"),
-    "odd.tar.gz": ("batch", "-o", "out"),
-    "odd.pt": ("run", "PHOTO", "--weights"),
-    "labels.txt": ("run", "PHOTO", "--labels"),
-    "boxes.csv": ("evaluate", "PHOTO", "--annotations"),
-    "coco.json": ("evaluate", "PHOTO", "--annotations"),
+    "odd.png": ("run",), "odd.dcm": ("run",), "other.png": ("batch", "-o", "out"), "odd.txt": ("batch", "-o", "out"),
+    "odd.csv": ("batch", "-o", "out"), "odd.zip": ("batch", "-o", "out"), "odd.tar.gz": ("batch", "-o", "out"),
+    "odd.pt": ("run", "PHOTO", "--weights"), "labels.txt": ("run", "PHOTO", "--labels"),
+    "boxes.csv": ("evaluate", "PHOTO", "--annotations"), "coco.json": ("evaluate", "PHOTO", "--annotations"),
     "model.py:make": ("run", "PHOTO", "--model"),
-}
+}  # fmt: skip
 
 
 @POSIX

@@ -229,17 +229,9 @@ def test_run_writes_the_picture_of_an_attribution(
 
 def test_maps_and_attributions_in_one_call(run: Command, folder: Path, small: Photo) -> None:
     options = [
-        "--method",
-        "input-gradients",
-        "--method",
-        "gradcam",
-        "--method",
-        "guided-gradcam",
-        "-l",
-        "layer3",
-        "-l",
+        "--method", "input-gradients", "--method", "gradcam", "--method", "guided-gradcam", "-l", "layer3", "-l",
         "layer4",
-    ]
+    ]  # fmt: skip
     outcome = run(small("koala.webp"), *options)
     assert (outcome.status, outcome.err) == (0, "")
     assert files(folder) == [

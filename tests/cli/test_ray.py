@@ -272,17 +272,9 @@ def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> No
         "import torchvision\ndef make():\n    return torchvision.models.resnet18(num_classes=3)\n"
     )
     model = [
-        "--model",
-        "own.py:make",
-        "--mean",
-        ".5,.5,.5",
-        "--std",
-        ".2,.2,.2",
-        "--size",
-        "64",
-        "--activation",
+        "--model", "own.py:make", "--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "64", "--activation",
         "softmax",
-    ]
+    ]  # fmt: skip
     found = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
     assert found.returncode == 1
     assert found.stdout == ""

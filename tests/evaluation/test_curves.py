@@ -251,9 +251,8 @@ def photographs(classifier: Classifier, photo: Callable[[str], Path]) -> Tensor:
 @pytest.mark.slow
 def test_curves_of_photographs_are_those_of_torchcam(classifier: Classifier, photo: Callable[[str], Path]) -> None:
     """For one baseline and steps that divide the pixels: torchcam has the same for both curves, and rounds steps up.
-
-    Its metric explains the probability where it measures one, and scans ties row by row, where ours draws their order.
-    """
+    Its metric explains the probability where it measures one, and scans ties row by row, where ours draws their
+    order."""
     metrics = pytest.importorskip("torchcam.metrics")
     methods = pytest.importorskip("torchcam.methods")
     images, steps = photographs(classifier, photo), 14

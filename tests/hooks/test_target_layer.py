@@ -23,12 +23,8 @@ from tests import oracles
 from tests.helpers import HOOKS
 
 NETWORKS = {
-    "resnet18": 40,
-    "vgg11": 20,
-    "densenet121": 300,
-    "mobilenet_v2": 150,
-    "squeezenet1_1": 60,
-}
+    "resnet18": 40, "vgg11": 20, "densenet121": 300, "mobilenet_v2": 150, "squeezenet1_1": 60,
+}  # fmt: skip
 
 
 def score_of(output: Tensor) -> Tensor:

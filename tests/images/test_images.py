@@ -532,20 +532,10 @@ def test_an_empty_file_is_no_picture(tmp_path: Path) -> None:
 
 
 CUT = [
-    ("jpg", {}),
-    ("jpg", {"progressive": True}),
-    ("png", {}),
-    ("webp", {}),
-    ("webp", {"lossless": True}),
-    ("gif", {}),
-    ("bmp", {}),
-    ("tiff", {}),
-    ("tiff", {"compression": "tiff_lzw"}),
-    ("jp2", {}),
-    ("ppm", {}),
-    ("tga", {}),
+    ("jpg", {}), ("jpg", {"progressive": True}), ("png", {}), ("webp", {}), ("webp", {"lossless": True}), ("gif", {}),
+    ("bmp", {}), ("tiff", {}), ("tiff", {"compression": "tiff_lzw"}), ("jp2", {}), ("ppm", {}), ("tga", {}),
     *((suffix, {}) for suffix in AVIF),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("suffix", "options"), CUT)

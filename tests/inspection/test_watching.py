@@ -25,11 +25,8 @@ class Sick(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.relu, self.middle, self.last = (
-            nn.Linear(3, 4),
-            nn.ReLU(inplace=True),
-            nn.Linear(4, 4),
-            nn.Linear(4, 1),
-        )
+            nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Linear(4, 1),
+        )  # fmt: skip
         self.illness = "none"
 
     def forward(self, values: Tensor) -> Tensor:

@@ -213,11 +213,8 @@ class OneLength(nn.Module):
         super().__init__()
         self.patches, self.words = nn.Conv2d(3, 8, 8, 8), nn.Embedding(50, 8)
         self.seen, self.read, self.both, self.head = (
-            nn.LayerNorm(8),
-            nn.LayerNorm(8),
-            nn.LayerNorm(8),
-            nn.Linear(8, 5),
-        )
+            nn.LayerNorm(8), nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 5),
+        )  # fmt: skip
 
     def forward(self, images: Tensor, ids: Tensor) -> Tensor:
         if ids.shape[1] != 16:

@@ -24,16 +24,9 @@ from gradcam.targets import ClassTarget
 
 Photo = Callable[[str], Path]
 TOP_CLASSES = {
-    "crocodile.webp": 49,
-    "komodo_dragon.webp": 48,
-    "koala.webp": 105,
-    "lemur.webp": 383,
-    "macaw.webp": 88,
-    "panda.webp": 388,
-    "polar_bear.webp": 296,
-    "coffee.jpg": 967,
-    "camera.png": 872,
-}
+    "crocodile.webp": 49, "komodo_dragon.webp": 48, "koala.webp": 105, "lemur.webp": 383, "macaw.webp": 88,
+    "panda.webp": 388, "polar_bear.webp": 296, "coffee.jpg": 967, "camera.png": 872,
+}  # fmt: skip
 CAT_AND_CUP = "cat_and_espresso.jpg"
 
 

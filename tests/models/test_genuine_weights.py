@@ -18,18 +18,10 @@ from gradcam.models.providers.torchvision import cached_file
 WEIGHTS = torchvision.models.MobileNet_V2_Weights.DEFAULT
 # ImageNet's classes of what is on the photographs; CREDITS.md says the same in words.
 PHOTOGRAPHS = {
-    "chelsea.jpg": {281, 282, 285},
-    "coffee.jpg": {967, 504, 968},
-    "rocket.jpg": {657, 744},
-    "camera.png": {872},
-    "crocodile.webp": {49, 50},
-    "komodo_dragon.webp": {48},
-    "koala.webp": {105},
-    "lemur.webp": {383},
-    "macaw.webp": {88},
-    "panda.webp": {388},
-    "polar_bear.webp": {296},
-}
+    "chelsea.jpg": {281, 282, 285}, "coffee.jpg": {967, 504, 968}, "rocket.jpg": {657, 744}, "camera.png": {872},
+    "crocodile.webp": {49, 50}, "komodo_dragon.webp": {48}, "koala.webp": {105}, "lemur.webp": {383},
+    "macaw.webp": {88}, "panda.webp": {388}, "polar_bear.webp": {296},
+}  # fmt: skip
 SHARE = 17 / 20
 
 

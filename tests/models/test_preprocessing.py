@@ -89,11 +89,9 @@ def test_a_picture_of_the_right_size_is_cropped_by_hand() -> None:
 
 
 def seen_by_torchvision(height: int, width: int) -> tuple[float, float, float, float]:
-    """The top, left, bottom and right edges of what the transform lets through, measured with two ramps.
-
-    A picture that brightens evenly comes out as one that brightens evenly; the straight line through it says which place
-    of the picture each of its edges is from.
-    """
+    """The top, left, bottom and right edges of what the transform lets through, measured with two ramps. A picture that
+    brightens evenly comes out as one that brightens evenly; the straight line through it says which place of the
+    picture each of its edges is from."""
     resize_and_crop = transforms.Compose(TORCHVISION.transforms[:2])
     edges = []
     for shape, axis in (((height, 1), 0), ((1, width), 1)):

@@ -165,15 +165,8 @@ def test_the_shell(
 ) -> None:
     def run(weights: str) -> str:
         arguments = [
-            "run",
-            str(photo("coffee.jpg")),
-            "--model",
-            "mobilenet_v2",
-            "--weights",
-            weights,
-            "--device",
-            "cpu",
-        ]
+            "run", str(photo("coffee.jpg")), "--model", "mobilenet_v2", "--weights", weights, "--device", "cpu",
+        ]  # fmt: skip
         assert cli.main([*arguments, "--output", str(tmp_path / "out")], standalone_mode=False) == 0
         return " ".join(capsys.readouterr().err.split())
 

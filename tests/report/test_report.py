@@ -123,17 +123,8 @@ def test_views_are_never_enlarged_and_never_empty(
 
 def test_no_two_pictures_share_a_view() -> None:
     stems = [
-        "cat",
-        "cat.large",
-        "cat.0",
-        "cat.1",
-        "cat.10",
-        "cat.0.jpg",
-        "cat.large.jpg",
-        "cat.small",
-        "cat/0",
-        "cat/cat",
-    ]
+        "cat", "cat.large", "cat.0", "cat.1", "cat.10", "cat.0.jpg", "cat.large.jpg", "cat.small", "cat/0", "cat/cat",
+    ]  # fmt: skip
     names = [
         name for stem in stems for views in [name_views(stem)]
         for name in (views.large, views.small, *[views.overlay(k) for k in range(12)])

@@ -680,15 +680,9 @@ def test_tensors_of_every_kind_count(classifier: gradcam.Classifier, kind: str) 
         warnings.simplefilter("ignore")  # they will be gone one day
         quantised = torch.quantize_per_tensor(values, 0.1, 2, torch.quint8)
     made = {
-        "bfloat16": values.bfloat16(),
-        "transposed": values.T,
-        "empty": values[:0],
-        "scalar": values[1, 1],
-        "sparse": values.to_sparse(),
-        "quantised": quantised,
-        "meta": values.to("meta"),
-        "bool": values > 2,
-    }
+        "bfloat16": values.bfloat16(), "transposed": values.T, "empty": values[:0], "scalar": values[1, 1],
+        "sparse": values.to_sparse(), "quantised": quantised, "meta": values.to("meta"), "bool": values > 2,
+    }  # fmt: skip
     found = set()
     for tensor in (made[kind], values + 1):
         model = nn.Module()

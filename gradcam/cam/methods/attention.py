@@ -181,7 +181,6 @@ def _all_together(recorded: Recorded, blocks: Blocks, budget: RerunBudget, atten
 
 
 def _one_by_one(recorded: Recorded, blocks: Blocks, budget: RerunBudget, attentions: list[Tensor]) -> Tensor:
-    """The same from a pass for each block."""
     found, count = [], len(blocks.modules)
     for block in range(count):
         scores, _ = _legrad_run(recorded, blocks, budget, attentions, [block])
@@ -242,7 +241,6 @@ def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:
 
 
 def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | None) -> bool:
-    """Whether a path leads from the scores to one of the leaves that does not pass through this node."""
     wanted = {get_gradient_edge(leaf).node for leaf in leaves}
     found = [scores.grad_fn]
     seen = {without, *found}

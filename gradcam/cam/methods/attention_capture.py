@@ -90,7 +90,6 @@ def _attend_openly(  # noqa: PLR0917  # as they are there
     *,
     take: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """What `scaled_dot_product_attention` computes, its arguments by the names they have there."""
     device = query.device.type
     autocast = None if query.dtype == torch.float64 else caller_autocast(device)
     kind = autocast or query.dtype
@@ -120,7 +119,6 @@ class Sighting:
 
     @property
     def keys(self) -> int:
-        """How many things they attend to."""
         return self.shape[-1]
 
     @property
@@ -174,7 +172,6 @@ class Blocks:
 
     @property
     def last(self) -> tuple[str, nn.Module]:
-        """The last one's name, and itself."""
         return list(self.modules.items())[-1]
 
     @property
@@ -184,7 +181,6 @@ class Blocks:
 
     @property
     def tokens(self) -> int:
-        """How many there are, with those before the picture's."""
         return self.shape[self.token_axis]
 
     def to_grid(self, values: Tensor) -> Tensor:
@@ -221,7 +217,6 @@ def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | N
 
 
 def _all_over_the_picture(log: AttentionLog, recorded: Recorded) -> list[Sighting]:
-    """All attentions up to the last one over the whole picture."""
     sightings = log.sightings
     if not sightings:
         raise _cannot_follow(

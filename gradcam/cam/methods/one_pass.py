@@ -149,7 +149,6 @@ def kpcacam(activations: Tensor) -> Tensor:
 
 
 def _kernel_component(points: Tensor) -> Tensor:
-    """The first component (P,) of kernel PCA of one image's points (C,P)."""
     points = points - points.mean(1, keepdim=True)
     kernel = torch.tanh(points.mT @ points / len(points) + 1)
     rounding = kernel.shape[0] * torch.finfo(kernel.dtype).eps * kernel.abs().amax()
@@ -184,11 +183,9 @@ def _with_peak(components: Tensor) -> Tensor:
 
 
 def _peaks(components: Tensor) -> Tensor:
-    """Of each of components (N,...), the value furthest from zero."""
     flat = components.flatten(1)
     return flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]
 
 
 def _like(values: Tensor, components: Tensor) -> Tensor:
-    """One value for each component, ready to be broadcast over its grid."""
     return values.reshape(values.shape + (1,) * (components.ndim - values.ndim))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -232,7 +232,6 @@ def _rank_channels(grid: Tensor, most: int, slack: float) -> tuple[Tensor, Tenso
 
 
 def _masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
-    """The channels (N,v) as masks (v,N,1,...) of the pictures' size, each from 0 to 1."""
     chosen = grid[torch.arange(len(grid), dtype=torch.int64, device=grid.device), channels.mT]
     large = F.interpolate(chosen, size=tuple(size), mode=MODES[len(size)], align_corners=False).flatten(2)
     low, high = large.amin(2, keepdim=True), large.amax(2, keepdim=True)
@@ -268,14 +267,11 @@ def rise(recorded: Recorded, budget: RerunBudget, *, masks: int, cells: int, pro
     shaken = [shake(in_order, 2, slack, turn).permute(2, 0, 1) for turn in range(TURNS)]
     above = torch.stack([each - each.mean(0) for each in (scores, *shaken)], 1)  # (V,turns,N,K)
     total = above.new_zeros((*above.shape[1:], *size))
-    for numbers in _slices(masks):
+    for start in range(0, masks, MASKS_AT_ONCE):
+        numbers = range(start, min(start + MASKS_AT_ONCE, masks))
         total += torch.tensordot(above[numbers.start : numbers.stop], draw(numbers).to(above), dims=([0], [0]))
     maps, *others = total.div_(masks * probability).unbind()
     return compare(maps, others)
-
-
-def _slices(count: int) -> Iterator[range]:
-    return (range(start, min(start + MASKS_AT_ONCE, count)) for start in range(0, count, MASKS_AT_ONCE))
 
 
 def _draw_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
@@ -330,7 +326,6 @@ def smooth_gradcam_pp(
 
 
 def _gradients(recorded: Recorded, site: GridActivations, batch: Batch) -> Tensor:
-    """The gradients (N,K,C,...) of the same classes' scores for other pictures."""
     layer = site.layer
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with (
@@ -343,8 +338,7 @@ def _gradients(recorded: Recorded, site: GridActivations, batch: Batch) -> Tenso
 
 def _add_noise(batch: Batch, noise: float, seed: int) -> Batch:
     pictures = batch.pictures
-    generator = torch.Generator("cpu").manual_seed(seed)
-    drawn = torch.randn(pictures.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(pictures)
+    drawn = _draw_noise(pictures.shape[1:], seed).to(pictures)
     values = pictures.flatten(1)
     ranges = (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (pictures.ndim - 1))
     return batch.copy(pictures=pictures + noise * ranges * drawn)

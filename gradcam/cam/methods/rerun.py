@@ -44,7 +44,6 @@ class Chunk:
 
     @property
     def positions(self) -> range:
-        """The rows of its variants."""
         start = GUARDS // 2 if self.is_guarded else 0
         return range(start, start + len(self.numbers))
 
@@ -60,7 +59,6 @@ class Variants:
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of one variant of all images."""
         return self.base.numel() * self.base.element_size()
 
     def make(self, chunk: Chunk) -> Tensor:
@@ -171,13 +169,17 @@ def _score(recorded: Recorded, variants: Variants, ways: Sequence[_Way], budget:
 def _score_together(
     recorded: Recorded, variants: Variants, way: _Way, budget: RerunBudget, most: int
 ) -> VariantScores | None:
-    """None where the first batch shows that it would be wrong."""
     parts: list[Tensor] = []
     plain = recorded.scored.values.detach()
     for chunk in divide(variants.count, most):
         rows = variants.make(chunk)
         if chunk.is_guarded:
-            output = _attempt(way, rows, chunk.rows)
+            try:
+                output = way.run(rows, chunk.rows)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # whatever a model raises for a batch of another size than it was given
+                return None
             if output is None or not reproduces_plain(recorded, output, chunk.rows):
                 return None
             (plain,) = score_rows(recorded, output, chunk.rows, range(1))
@@ -186,15 +188,6 @@ def _score_together(
         parts.append(score_rows(recorded, output, chunk.rows, chunk.positions))
         budget.report(chunk.numbers.stop, variants.count)
     return VariantScores(torch.cat(parts), plain)
-
-
-def _attempt(way: _Way, rows: Tensor, count: int) -> Any:
-    try:
-        return way.run(rows, count)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # whatever a model raises for a batch of another size than it was given
-        return None
 
 
 def _score_one_by_one(recorded: Recorded, variants: Variants, way: _Way, budget: RerunBudget) -> VariantScores:
@@ -208,7 +201,6 @@ def _score_one_by_one(recorded: Recorded, variants: Variants, way: _Way, budget:
 
 
 def _measure(recorded: Recorded, budget: RerunBudget) -> int:
-    """The bytes that one more run of the whole model takes."""
     meter = Meter()
     with meter:
         meter.mark("all of it")

@@ -131,7 +131,6 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
 
 
 def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str, Any]]:
-    """The kind of method that a function of the user's is, by the names of its parameters, and its options."""
     kinds: list[type[Method]] = [OfActivations, OfGradients, OfCurvatures]
     try:
         found = list(inspect.signature(function).parameters.values())

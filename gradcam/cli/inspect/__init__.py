@@ -49,7 +49,6 @@ class PictureOutcome:
         raise NotImplementedError
 
     def to_title(self) -> str:
-        """One line: the picture, its size, and what it was computed on."""
         height, width = self.size
         place = f"{self.model} on {self.device}"
         return "   ".join([to_name(self.image), f"{width} x {height}", place, f"{self.seconds:.1f} s"])

@@ -50,12 +50,10 @@ class Outcome(PictureOutcome):
     rows: Sequence[Row] = ()
 
     def to_fields(self) -> dict[str, Any]:
-        """The file, and what is drawn of each layer."""
         shown = ([{"channel": it, "strength": value} for it, value in row.shown] for row in self.rows)
         return {"file": self.file, "layers": [asdict(row) | {"shown": those} for row, those in zip(self.rows, shown)]}
 
     def format(self) -> str:
-        """Several lines: what it is, what each layer gives, and the file."""
         cells = [_to_cells(row) for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  " + "   ".join(f"{it:<{width}}" for it, width in zip(each, widths)).rstrip() for each in cells]

@@ -44,13 +44,11 @@ class Outcome:
     seconds: float
 
     def to_json(self) -> str:
-        """One line of JSON."""
         layers = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()}
         record = {"schema": SCHEMA, "file": str(self.path) if self.pictures else None, "model": self.model}
         return json.dumps(record | {"pictures": self.pictures, "failed": self.failed, "layers": layers})
 
     def format(self) -> str:
-        """Several lines: how many there were, each layer's shape, and the file."""
         parts = [count(self.pictures, "picture")]
         if self.failed:
             parts.append(click.style(f"{self.failed} failed", fg="red"))

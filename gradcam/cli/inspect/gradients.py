@@ -48,7 +48,6 @@ class Outcome(PictureOutcome):
     show_all: bool = False
 
     def to_fields(self) -> dict[str, Any]:
-        """The class, the plot, and each layer's numbers."""
         flow = self.flow
         if flow is None:
             return {
@@ -60,7 +59,11 @@ class Outcome(PictureOutcome):
                 "layers": [],
             }
         start = {"index": self.index, "label": self.label, "score": flow.scores.item(), "plot": self.plot}
-        return start | {"reference": flow.reference, "layers": [_to_fields(layer) for layer in flow.layers]}
+        layers = [
+            asdict(layer) | {"parameters": [asdict(it) | {"ratio": it.ratio} for it in layer.parameters]}
+            for layer in flow.layers
+        ]
+        return start | {"reference": flow.reference, "layers": layers}
 
     def format(self) -> str:
         """Several lines: what it is, the table, what is conspicuous, and where the plot is."""
@@ -73,18 +76,15 @@ class Outcome(PictureOutcome):
         lines += ["", *_table(rows, flow), ""]
         if len(rows) < len(flow.layers):
             lines.append(f"  {len(rows)} of {len(flow.layers)} layers; more with --all or --layer PATTERN.")
-        lines += _summary(flow)
+        found = {verdict: [it.name or it.type for it in flow.layers if it.verdict == verdict] for verdict in COLOURS}
+        said = [click.style(f"  {verdict}: {_list(it)}", fg=COLOURS[verdict]) for verdict, it in found.items() if it]
+        lines += said or ["  Nothing vanishes or explodes."]
         if self.plot is not None:
             lines.append(to_arrow(self.plot))
         return "\n".join([*lines, ""])
 
 
-def _to_fields(layer: LayerGradients) -> dict[str, Any]:
-    return asdict(layer) | {"parameters": [asdict(it) | {"ratio": it.ratio} for it in layer.parameters]}
-
-
 def _choose(layers: Sequence[LayerGradients]) -> Sequence[LayerGradients]:
-    """As many as fit: both ends, both sides of each change of the verdict, and others at even distances."""
     if len(layers) <= MOST_ROWS:
         return layers
     last = len(layers) - 1
@@ -131,13 +131,6 @@ def _bar(share: float, scale: tuple[float, float]) -> str:
         return ""
     reach = 0.0 if share <= 0 else min(1.0, max(0.0, (math.log10(share) - low) / (high - low)))
     return draw_bar(reach, BAR)
-
-
-def _summary(flow: GradientFlow) -> list[str]:
-    """A line for each kind of what is conspicuous: how many layers, and which of them is the nearest to the score."""
-    found = {verdict: [it.name or it.type for it in flow.layers if it.verdict == verdict] for verdict in COLOURS}
-    lines = [click.style(f"  {verdict}: {_list(it)}", fg=COLOURS[verdict]) for verdict, it in found.items() if it]
-    return lines or ["  Nothing vanishes or explodes."]
 
 
 def _list(names: Sequence[str]) -> str:

@@ -79,7 +79,6 @@ def _table(trace: Trace, calls: Sequence[Call], width: int) -> tuple[list[str], 
 
 
 def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
-    """The cells by title, without columns that would say the same, or nothing, in each line."""
     counts = Counter(dtype for call in trace.calls for dtype in call.dtypes)
     usual = max(counts, key=counts.__getitem__, default="")
     times = [call.seconds for call in calls]
@@ -100,7 +99,6 @@ def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
 
 
 def _shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """The first tensor's, for one picture without its axis, and how many more there are."""
     more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
     return show_shape(shapes[0]) + more if shapes else "-"
 
@@ -239,7 +237,6 @@ def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
 
 
 def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_all: bool) -> list[Call]:
-    """The calls to be shown, without the model's own where people would read it twice."""
     calls = list(trace.calls)
     if wanted is not None:
         calls = [call for call in calls if wanted & {call.name, *call.also}]

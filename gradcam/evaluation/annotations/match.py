@@ -141,7 +141,6 @@ class Pictures:
         return best[0]
 
     def sort(self, found: Iterable[str]) -> list[str]:
-        """These names, in the order in which pictures were given."""
         present = set(found)
         return [name for name in self.names if name in present]
 

@@ -222,7 +222,6 @@ def find_marked(heatmaps: Tensor, share: float, seed: int = 0) -> Tensor:
 
 
 def _list_cells(verdict: Verdict, picture: Pixels) -> dict[str, list[Cell]]:
-    """Up to six pictures of each test, with their captions."""
     exhibits, most = verdict.exhibits, COLUMNS - 1
 
     def lay(heatmap: Tensor, caption: str) -> Cell:
@@ -298,7 +297,6 @@ def _write(draw: ImageDraw.ImageDraw, outcome: str, title: str, lines: Sequence[
 
 
 def _wrap(text: str, width: int, size: int) -> list[str]:
-    """Lines of words that are no longer than so many pixels, as far as words can be."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -310,7 +308,6 @@ def _wrap(text: str, width: int, size: int) -> list[str]:
 
 
 def _fit(text: str, width: int, size: int) -> str:
-    """The text, or as much of it as so many pixels hold."""
     if measure_text(text, size) <= width:
         return text
     ends = (end for end in range(len(text), 0, -1) if measure_text(f"{text[:end].rstrip()}...", size) <= width)

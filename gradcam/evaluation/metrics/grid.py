@@ -189,7 +189,6 @@ def _choose(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
 
 
 def _join(images: Sequence[Tensor]) -> Tensor:
-    """Four images (C,h,w), by rows, as one; those of a row have one height, those of a column one width."""
     return torch.cat([torch.cat(list(row), dim=2) for row in (images[:2], images[2:])], dim=1)
 
 

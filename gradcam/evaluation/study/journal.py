@@ -61,7 +61,6 @@ class Journal(AbstractContextManager["Journal"]):
             self._lines.append(entry.to_json().encode() + b"\n")
 
     def close(self) -> None:
-        """Let go of it; more than once does no harm."""
         self._lines.close()
         self._release()
 

@@ -157,7 +157,6 @@ class Entry:
         ]
 
     def to_json(self) -> str:
-        """One line; its numbers are read back to the last digit."""
         return json.dumps(asdict(self), allow_nan=False)
 
     @staticmethod

@@ -149,7 +149,6 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
 
 
 def _prefixes(names: Collection[str], wanted: Collection[str]) -> Counter[str]:
-    """How many names become wanted ones without a prefix, by the prefix."""
     counts: Counter[str] = Counter()
     for name in names:
         for dot in re.finditer(r"\.", name):

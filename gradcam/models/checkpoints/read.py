@@ -162,17 +162,14 @@ class StateDict:
 
     @property
     def name(self) -> str:
-        """All keys, with dots."""
         return ".".join(self.keys)
 
     @property
     def is_known(self) -> bool:
-        """Whether they lie where trainers put a model's weights."""
         return all(key in AVERAGES + PLAIN for key in self.keys)
 
     @property
     def rank(self) -> Sequence[int]:
-        """By which the best comes first."""
         order = AVERAGES + PLAIN
         return tuple(order.index(key) if key in order else len(order) for key in self.keys)
 
@@ -305,7 +302,6 @@ def explain_refusal(path: Path) -> ModelError:
 
 
 def _outline(path: Path) -> tuple[object, Sequence[str]]:
-    """What the file would hold, and the full names of all classes and functions in it."""
     with io.BytesIO(_read_contents(path)[0]) if is_zip(path) else path.open("rb") as file:
         outline = Outline(file)
         content = outline.load()
@@ -424,7 +420,6 @@ def is_zip(path: Path) -> bool:
 
 
 def _check_pickle(file: IO[bytes]) -> object:
-    """Go through one pickle, and give the last of its arguments."""
     walk, last = _Walk(), None
     for step, (code, argument, _) in enumerate(pickletools.genops(file)):
         if step >= MOST_STEPS:
@@ -471,7 +466,6 @@ class _Walk:
             stack.extend(_Size(largest, called) for _ in code.stack_after)
 
     def _take(self, code: pickletools.OpcodeInfo) -> list[_Size]:
-        """What a step takes from the stack, the last first."""
         parts = []
         for kind in reversed(code.stack_before):
             if kind is pickletools.stackslice:

@@ -58,7 +58,6 @@ def find_blueprint(name: str) -> Blueprint:
 
 
 def _find_provider(name: str) -> tuple[Any, str]:
-    """The module of whoever knows the model, and the name by which."""
     if not isinstance(name, str):
         raise ModelError(
             f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."

@@ -82,7 +82,6 @@ def plan(name: str) -> Blueprint:
 
 
 def _to_size(sides: Any) -> tuple[int, int] | None:
-    """A size in any of the forms of configurations."""
     if isinstance(sides, dict):
         sides = (sides["height"], sides["width"]) if "height" in sides else sides.get("shortest_edge")
     if isinstance(sides, int):
@@ -264,7 +263,6 @@ def _scale(height: int, width: int, scale: float) -> tuple[int, int]:
 
 
 def _find_crop(processor: Any) -> tuple[int, int] | None:
-    """The size of the centre that is taken, None where all is."""
     if getattr(processor, "do_center_crop", False):
         return processor.crop_size["height"], processor.crop_size["width"]
     side = processor.size["shortest_edge"] if processor.do_resize and _has_share(processor) else WARPED_FROM

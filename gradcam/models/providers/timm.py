@@ -51,7 +51,6 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def _load_file(timm: Any, name: str, weights: Path) -> Parts:
-    """The model with a checkpoint; one of timm's own files has its own preprocessing."""
     checkpoint = read_checkpoint(weights)
     # A name with weights of its own has those alone.
     tagged = [each for each in _list_tagged(timm, name) if "." not in name or each == name]
@@ -132,7 +131,6 @@ def _find_weights(timm: Any, name: str) -> dict[str, Any]:
 
 
 def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
-    """The first of these files that lies in the hub's cache."""
     hub = import_extra("huggingface_hub", "timm")
     repository, _, revision = repository.partition("@")
     found = (hub.try_to_load_from_cache(repository, name, revision=revision or None) for name in names)
@@ -158,7 +156,6 @@ def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> 
 
 
 def _to_parts(timm: Any, model: nn.Module, classes: int | None) -> Parts:
-    """The model with timm's own preprocessing, and the classes' names where they are saved with it."""
     preprocess, config = to_preprocessing(timm.data.resolve_model_data_config(model)), cast("Any", model.pretrained_cfg)
     names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
     labels = [str(descriptions.get(name, name)) for name in names] if names else None

@@ -148,7 +148,6 @@ def _guess_meaning(typed: str) -> list[str]:
 
 
 def _build(name: str, enum: Any, classes: int) -> nn.Module:
-    """The model as it is with these weights, before they are loaded."""
     options: dict[str, Any] = {"num_classes": classes}
     if name in WITH_OWN_SCALE:
         options |= {"transform_input": True, "init_weights": False, "aux_logits": False}
