@@ -249,7 +249,7 @@ def _explain_at(
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         if are_named:
             warn_of_places(recorded, options["reshape"])
-        output = map_tensors(recorded.output, lambda tensor: views.first(tensor.detach()))
+        output = map_tensors(recorded.output, views.first)
         classes = recorded.scored.classes
         classes = None if classes is None else views.first(classes).to(batch.device)
         evidence, found = options["evidence"], {}

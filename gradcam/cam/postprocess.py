@@ -35,8 +35,8 @@ class Views:
         return maps if len(upright) == 1 else torch.stack(upright).mean(0)
 
     def first(self, rows: Tensor) -> Tensor:
-        """What belongs to the images themselves: the first N rows, where there is one row for each image of each view."""
-        return rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows
+        """Of the images themselves, detached: the first N rows, where there is one row for each image of each view."""
+        return (rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows).detach()
 
 
 def make_views(batch: Batch, augmentation: str, target: Any) -> Views:

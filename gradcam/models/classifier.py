@@ -73,7 +73,7 @@ class Classifier:
     predictions: str = field(default="own", repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self._fit.kind != "crop":
+        if self.fit != "crop" and self._fit.kind != "crop":
             get_steps(self.preprocess)
         if self.predictions not in PREDICTIONS:
             raise GradcamError(f"predictions is {shorten(self.predictions)}, expected {' or '.join(PREDICTIONS)}.")

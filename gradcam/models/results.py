@@ -179,6 +179,8 @@ class PictureExplanation(Pictured, Explanation):
 
 def take_one(output: Any, i: int, images: int) -> Any:
     """What a model gave for image i, of so many: (1,...) in place of (N,...) wherever there is a row for each."""
+    if images == 1:
+        return output
     return map_tensors(output, lambda tensor: tensor[i : i + 1] if tensor.shape[:1] == (images,) else tensor)
 
 

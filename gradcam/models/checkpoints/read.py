@@ -148,9 +148,10 @@ def _choose(path: Path, content: object) -> Checkpoint:
         name = max(tensors, key=lambda name: tensors[name].nbytes)
         shape = " x ".join(map(str, tensors[name].shape))
         raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
+    if not others:
+        return Checkpoint(path, tensors)
     left = join_names(each.name for each in others)
-    notes = [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."] if others else ()
-    return Checkpoint(path, tensors, notes)
+    return Checkpoint(path, tensors, [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."])
 
 
 @dataclass(frozen=True)
