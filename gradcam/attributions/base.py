@@ -75,7 +75,7 @@ class Attribution:
 
 
 @dataclass(frozen=True)
-class Run:
+class Recording:
     """One recorded forward pass: `leaf` (N,C,...), what came of it, and scores (N,K) to be differentiated."""
 
     leaf: Tensor
@@ -86,7 +86,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Opened:
     """A model that is held as it is, and the pictures (N,C,...) at which gradients are taken."""
 
     model: nn.Module
@@ -94,7 +94,7 @@ class Subject:
     batch: Batch
     pictures: Tensor
 
-    def run(self, pictures: Tensor, target: Any) -> Run:
+    def run(self, pictures: Tensor, target: Any) -> Recording:
         """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind another.
 
         The target is applied to each set's output by itself.
@@ -114,9 +114,9 @@ class Subject:
         args, kwargs = map_tensors((self.batch.args, self.batch.kwargs), give)
         output = self.model(*args, **kwargs)
         found = [compute_scores(target, part, images) for part in _split(output, len(pictures), images)]
-        return Run(leaf, entrance, output, torch.cat([each.values for each in found]), found[0].classes)
+        return Recording(leaf, entrance, output, torch.cat([each.values for each in found]), found[0].classes)
 
-    def gradients(self, run: Run) -> Tensor:
+    def gradients(self, run: Recording) -> Tensor:
         """The gradients (N,K,C,...) of a pass's scores at its pictures, at least float32. Raises `ModelError` for none."""
         found: list[Tensor] = []
         if run.scores.requires_grad:
@@ -135,7 +135,7 @@ class Subject:
         return at_least_float32(torch.cat(found).transpose(0, 1))
 
     def attribution(
-        self, run: Run, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
+        self, run: Recording, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
     ) -> Attribution:
         """The result for the caller's pictures, of whose forward pass `run` is. Raises `ModelError` for NaN and infinity."""
         check_range(run.scores.detach(), "The scores are")
@@ -153,12 +153,12 @@ class Subject:
 
 
 @contextlib.contextmanager
-def differentiable(model: nn.Module, images: Any) -> Iterator[Subject]:
+def differentiable(model: nn.Module, images: Any) -> Iterator[Opened]:
     """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained."""
     model, batch = unwrap(model), to_batch(images)
     with preserve_state(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
-        yield Subject(model, modules, batch, caller_keeps(batch.pictures))
+        yield Opened(model, modules, batch, caller_keeps(batch.pictures))
 
 
 def with_classes(target: Any, classes: Tensor | None) -> Any:
@@ -192,7 +192,7 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
 
 
 def sum_gradients(
-    subject: Subject, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
+    subject: Opened, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
 ) -> Tensor:
     """The weighted sum (N,K,C,...) of the gradients at so many points, `chunk` points to a forward pass. `progress`:
     called with the points done and all of them. Raises `ModelError` where it is zero, or not finite."""

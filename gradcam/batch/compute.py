@@ -33,7 +33,7 @@ class Tell(Protocol):
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
-class Explainer(Generic[Found]):
+class BatchExplainer(Generic[Found]):
     """Explains batches, in parts that fit into memory: once one did not, the parts are smaller from then on."""
 
     def __init__(self, find: Find[Found], device: torch.device, *, largest: int, tell: Tell) -> None:

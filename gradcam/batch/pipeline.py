@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from gradcam.batch.compute import Explainer, Find, Found, Tell
+from gradcam.batch.compute import BatchExplainer, Find, Found, Tell
 from gradcam.batch.pool import LATER, URGENT, Cut, Pool, cut, one_opencv_thread
 from gradcam.batch.read import Fetched, Read, find_upload, read_item
 from gradcam.errors import GradcamError, shorten
@@ -45,7 +45,7 @@ def compute_items(
     check_count("batch_size", batch_size, "pictures to explain at once")
     check_count("workers", workers, "threads")
     tell = tell or (lambda event, **details: None)
-    explainer = Explainer(find, classifier.device, largest=batch_size, tell=tell)
+    explainer = BatchExplainer(find, classifier.device, largest=batch_size, tell=tell)
     read = partial(read_item, classifier, audit=audit, upload=find_upload(classifier.device))
     finishing: deque[Future[T]] = deque()
     try:
@@ -79,7 +79,7 @@ def _look_ahead(each: Iterator[T]) -> Iterator[T]:
 
 
 def _explain(
-    explainer: Explainer[Found],
+    explainer: BatchExplainer[Found],
     batch: Cut,
     reading: list[Future[Read]],
     finish: Callable[[Fetched, Found | GradcamError], T],

@@ -24,7 +24,7 @@ from gradcam.images.write import encode_image
 from gradcam.models.classifier import Classifier
 from gradcam.models.results import PictureExplanation, panel
 from gradcam.sources.contents import Item
-from gradcam.storage.output import Place
+from gradcam.storage.output import ResultWriter
 from gradcam.storage.records import Record, Report
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Saver:
     """Writes what was found in pictures; several threads may save at once. `place`: None where files go along with the
     report. `stems`: what results' names begin with, by the picture's. `draw_views`: `report.draw_views`."""
 
-    place: Place | None
+    place: ResultWriter | None
     stems: Mapping[str, str]
     saving: Saving
     classifier: Classifier

@@ -18,7 +18,7 @@ import click
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cli._settings import Destination, ModelChoice, Output, Settings, find_destination
+from gradcam.cli._settings import ModelChoice, Output, OutputPlace, Settings, find_destination
 from gradcam.cli._terminal import format_report, import_torch, shown_passes
 from gradcam.errors import (
     GradcamError,
@@ -118,7 +118,7 @@ class Job:
     classifier: Classifier
     request: Request
     saving: Saving
-    destination: Destination
+    destination: OutputPlace
     names: OutputNames
     panel: str = "panel"
 

@@ -74,7 +74,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Destination:
+class OutputPlace:
     """A folder for results, and, if there is to be one only, its file."""
 
     folder: Path
@@ -142,13 +142,13 @@ def _check_for_attributions(found: Settings) -> None:
 
 def find_destination(
     output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
-) -> Destination:
+) -> OutputPlace:
     """Where so many results go, one file of them with one of these suffixes. Raises `click.UsageError` for one file for
     several, for one of another kind, and for one of the pictures."""
     path = Path(output)
     is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
     if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
-        return Destination(path)
+        return OutputPlace(path)
     if path.suffix.lower() not in suffixes:
         what = "pictures" if suffixes is WRITE_SUFFIXES else "maps"
         raise click.UsageError(f"{path}: {what} are written as {', '.join(sorted(suffixes))}.")
@@ -156,7 +156,7 @@ def find_destination(
         raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
     if any(is_same(path, image) for image in images):
         raise click.UsageError(f"{path} is the picture itself, which is never overwritten: choose another name.")
-    return Destination(path.parent, path)
+    return OutputPlace(path.parent, path)
 
 
 def is_same(one: Path, other: Path) -> bool:

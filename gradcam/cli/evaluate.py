@@ -24,13 +24,13 @@ from gradcam.cli._terminal import Terminated, count, how_to_go_on, import_torch,
 from gradcam.errors import OutputError, StoreError, printable
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
-from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Plan, StudyOptions, describe_cost, make_plan
+from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Agenda, StudyOptions, describe_cost, make_plan
 from gradcam.plugins import installed
 
 if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
     from gradcam.evaluation.study.journal import Journal, Mode
-    from gradcam.evaluation.study.results import Entry, Ranking, Results
+    from gradcam.evaluation.study.results import Judgement, Ranking, Scores
     from gradcam.evaluation.study.run import Study
 
 Rankings = Mapping[tuple[str, str], "Ranking"]
@@ -126,7 +126,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
                 return 1
 
 
-def _prepare(items: Sequence[Any], plan: Plan, asked: StudyOptions, model: ModelChoice, output: Output) -> Study:
+def _prepare(items: Sequence[Any], plan: Agenda, asked: StudyOptions, model: ModelChoice, output: Output) -> Study:
     import_torch()
     from gradcam.evaluation.study.prepare import prepare_study
 
@@ -155,8 +155,8 @@ def _tell_beginning(study: Study, output: Output) -> None:
         click.echo(line, err=True)
 
 
-def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
-    entries: list[Entry] = []
+def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgement]:
+    entries: list[Judgement] = []
     out = sys.stdout
     try:
         with shown_bar(output, "maps", SHAPE, total=study.total) as bar:
@@ -174,7 +174,7 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Entry]:
     return entries
 
 
-def _finish(study: Study, results: Results, paths: ResultPaths | None, output: Output) -> int:
+def _finish(study: Study, results: Scores, paths: ResultPaths | None, output: Output) -> int:
     for entry in results.failures:
         click.echo(printable(entry.error or entry.image), err=True)
     if not results.judged():
@@ -227,7 +227,7 @@ def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
             raise OutputError(f"{path}: is there already; give --overwrite to replace it, or another --output")
 
 
-def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
+def _write_all(study: Study, results: Scores, paths: ResultPaths, output: Output) -> Iterator[Path]:
     from gradcam.evaluation.study.write import PLOTS, draw_curves, draw_examples, list_curves, write_results
     from gradcam.images.write import write_image
 
@@ -246,7 +246,7 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
     yield examples
 
 
-def format_results(results: Results, *, width: int | None = None) -> str:
+def format_results(results: Scores, *, width: int | None = None) -> str:
     """Tables of means and of differences from the best method, what the marks mean, and who is best by most metrics."""
     from gradcam.evaluation.study.results import compare_methods, describe_shortage
 
@@ -272,7 +272,7 @@ def format_results(results: Results, *, width: int | None = None) -> str:
     return "\n".join([*lines, *_conclude(results, rankings, judged)])
 
 
-def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
+def _tables(title: str, results: Scores, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
     first, plan = max(map(len, cells)), results.plan
     heads = {}
     for metric in next(iter(cells.values())):
@@ -337,7 +337,7 @@ def _colour(ranking: Ranking) -> Callable[[str], str]:
     return partial(click.style, dim=True) if ranking.is_control else str
 
 
-def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
+def _conclude(results: Scores, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
     """Who is best, or not told apart from it, by most metrics of those that tell a method from what knows nothing."""
     methods, controls = results.plan.methods, results.plan.controls
     telling = [metric for metric in metrics if not any(rankings[it, metric].beats_all for it in controls)]

@@ -152,7 +152,7 @@ class Recorder(Generic[Value]):
             self._current.store.pack()
         self._current = None
         if self._count % self._every == 0:
-            store = Store(self._keep, self._layouts)
+            store = RecordStore(self._keep, self._layouts)
             self._current = Step(self._count, list(self._layers), torch.is_grad_enabled(), store)
             self._steps.append(self._current)
         self._count += 1
@@ -188,7 +188,7 @@ class Step(Generic[Value]):
     number: int
     layers: Sequence[str]
     is_differentiable: bool
-    store: Store
+    store: RecordStore
     runs: Counter[str] = field(default_factory=Counter)  # of each layer so far
 
     @property
@@ -264,7 +264,7 @@ class Key(NamedTuple):
 Layout = tuple[tuple[Key, int], ...]  # of the rows of a block: each with the count of values
 
 
-class Store:
+class RecordStore:
     """Values by key, the latest of each: statistics, unread on the tensors' device until then, or snapshots. `keep`: as
     in `record`. Of statistics there is a row for each tensor, in one block when packed. `layouts`: keys and counts as
     other steps have them too, so that a whole epoch holds them once."""
@@ -303,9 +303,9 @@ class Store:
         return {key: (count, numbers) for (key, count), numbers in zip(self._layout, blocks)}
 
 
-def fetch(stores: Iterable[Store]) -> None:
+def fetch(stores: Iterable[RecordStore]) -> None:
     """Bring what is still on a device to the processor: one copy from each device, however many steps there are."""
-    by_device: dict[torch.device, list[tuple[Store, Tensor]]] = defaultdict(list)
+    by_device: dict[torch.device, list[tuple[RecordStore, Tensor]]] = defaultdict(list)
     for store in stores:
         store.pack()
         if store._block is not None and store._block.device.type != "cpu":

@@ -123,7 +123,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
             names[module].append(".".join(part for part in name.split(".") if part != "_orig_mod"))
-    subject = Subject(model, names, args, kwargs)
+    subject = TracedModel(model, names, args, kwargs)
     counted = count_pass(subject)
     timed = [timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
     agree = all(log.order == counted.order for log, _ in timed)
@@ -140,7 +140,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
 
 
 def _to_calls(
-    names: Mapping[nn.Module, Sequence[str]], entries: Sequence[Entry], seconds: Sequence[float | None]
+    names: Mapping[nn.Module, Sequence[str]], entries: Sequence[TraceEntry], seconds: Sequence[float | None]
 ) -> tuple[Call, ...]:
     runs = Counter(entry.module for entry in entries)
     sizes = {module: sum(parameter.numel() for parameter in module.parameters()) for module in runs}
@@ -181,7 +181,7 @@ def _to_calls(
 
 
 @dataclass(frozen=True)
-class Subject:
+class TracedModel:
     """What is run: a model, its modules that can be watched with every name of each, and its arguments."""
 
     model: nn.Module
@@ -200,7 +200,7 @@ class Seen(NamedTuple):
     bytes: int
 
 
-def count_pass(subject: Subject) -> CallLog:
+def count_pass(subject: TracedModel) -> CallLog:
     """One pass whose calls have a `Seen` for `begun` and for `ended`; the model's errors have a note of the layer."""
     with _prepared(subject) as (args, kwargs, hooks):
         counter = MultiplyAdds()
@@ -229,7 +229,7 @@ def count_pass(subject: Subject) -> CallLog:
     return log
 
 
-def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
+def timed_pass(subject: TracedModel, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
     """One pass, and the seconds of each of its calls that ended; others have NaN."""
     clock = find_clock(devices)
     with _prepared(subject) as (args, kwargs, hooks):
@@ -240,7 +240,7 @@ def timed_pass(subject: Subject, devices: Collection[torch.device]) -> tuple[Cal
 
 
 @contextlib.contextmanager
-def _prepared(subject: Subject) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
+def _prepared(subject: TracedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
     with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
         args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         yield args, kwargs, hooks
@@ -266,11 +266,11 @@ class CallLog:
     def __init__(
         self, hooks: Hooks, modules: Iterable[nn.Module], begin: Callable[[Any], Any], end: Callable[[Any], Any]
     ) -> None:
-        self.entries: list[Entry] = []
-        self.open: list[Entry] = []
+        self.entries: list[TraceEntry] = []
+        self.open: list[TraceEntry] = []
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            entry = Entry(module, self.open[-1] if self.open else None)
+            entry = TraceEntry(module, self.open[-1] if self.open else None)
             self.entries.append(entry)
             self.open.append(entry)
             entry.begun = begin((args, kwargs))
@@ -294,11 +294,11 @@ class CallLog:
 
 
 @dataclass
-class Entry:
+class TraceEntry:
     """One call: the call that it began in, and what was noted when it began and ended; no `ended` where it raised."""
 
     module: nn.Module
-    holder: Entry | None
+    holder: TraceEntry | None
     begun: Any = None
     ended: Any = None
 

@@ -225,11 +225,9 @@ class Classifier:
             return self.model(images)
 
     def _choose_classes(self, target: Any, output: Any, images: int) -> Any:
-        """The target with its classes, and a contrast's rivals, as they are in this output."""
         return target if callable(target) else target.resolve(target.find_logits(output, images), images)
 
     def _run_passes(self, images: Tensor, passes: list[Pass], target: Any, output: Any = None) -> Found:
-        """All that is wished for; with another output than that of these images, if one is given."""
         found: Found = {}
         for layers, plan in passes:
             model, inputs = self._take(images.clone() if len(passes) > 1 else images)

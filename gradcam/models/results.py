@@ -98,7 +98,6 @@ class Pictured(_Result):
         return replace(self, **{name: tensor.cpu() for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Any]:
-        """Those with a row for each picture, by their fields' names, but the model's output."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "output"}
 
     def _draw_all(self, i: int | None = None, k: int | None = None, **options: Any) -> Pixels:

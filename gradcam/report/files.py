@@ -114,7 +114,7 @@ def read_pixels(place: Path | Store, name: str) -> Pixels | None:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportRun:
     """Records in the order of the input, and the contents of run.json: empty where there is none."""
 
     files: Files
@@ -132,7 +132,7 @@ class Run:
         return place / root if isinstance(place, Path) else Path(root)
 
 
-def read_run(files: Files) -> Run:
+def read_run(files: Files) -> ReportRun:
     """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names. Of
     a picture that was done twice the later record counts. Raises `GradcamError`: no manifest to read, results in
     tars."""
@@ -150,5 +150,5 @@ def read_run(files: Files) -> Run:
     for part in find_parts(names):
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):  # the page can do without
             if isinstance(facts := json.loads(reader.read(part.run)), dict):
-                return Run(files, found, facts)
-    return Run(files, found, {})
+                return ReportRun(files, found, facts)
+    return ReportRun(files, found, {})

@@ -18,7 +18,7 @@ from gradcam.batch.cores import count_cores
 from gradcam.errors import printable
 from gradcam.images.files import is_url
 from gradcam.models.labels import name_class
-from gradcam.report.files import Files, Run, opening, read_run
+from gradcam.report.files import Files, ReportRun, opening, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page
 from gradcam.storage.records import Explained, Record
@@ -33,7 +33,7 @@ PLAIN = re.compile(r"[\w.\-/]+", re.ASCII)  # names that need no quoting in a UR
 class Privacy:
     """Takes the paths of this machine out of texts: the page may be given to others."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ReportRun) -> None:
         shown = {str(Path.home()) + os.sep: f"~{os.sep}"}
         for place in (run.files.place, run.root or run.files.place):
             shown |= {f"{place.url}/": "", place.url: place.name} if isinstance(place, Store) else _shorten(place)
@@ -68,7 +68,7 @@ def to_url(path: str | None) -> str | None:
     return quote(os.fsencode(path), safe="/") if path and not path.startswith("/") else None
 
 
-def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
+def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
     """What the page holds of all pictures: a list for each fact, since ten thousand names of keys would be the most of
     it. "names"; "classes": index and label of those that are predicted; "top": a position in there, -1 for none;
     "confidence": of the top class, 0 to 1; "has": bits; "stems": URL of the views, where it is not 1: as the name says;
@@ -88,7 +88,7 @@ def to_columns(run: Run, privacy: Privacy) -> dict[str, Any]:
     }
 
 
-def to_details(run: Run, record: Record, privacy: Privacy) -> dict[str, Any]:
+def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, Any]:
     """What the page shows of one picture that is looked at."""
     stem = find_stem(record)
     predictions = ((it.index, printable(name_class(it.index, it.label)), it.probability) for it in record.predictions)
@@ -169,7 +169,7 @@ def write_report(place: Path | Store) -> Path | str:
     return place / PAGE if isinstance(place, Path) else place.below(PAGE).url
 
 
-def _render(run: Run, data: dict[str, Any], privacy: Privacy) -> str:
+def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gradcam.errors import GradcamError, OutputError
 from gradcam.storage import run_file
 from gradcam.storage.disk import remove_empty
-from gradcam.storage.output import Place, RunReader, to_reader
+from gradcam.storage.output import ResultWriter, RunReader, to_reader
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import Part, find_parts, list_manifests
 
@@ -79,7 +79,7 @@ def _count(reader: RunReader, names: Collection[str], parts: Iterable[Part]) -> 
     return "1 record" if lines == 1 else f"{lines} records"
 
 
-def remove_runs(place: Place, parts: Iterable[Part], inputs: Iterable[Path | str], *, report: bool) -> None:
+def remove_runs(place: ResultWriter, parts: Iterable[Part], inputs: Iterable[Path | str], *, report: bool) -> None:
     """Remove what these parts wrote, as their manifests say, with `report` also the report; the manifests last, so that
     it can be done again. Raises `OutputError` before, where one of the `inputs` would go."""
     reader = to_reader(place.root)

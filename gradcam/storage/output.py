@@ -183,7 +183,7 @@ def blaming_store(store: Store) -> Iterator[None]:
         raise OutputError(f"{store}: cannot be written to ({refusal_of(error)}); choose another --output") from error
 
 
-class Place(Protocol):
+class ResultWriter(Protocol):
     """An output folder, to be written to. It can be sent to other processes, and several threads may write at once."""
 
     @property
@@ -208,7 +208,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder on a disk; a `Place`. `temporary`: one on the same disk, for files that are not whole yet."""
+    """A folder on a disk; a `ResultWriter`. `temporary`: one on the same disk, for files that are not whole yet."""
 
     folder: Path
     temporary: Path | None = None
@@ -218,7 +218,7 @@ class Disk:
         return self.folder
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """As `Place.write`; each file is whole and on the disk before it has its name."""
+        """As `ResultWriter.write`; each file is whole and on the disk before it has its name."""
         written: list[str] = []
         with disk.blaming_disk(self.folder):
             try:
@@ -255,7 +255,7 @@ class Disk:
         return (self.temporary or self.folder) / UNFINISHED.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
-        """As `Place.keep`: it is on the disk before it has its name."""
+        """As `ResultWriter.keep`: it is on the disk before it has its name."""
         with open(file, "rb+") as whole:
             os.fsync(whole.fileno())
         os.replace(file, self.folder / name)
@@ -263,7 +263,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A folder in a store; a `Place`. What is not whole yet is in this machine's folder for such files."""
+    """A folder in a store; a `ResultWriter`. What is not whole yet is in this machine's folder for such files."""
 
     store: Store
 
@@ -272,7 +272,7 @@ class Bucket:
         return self.store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """As `Place.write`; each object is whole as soon as it is there."""
+        """As `ResultWriter.write`; each object is whole as soon as it is there."""
         written: list[str] = []
         with blaming_store(self.store):
             try:
@@ -298,7 +298,7 @@ class Bucket:
         return Path(tempfile.gettempdir(), UNFINISHED.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
-        """As `Place.keep`: an object is there whole, or not at all."""
+        """As `ResultWriter.keep`: an object is there whole, or not at all."""
         self.store.upload(name, str(file))
         file.unlink()
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Request:
+class StoreRequest:
     """What is asked of a store. `reason`: why the last try failed; None as long as none did."""
 
     where: str
@@ -51,20 +51,20 @@ class Request:
     reason: str | None = None
 
 
-class Watch:
+class StoreWatch:
     """Looks at the requests that are open, from a thread: a store that is only silent raises nothing at all. Of a
     bucket that was told of nothing more is said before a request that began after that came to a timely end."""
 
     def __init__(self) -> None:
-        self._open: set[Request] = set()
+        self._open: set[StoreRequest] = set()
         self._told: dict[str, float] = {}  # when that was, by bucket
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def over(self, where: str, bucket: str) -> Iterator[Request]:
+    def over(self, where: str, bucket: str) -> Iterator[StoreRequest]:
         """While it is asked for."""
-        request = Request(where, bucket)
+        request = StoreRequest(where, bucket)
         with self._lock:
             self._open.add(request)
             if self._thread is None or not self._thread.is_alive():  # a process that was forked has none of its own
@@ -90,7 +90,7 @@ class Watch:
                     self._thread = None
                     return
                 now = time.monotonic()
-                late: dict[str, Request] = {}  # the first of each bucket that nobody was told of
+                late: dict[str, StoreRequest] = {}  # the first of each bucket that nobody was told of
                 for request in self._open:
                     if now - request.start >= NOTICE and request.bucket not in self._told:
                         late.setdefault(request.bucket, request)
@@ -102,7 +102,7 @@ class Watch:
                 LOG.warning("%s: %s; waiting for it", request.where, found)
 
 
-WATCH = Watch()
+WATCH = StoreWatch()
 
 
 def patiently(call: Callable[[], T], where: str) -> T:

@@ -32,10 +32,10 @@ from gradcam.batch.names import Saving
 from gradcam.batch.pool import cut
 from gradcam.batch.ray import session
 from gradcam.batch.ray import session as addresses
-from gradcam.batch.ray.actor import SHARES, Actor, Answer, Job, pack, to_blocks, to_job, unpack
+from gradcam.batch.ray.actor import SHARES, Actor, ActorJob, Answer, pack, to_blocks, to_job, unpack
 from gradcam.batch.ray.ending import _folder, end_here
 from gradcam.batch.ray.engine import dump
-from gradcam.batch.ray.session import SILENT, Layout, check_address, find_layout, import_ray, quiet
+from gradcam.batch.ray.session import SILENT, ActorLayout, check_address, find_layout, import_ray, quiet
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
 from gradcam.sources.contents import Item
@@ -81,11 +81,11 @@ def disk(folder: Path) -> Disk:
 
 
 @pytest.fixture
-def act() -> Iterator[Callable[[Job], Actor]]:
+def act() -> Iterator[Callable[[ActorJob], Actor]]:
     """An actor in this process, which has signed out again."""
     threads, signed_in = torch.get_num_threads(), list[str]()
 
-    def make(job: Job) -> Actor:
+    def make(job: ActorJob) -> Actor:
         actor = Actor(pickle.dumps(job), cores=1)
         signed_in.append(job.run)
         actor._signed_in.release()
@@ -142,7 +142,7 @@ def test_two_million_pictures_fit() -> None:
 # What an actor answers
 
 
-def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, act: Callable[[Job], Actor]) -> None:
+def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, act: Callable[[ActorJob], Actor]) -> None:
     told = list[tuple[str, int]]()
     here = explain_here(
         work,
@@ -209,7 +209,7 @@ def load_another(device: str) -> gradcam.Classifier:
     ],
 )
 def test_an_actor_that_cannot_work_says_why(
-    work: Work, disk: Disk, act: Callable[[Job], Actor], *, change: dict[str, Any], kind: str, said: str
+    work: Work, disk: Disk, act: Callable[[ActorJob], Actor], *, change: dict[str, Any], kind: str, said: str
 ) -> None:
     saver = to_saver(work, disk)
     job = replace(to_job(load, work, saver, "cpu", 1), **change)
@@ -222,7 +222,7 @@ def test_an_actor_that_cannot_work_says_why(
 
 
 def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
-    work: Work, disk: Disk, act: Callable[[Job], Actor]
+    work: Work, disk: Disk, act: Callable[[ActorJob], Actor]
 ) -> None:
     job = to_job(load, work, to_saver(work, disk), "cpu", 1)
     for made, said in (
@@ -256,7 +256,7 @@ class Full:
         raise OutputError("out/: no space left on device; free some, then go on with --resume")
 
 
-def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[Job], Actor]) -> None:
+def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[ActorJob], Actor]) -> None:
     saver = to_saver(work, Full())
     answers = ask(act(to_job(load, work, saver, "cpu", 1)), work, dict(saver.stems))
     assert [(each.error and each.error.kind, len(each.outcomes)) for each in answers] == [("OutputError", 0)] * len(
@@ -331,31 +331,31 @@ class Nodes:
 @pytest.mark.parametrize(
     ("nodes", "device", "expected"),
     [
-        (Nodes({"CPU": 2}), "auto", Layout(1, 2, "cpu")),
-        (Nodes({"CPU": 16}), "cpu", Layout(4, 4, "cpu")),
-        (Nodes({"CPU": 1}, {"CPU": 1}), "auto", Layout(2, 1, "cpu")),
-        (Nodes({"CPU": 6}, {"CPU": 3}, {}), "auto", Layout(3, 3, "cpu")),
-        (Nodes({"CPU": 8}, {"CPU": 3}, dead=1), "auto", Layout(1, 3, "cpu")),
-        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), "auto", Layout(6, 6, "cuda")),
-        (Nodes({"CPU": 1, "GPU": 2}), "cuda", Layout(2, 0.5, "cuda")),
-        (Nodes({"CPU": 8, "GPU": 2}), "cpu", Layout(2, 4, "cpu")),
+        (Nodes({"CPU": 2}), "auto", ActorLayout(1, 2, "cpu")),
+        (Nodes({"CPU": 16}), "cpu", ActorLayout(4, 4, "cpu")),
+        (Nodes({"CPU": 1}, {"CPU": 1}), "auto", ActorLayout(2, 1, "cpu")),
+        (Nodes({"CPU": 6}, {"CPU": 3}, {}), "auto", ActorLayout(3, 3, "cpu")),
+        (Nodes({"CPU": 8}, {"CPU": 3}, dead=1), "auto", ActorLayout(1, 3, "cpu")),
+        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), "auto", ActorLayout(6, 6, "cuda")),
+        (Nodes({"CPU": 1, "GPU": 2}), "cuda", ActorLayout(2, 0.5, "cuda")),
+        (Nodes({"CPU": 8, "GPU": 2}), "cpu", ActorLayout(2, 4, "cpu")),
     ],
 )
-def test_an_actor_for_each_gpu_or_few_cores(nodes: Nodes, device: str, expected: Layout) -> None:
+def test_an_actor_for_each_gpu_or_few_cores(nodes: Nodes, device: str, expected: ActorLayout) -> None:
     assert find_layout(nodes, device) == expected
 
 
 @pytest.mark.parametrize(
     ("nodes", "per_gpu", "expected", "threads"),
     [
-        (Nodes({"CPU": 16, "GPU": 1}), 8, Layout(8, 2, "cuda", 8), 2),
-        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), 2, Layout(12, 3, "cuda", 2), 3),
-        (Nodes({"CPU": 16, "GPU": 1}), 7, Layout(7, 2, "cuda", 7), 2),
-        (Nodes({"CPU": 2, "GPU": 1}), 3, Layout(3, 0.6666, "cuda", 3), 1),
-        (Nodes({"GPU": 1}), 2, Layout(2, 0, "cuda", 2), 1),
+        (Nodes({"CPU": 16, "GPU": 1}), 8, ActorLayout(8, 2, "cuda", 8), 2),
+        (Nodes({"CPU": 4}, {"CPU": 32, "GPU": 4}, {"CPU": 12, "GPU": 2}), 2, ActorLayout(12, 3, "cuda", 2), 3),
+        (Nodes({"CPU": 16, "GPU": 1}), 7, ActorLayout(7, 2, "cuda", 7), 2),
+        (Nodes({"CPU": 2, "GPU": 1}), 3, ActorLayout(3, 0.6666, "cuda", 3), 1),
+        (Nodes({"GPU": 1}), 2, ActorLayout(2, 0, "cuda", 2), 1),
     ],
 )
-def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: Layout, threads: int) -> None:
+def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: ActorLayout, threads: int) -> None:
     layout = find_layout(nodes, "auto", per_gpu)
     assert layout == expected
     assert layout.threads == threads
@@ -364,7 +364,7 @@ def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: Layout, t
 @pytest.mark.parametrize("per_gpu", range(1, 101))
 def test_as_many_fit_on_a_gpu_as_are_to_share_it(per_gpu: int) -> None:
     """Ray counts in parts of ten thousand, to the nearest."""
-    parts = Layout(per_gpu, 1, "cuda", per_gpu).gpus * 10_000
+    parts = ActorLayout(per_gpu, 1, "cuda", per_gpu).gpus * 10_000
     assert parts == pytest.approx(round(parts), abs=1e-6)
     assert 10_000 - per_gpu < round(parts) * per_gpu <= 10_000
 

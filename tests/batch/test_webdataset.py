@@ -30,7 +30,7 @@ from gradcam.errors import GradcamError, InputError, OutputError
 from gradcam.sources import archives
 from gradcam.sources.list import list_inputs
 from gradcam.storage.clear import Mode
-from gradcam.storage.output import Bucket, Disk, Place, to_reader
+from gradcam.storage.output import Bucket, Disk, ResultWriter, to_reader
 from gradcam.storage.records import Explained, Record
 from gradcam.storage.run_file import Part
 from gradcam.storage.store import Store
@@ -383,7 +383,7 @@ def failed(number: int) -> Record:
 
 
 @pytest.fixture(params=["disk", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResultWriter]:
     if request.param == "disk":
         yield Disk(tmp_path, tmp_path)
     else:

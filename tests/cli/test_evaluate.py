@@ -20,7 +20,7 @@ from gradcam.cli._terminal import Terminated
 from gradcam.evaluation import evaluate
 from gradcam.evaluation.metrics import DEFAULT, METRICS
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.results import Entry
+from gradcam.evaluation.study.results import Judgement
 from gradcam.evaluation.study.run import Study
 from gradcam.evaluation.study.write import to_csv
 from tests import colour_model
@@ -124,7 +124,7 @@ def test_the_same_command_gives_the_same_table_to_the_last_digit(
 def test_records_are_printed_as_pictures_are_judged(command: Command, pictures: Path) -> None:
     outcome = command(pictures, *QUICK, "--json")
     assert outcome.status == 0
-    entries = [Entry.from_json(line) for line in outcome.out.splitlines()]
+    entries = [Judgement.from_json(line) for line in outcome.out.splitlines()]
     expected = evaluate(load(), pictures, methods=["gradcam", "eigencam"], metrics=["average-drop", "complexity"])
     assert entries == list(expected.entries)
     assert all(line.startswith(NOTE) for line in outcome.err.splitlines())
@@ -270,7 +270,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     original = Study._judge_item
 
     def stop_with(error: BaseException) -> None:
-        def judge(self: Study, item: Any, *rest: Any) -> Entry:
+        def judge(self: Study, item: Any, *rest: Any) -> Judgement:
             if item == self.items[2]:
                 raise error
             return original(self, item, *rest)
@@ -320,7 +320,7 @@ def test_without_an_output_a_stopped_study_is_lost_and_that_is_said(
 def test_a_disk_that_takes_no_more_ends_with_status_1(
     command: Command, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Journal, entry: Entry) -> None:
+    def refuse(self: Journal, entry: Judgement) -> None:
         raise gradcam.errors.OutputError("out/: no space left; free some, then go on with --resume")
 
     monkeypatch.setattr(Journal, "append", refuse)

@@ -20,9 +20,9 @@ import gradcam
 from gradcam.cli.evaluate import _number, format_results
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.metrics import METRICS
-from gradcam.evaluation.study.plan import SINGLE_PASS, Plan, StudyOptions, make_plan
+from gradcam.evaluation.study.plan import SINGLE_PASS, Agenda, StudyOptions, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Conditions, Entry, Results, compare_methods
+from gradcam.evaluation.study.results import Conditions, Judgement, Scores, compare_methods
 from gradcam.evaluation.study.write import draw_curves, draw_examples, escape, to_csv, to_json, to_latex, write_results
 from gradcam.images.draw import scale
 from gradcam.sources.list import list_inputs
@@ -37,12 +37,12 @@ CONDITIONS = Conditions(
 )  # fmt: skip
 
 
-def make_results(table: dict[str, dict[str, list[float | None]]], controls: tuple[str, ...] = ()) -> Results:
+def make_results(table: dict[str, dict[str, list[float | None]]], controls: tuple[str, ...] = ()) -> Scores:
     """Of values by method and metric, one for each picture."""
     count = max(len(row) for numbers in table.values() for row in numbers.values())
     metrics = tuple(name for name in METRICS if any(name in numbers for numbers in table.values()))
     entries = [
-        Entry(
+        Judgement(
             image=f"{i}.png",
             sha256=f"{i}",
             index=i,
@@ -55,8 +55,8 @@ def make_results(table: dict[str, dict[str, list[float | None]]], controls: tupl
         )
         for i in range(count)
     ]
-    plan = Plan(tuple(name for name in table if name not in controls), controls, metrics)
-    return Results(plan, CONDITIONS, entries)
+    plan = Agenda(tuple(name for name in table if name not in controls), controls, metrics)
+    return Scores(plan, CONDITIONS, entries)
 
 
 EXAMPLE = make_results(
@@ -151,7 +151,7 @@ def test_names_with_commas_quotes_and_bytes_that_are_no_text(tmp_path: Path) -> 
 
 
 def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
-    failed = Entry("broken.png", error="broken.png: is empty")
+    failed = Judgement("broken.png", error="broken.png: is empty")
     found = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
     assert found["conditions"]["layer"] == "layer4.0"
     assert found["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
@@ -257,7 +257,7 @@ def test_whatever_latex_would_take_for_its_own_is_escaped() -> None:
 # For terminals
 
 
-def table(results: Results, width: int) -> list[str]:
+def table(results: Scores, width: int) -> list[str]:
     return click.unstyle(format_results(results, width=width)).splitlines()
 
 
@@ -318,7 +318,7 @@ def test_numbers_take_little_room(value: float, text: str) -> None:
 # Pictures
 
 
-def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]]) -> Results:
+def with_curves(results: Scores, curves: dict[str, dict[str, list[list[float]]]]) -> Scores:
     entries = [
         replace(entry, curves={name: {it: rows[i] for it, rows in each.items()} for name, each in curves.items()})
         for i, entry in enumerate(results.entries)

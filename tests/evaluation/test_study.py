@@ -21,7 +21,7 @@ from gradcam.evaluation.metrics import DEFAULT
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Entry, Results, describe_resizing
+from gradcam.evaluation.study.results import Judgement, Scores, describe_resizing
 from gradcam.evaluation.study.run import Case, Study
 from gradcam.evaluation.study.write import to_csv, to_json
 from gradcam.evaluation.subject import derive
@@ -43,11 +43,11 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paint_all(tmp_path_factory.mktemp("study") / "pictures")
 
 
-def judge(classifier: Classifier, inputs: Any, **options: Any) -> Results:
+def judge(classifier: Classifier, inputs: Any, **options: Any) -> Scores:
     return evaluate(classifier, inputs, **{"methods": ["gradcam", "eigencam"], "metrics": QUICK, **options})
 
 
-def numbers(results: Results, *, kind: str = "picture") -> dict[tuple[str, str, str], float]:
+def numbers(results: Scores, *, kind: str = "picture") -> dict[tuple[str, str, str], float]:
     names = {entry.image for entry in results.entries if entry.kind == kind}
     return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
 
@@ -537,7 +537,7 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
         Journal.open(path, run)
     assert path.read_bytes().count(b"\n") == 1
     journal = Journal.open(path, run)
-    journal.append(Entry("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
+    journal.append(Judgement("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
     journal.close()
     path.write_bytes(path.read_bytes() + b'{"image": 3}\n')
     with pytest.raises(OutputError, match="line 3: it is no whole entry"):
@@ -545,14 +545,14 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
 
 
 def test_entries_are_read_back_to_the_last_digit() -> None:
-    entry = Entry(
+    entry = Judgement(
         "ä\udce9.png", "mosaic", "ab" * 32, None, 3, "a, b", 1 / 3,
         {"gradcam": {"iou": 0.1 + 0.2}}, {"gradcam": {"insertion": [1e-45, 2 / 3]}},
     )  # fmt: skip
-    assert Entry.from_json(entry.to_json()) == entry
+    assert Judgement.from_json(entry.to_json()) == entry
     assert "\n" not in entry.to_json()
     with pytest.raises(GradcamError, match="no whole entry"):
-        Entry.from_json('{"image": "a"}')
+        Judgement.from_json('{"image": "a"}')
 
 
 def test_progress_is_told_map_by_map(colours: Classifier, pictures: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gradcam.errors import GradcamError, shorten
 if TYPE_CHECKING:
     from gradcam.sources.shards import Shard
     from gradcam.storage.clear import Mode
-    from gradcam.storage.output import Place
+    from gradcam.storage.output import ResultWriter
     from gradcam.storage.records import Record
     from gradcam.storage.run_file import Part, Run
     from gradcam.storage.store import Store
@@ -36,7 +36,7 @@ class Results(Protocol):
     def recorded(self) -> int: ...
 
     @property
-    def place(self) -> Place | None: ...
+    def place(self) -> ResultWriter | None: ...
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Add the record of a picture whose files are written, or are these; gives the record as it is kept. Raises

@@ -15,7 +15,7 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
 from gradcam.storage.clear import Mode
 from gradcam.storage.disk import blaming_disk, uninterrupted
-from gradcam.storage.output import Place, blaming, to_reader, to_writer
+from gradcam.storage.output import ResultWriter, blaming, to_reader, to_writer
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import Part
 from gradcam.storage.store import Store
@@ -51,7 +51,7 @@ class TarResults(ResultsAround):
     """Results whose files are samples in tars, by their stems; fields are the files by what they are of, and `json`,
     the record, which is kept once its tar is there whole. Tars that no record tells of are an `OutputError`."""
 
-    def __init__(self, records: Results, place: Place, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
+    def __init__(self, records: Results, place: ResultWriter, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
         super().__init__(records, self._finish)
         self._tars, self._part, self._stems = place, part, stems
         self._keys = plan_keys(stems)

@@ -37,7 +37,7 @@ SHARES = 12  # blocks that each actor has about, so that none waits long for the
 
 
 @dataclass(frozen=True)
-class Job:
+class ActorJob:
     """What is the same for all blocks, with what tells an actor that it sees the same as the driver: the weights'
     SHA-256, and folders. `work`, `saver`: the driver's, without its model, pictures and stems; `workers` are 0 for one
     on each of the actor's cores."""
@@ -90,7 +90,7 @@ class Answer:
     error: Failure | None = None
 
 
-def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> Job:
+def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> ActorJob:
     """The job of these pictures."""
     none: Any = None  # in place of the model, which each actor loads for itself
     paths = (item.content.path for item in work.items)
@@ -98,7 +98,7 @@ def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | Non
     if isinstance(saver.place, Disk) and saver.place.temporary is not None:
         # Of results, the one for files that are not whole yet: on another disk there may be a folder of the other's name.
         folders.insert(0, saver.place.temporary)
-    return Job(
+    return ActorJob(
         load=load,
         weights=describe_weights(work.classifier)["sha256"],
         work=replace(work, classifier=none, items=(), workers=workers or 0),
@@ -129,7 +129,7 @@ class Actor:
         self._news: list[tuple[str, Mapping[str, Any]]] = []
         start = time.perf_counter()
         try:
-            self._job: Job = pickle.loads(job)
+            self._job: ActorJob = pickle.loads(job)
             self._signed_in = sign_in(self._job.run)
             self._go_to_folder()
             self._classifier = self._load()

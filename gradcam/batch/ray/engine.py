@@ -14,9 +14,9 @@ from typing import Any
 from gradcam import errors
 from gradcam.batch.compute import Tell
 from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, Answer, Job, Load, pack, to_blocks, to_job
+from gradcam.batch.ray.actor import Actor, ActorJob, Answer, Load, pack, to_blocks, to_job
 from gradcam.batch.ray.ending import end_everywhere
-from gradcam.batch.ray.session import Layout, is_loud
+from gradcam.batch.ray.session import ActorLayout, is_loud
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten
 
@@ -30,7 +30,7 @@ class RayEngine:
     `workers`: beside each model; None for one on each core of its actor. Raises `ClusterError`."""
 
     ray: Any
-    layout: Layout
+    layout: ActorLayout
     load: Load
     workers: int | None = None
 
@@ -57,7 +57,7 @@ class RayEngine:
                     while late is not None and outcomes:
                         late(outcomes.popleft())
 
-    def _stream(self, blocks: list[bytes], job: Job) -> Generator[Answer, None, None]:
+    def _stream(self, blocks: list[bytes], job: ActorJob) -> Generator[Answer, None, None]:
         """The answers to all blocks, in order. However it ends, no actor is left."""
         try:
             with contextlib.closing(self._run(blocks, dump(self.ray, job))) as answers:
@@ -94,7 +94,7 @@ class RayEngine:
                 yield from batch["answer"]
 
 
-def dump(ray: Any, job: Job) -> bytes:
+def dump(ray: Any, job: ActorJob) -> bytes:
     """The job, to be sent, with the code of the user's own files, which other processes cannot import by a name."""
     for module in [module for name, module in sys.modules.items() if name.startswith("_gradcam_")]:
         ray.cloudpickle.register_pickle_by_value(module)

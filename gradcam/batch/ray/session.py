@@ -123,7 +123,7 @@ def no_standard_error() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ActorLayout:
     """How many actors there are, and what each of them has; `device`: "cpu" or "cuda". `cores`: less than 1 where there
     are fewer of them than actors on a machine's GPUs. `per_gpu`: actors that share one."""
 
@@ -209,7 +209,7 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     stack.enter_context(quiet())
 
 
-def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
+def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
     """One actor for each GPU, or as many as are to share one, or one for each few cores. `device`: "auto", "cpu" or
     "cuda". Raises `ClusterError` where there is no GPU to be had, or no core."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -222,11 +222,11 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> Layout:
         cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in nodes if node.get("GPU", 0) >= 1)
         # Whole ones, where there is one; otherwise a part that all can have.
         whole = math.floor(cores) if cores >= 1 else math.floor(cores * GRAINS) / GRAINS
-        return Layout(gpus * per_gpu, whole, "cuda", per_gpu)
+        return ActorLayout(gpus * per_gpu, whole, "cuda", per_gpu)
     sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not sizes:
         raise ClusterError(
             "There is no core to be had in this Ray cluster: start machines with `ray start --num-cpus N`."
         )
     cores = min(CORES, *sizes)
-    return Layout(sum(size // cores for size in sizes), cores, "cpu")
+    return ActorLayout(sum(size // cores for size in sizes), cores, "cpu")

@@ -14,7 +14,7 @@ import click
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say, tell_each
-from gradcam.cli._settings import Destination, Output, find_destination, to_model_choice
+from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
 from gradcam.cli._terminal import import_torch, to_arrow
 from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import printable
@@ -31,7 +31,7 @@ NAMED = 5  # channels of each layer
 
 
 @dataclass(frozen=True)
-class Row:
+class Shown:
     """One layer: how many channels on which grid, how many of them are zero everywhere, and those that are drawn.
     `shown`: number and strength of each, in the order in which they are drawn."""
 
@@ -43,11 +43,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome(PictureOutcome):
+class Drawn(PictureOutcome):
     """What became of one picture: a file with these layers, or an error."""
 
     file: str | None = None
-    rows: Sequence[Row] = ()
+    rows: Sequence[Shown] = ()
 
     def to_fields(self) -> dict[str, Any]:
         shown = ([{"channel": it, "strength": value} for it, value in row.shown] for row in self.rows)
@@ -60,7 +60,7 @@ class Outcome(PictureOutcome):
         return "\n".join([self.to_title(), "", *lines, to_arrow(self.file or ""), ""])
 
 
-def _to_cells(row: Row) -> tuple[str, str, str]:
+def _to_cells(row: Shown) -> tuple[str, str, str]:
     height, width = row.grid
     shape = f"{row.channels} channel{'' if row.channels == 1 else 's'} of {height} x {width}"
     dead = f", {row.dead} dead" if row.dead else ""
@@ -75,7 +75,7 @@ class _Job:
     layers: Sequence[str]
     reshape: str | tuple[int, ...] | None
     look: dict[str, Any]  # how the maps are drawn, as `draw_activations` has it
-    destination: Destination
+    destination: OutputPlace
     names: OutputNames
     ending: str
 
@@ -103,7 +103,7 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
     output = Output(as_json, quiet)
     job = _prepare(images, output, chosen)
     name = job.classifier.name
-    return tell_each(images, partial(_look, job), lambda image, error: Outcome(image, name, error=error), output)
+    return tell_each(images, partial(_look, job), lambda image, error: Drawn(image, name, error=error), output)
 
 
 def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
@@ -125,7 +125,7 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
     return _Job(classifier, layers, chosen["reshape"], look, destination, names, choice.ending)
 
 
-def _look(job: _Job, image: Path) -> Outcome:
+def _look(job: _Job, image: Path) -> Drawn:
     from gradcam.images.read import crop
     from gradcam.images.write import write_image
     from gradcam.inspection.channels import activations
@@ -142,10 +142,10 @@ def _look(job: _Job, image: Path) -> Outcome:
     write_image(path, sheet)
     rows = [_to_row(name, grid, job.look) for name, grid in maps.items()]
     seconds = time.perf_counter() - start
-    return Outcome(str(image), classifier.name, str(classifier.device), size, seconds, file=str(path), rows=rows)
+    return Drawn(str(image), classifier.name, str(classifier.device), size, seconds, file=str(path), rows=rows)
 
 
-def _to_row(name: str, grid: Tensor, look: dict[str, Any]) -> Row:
+def _to_row(name: str, grid: Tensor, look: dict[str, Any]) -> Shown:
     from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 
     maps = take_maps(grid, 0, name)
@@ -153,4 +153,4 @@ def _to_row(name: str, grid: Tensor, look: dict[str, Any]) -> Row:
     shown = order_channels(strengths, look["order"])[: look["channels"]]
     count, height, width = maps.shape
     dead = int((~maps.any(axis=(1, 2))).sum())
-    return Row(name, count, (height, width), dead, [(channel, float(strengths[channel])) for channel in shown])
+    return Shown(name, count, (height, width), dead, [(channel, float(strengths[channel])) for channel in shown])

@@ -30,7 +30,7 @@ SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Stored:
     """What became of the pictures; the file is not there where all of them failed. `layers`: shape, the pictures' axis
     first, and dtype by name. `left_out`: files that are no pictures."""
 
@@ -144,7 +144,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
                 return 1
     seconds, written = time.perf_counter() - start, len(file.names)
     device = str(classifier.device)
-    outcome = Outcome(wish.path, classifier.name, device, file.layers, written, failed, listing.left_out, seconds)
+    outcome = Stored(wish.path, classifier.name, device, file.layers, written, failed, listing.left_out, seconds)
     tell(None, outcome.to_json, outcome.format, wish.output)
     return int(failed > 0)
 

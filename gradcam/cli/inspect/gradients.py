@@ -15,7 +15,7 @@ import click
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say, tell_each
-from gradcam.cli._settings import Destination, Output, find_destination, to_model_choice
+from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
 from gradcam.cli._terminal import draw_bar, import_torch, to_arrow
 from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import GradcamError, printable
@@ -36,7 +36,7 @@ PLOTS = 'pip install "gradcam-torch[plots]"'
 
 
 @dataclass(frozen=True)
-class Outcome(PictureOutcome):
+class Measured(PictureOutcome):
     """What became of one picture: the class, by its index and its label, and the flow of its gradient; or an error.
     `plot`: the file that was drawn, None without. `show_all`: whether people see every layer, or as many as fit on a
     screen."""
@@ -143,12 +143,12 @@ class _Job:
     classifier: Classifier
     index: int | None
     layers: tuple[str, ...]
-    destination: Destination | None
+    destination: OutputPlace | None
     names: OutputNames
     ending: str
     show_all: bool
 
-    def look(self, image: Path) -> Outcome:
+    def look(self, image: Path) -> Measured:
         """The gradients of one picture; they are drawn as well."""
         from gradcam.inspection.flow import gradients
         from gradcam.models.device import find_input_dtype
@@ -164,9 +164,9 @@ class _Job:
         plot = None if self.destination is None else self._draw(image, self.destination, flow, name_class(index, label))
         size, seconds = prepared.reading.picture.shape[:2], time.perf_counter() - start
         about = str(image), classifier.name, str(classifier.device), size, seconds
-        return Outcome(*about, index=index, label=label, flow=flow, plot=plot, show_all=self.show_all)
+        return Measured(*about, index=index, label=label, flow=flow, plot=plot, show_all=self.show_all)
 
-    def _draw(self, image: Path, destination: Destination, flow: GradientFlow, name: str) -> str:
+    def _draw(self, image: Path, destination: OutputPlace, flow: GradientFlow, name: str) -> str:
         from gradcam.images.write import write_image
         from gradcam.inspection.plot import draw_gradients
 
@@ -199,10 +199,10 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **ch
     job = _prepare(images, _find_destination(chosen["output"], images, told), chosen)
     say(job.classifier.notes, told)
     name = job.classifier.name
-    return tell_each(images, job.look, lambda image, error: Outcome(image, name, error=error), told)
+    return tell_each(images, job.look, lambda image, error: Measured(image, name, error=error), told)
 
 
-def _find_destination(output: str | None, images: tuple[Path, ...], told: Output) -> Destination | None:
+def _find_destination(output: str | None, images: tuple[Path, ...], told: Output) -> OutputPlace | None:
     """Where plots go; None where nothing draws them, which is an error if they were asked for."""
     if importlib.util.find_spec("matplotlib") is None:
         if output is not None:
@@ -212,7 +212,7 @@ def _find_destination(output: str | None, images: tuple[Path, ...], told: Output
     return find_destination(output or ".", images, len(images))
 
 
-def _prepare(images: tuple[Path, ...], destination: Destination | None, chosen: dict[str, Any]) -> _Job:
+def _prepare(images: tuple[Path, ...], destination: OutputPlace | None, chosen: dict[str, Any]) -> _Job:
     import_torch()
     from gradcam.inspection.selection import select_layers
 

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from filelock import Timeout
 
 from gradcam.errors import GradcamError, OutputError
-from gradcam.evaluation.study.results import Entry
+from gradcam.evaluation.study.results import Judgement
 from gradcam.images.files import open_file, write_whole
 from gradcam.storage.disk import LineFile, blaming_disk, take_lock
 from gradcam.storage.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 
 FIELDS = ("gradcam", "versions", "device", "model", "settings", "pictures")  # of those of a run
-Entries = dict[tuple[str, str], Entry]  # by image and SHA-256
+Entries = dict[tuple[str, str], Judgement]  # by image and SHA-256
 Mode = Literal["new", "resume", "overwrite"]
 
 
@@ -51,11 +51,11 @@ class Journal(AbstractContextManager["Journal"]):
                 release()
                 raise
 
-    def find(self, image: str, sha256: str | None) -> Entry | None:
+    def find(self, image: str, sha256: str | None) -> Judgement | None:
         """What was measured of an image, if its bytes are still the same."""
         return None if sha256 is None else self._entries.get((image, sha256))
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Judgement) -> None:
         """Add what was measured of an image. Raises `OutputError`; no part of it is in the file then."""
         with blaming_disk(self.path.parent):
             self._lines.append(entry.to_json().encode() + b"\n")
@@ -95,7 +95,7 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
     entries = {}
     for number, line in enumerate(lines, 2):
         try:
-            entry = Entry.from_json(line)
+            entry = Judgement.from_json(line)
         except GradcamError as error:
             raise OutputError(f"{path}, line {number}: {error}; mend the line, or remove it") from error
         if entry.error is None and entry.sha256 is not None:  # what failed is tried again

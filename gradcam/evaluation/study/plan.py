@@ -36,7 +36,7 @@ class StudyOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Agenda:
     """What is compared, by which metrics: names, in the order of the tables; what users add comes last.
     `asked_methods`, `asked_metrics`: those that somebody named, or whose group of metrics: if one of these cannot be
     had, that is an error; others are left out. `own_methods`, `own_metrics`: by name, what is not in those tables."""
@@ -85,7 +85,7 @@ def make_plan(
     *,
     controls: Sequence[str] | None = None,
     has_annotations: bool = False,
-) -> Plan:
+) -> Agenda:
     """A plan of methods, metrics and controls as `evaluate` takes them. Raises `GradcamError` for unknown names, for
     none at all, for two of one name, and for metrics that were named and need annotations."""
     found, asked_methods = _find_methods(_check(methods, "methods"))
@@ -106,7 +106,7 @@ def make_plan(
         if not wanted:
             raise GradcamError(f"There is no metric left, expected one of {join_names([*GROUPS, 'all'])}, or names.")
     ours = [it.name for it in found.values() if not isinstance(it, Control)]
-    return Plan(
+    return Agenda(
         methods=tuple(sorted(ours, key=[*METHODS, *ours].index)),
         controls=tuple(name for name in CONTROLS if controls is None or name in controls or name in found),
         metrics=tuple(it.name for it in wanted),
@@ -138,23 +138,23 @@ def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozense
     return found, frozenset({it.name for it in asked} | found.keys() - {it.name for it in groups})
 
 
-def count_passes(plan: Plan) -> int:
+def count_passes(plan: Agenda) -> int:
     """About how many forward passes the metrics of one map of a picture take, beside those that run the method again."""
     return sum({it.function: it.passes for it in _list_computed(plan)}.values())
 
 
-def count_explanations(plan: Plan) -> int:
+def count_explanations(plan: Agenda) -> int:
     """How often each method explains a picture, or a variant of it."""
     return 1 + sum({it.function: it.reruns for it in _list_computed(plan)}.values())
 
 
-def _list_computed(plan: Plan) -> list[Metric]:
+def _list_computed(plan: Agenda) -> list[Metric]:
     """The metrics, and those whose numbers they are made of."""
     metrics = [plan.metric(name) for name in plan.metrics]
     return metrics + [METRICS[need] for it in metrics for need in it.needs if need in METRICS]
 
 
-def describe_cost(plan: Plan, pictures: int, mosaics: int) -> list[str]:
+def describe_cost(plan: Agenda, pictures: int, mosaics: int) -> list[str]:
     """Lines for a person who decides whether to wait: how much is computed, and which methods cost the most."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
     of_pictures = f"{_count(maps, 'map')} x {_count(passes, 'forward pass')} x {_count(pictures, 'picture')}"

@@ -19,8 +19,8 @@ from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
 from gradcam.evaluation.metrics.grid import MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import DEFAULT_METHODS, Plan, StudyOptions, make_plan
-from gradcam.evaluation.study.results import Results, list_conditions
+from gradcam.evaluation.study.plan import DEFAULT_METHODS, Agenda, StudyOptions, make_plan
+from gradcam.evaluation.study.results import Scores, list_conditions
 from gradcam.evaluation.study.run import Composition, Evaluator, Study
 from gradcam.evaluation.subject import derive
 from gradcam.layers.find import find_layer
@@ -51,7 +51,7 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
     journal: str | os.PathLike[str] | None = None,
-) -> Results:
+) -> Scores:
     """Judge the maps of several methods over pictures, all under the same conditions; `compare_methods` ranks them.
 
     `inputs`: files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them. Each picture is
@@ -83,7 +83,7 @@ def evaluate(
         return study.conclude(list(study.run(kept, progress=progress)))
 
 
-def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Plan, options: StudyOptions) -> Study:
+def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, options: StudyOptions) -> Study:
     """A study of these pictures, ready to run; where mosaics are made, the model runs once on each. Raises as `evaluate`."""
     if options.score not in SCORES:
         raise refuse(options.score, "score", f"one of {', '.join(SCORES)}.")
@@ -134,7 +134,7 @@ def choose_items(items: Sequence[Item], limit: int | None, seed: int) -> Sequenc
     return [item for item in items if item.name in chosen]
 
 
-def _find_layers(classifier: Classifier, plan: Plan, wanted: str | None) -> str | dict[str, str]:
+def _find_layers(classifier: Classifier, plan: Agenda, wanted: str | None) -> str | dict[str, str]:
     if wanted is not None:
         return find_layer(classifier.model, wanted).name
     methods = [it for it in map(plan.explained, plan.methods) if it.place == "layer"]
@@ -142,7 +142,7 @@ def _find_layers(classifier: Classifier, plan: Plan, wanted: str | None) -> str 
     return own if len(set(own.values())) > 1 else next(iter(own.values()), classifier.layer)
 
 
-def _describe_layers(layer: str | dict[str, str], plan: Plan) -> str:
+def _describe_layers(layer: str | dict[str, str], plan: Agenda) -> str:
     """In one line: "layer4", or "layer4; head.0 for xgradcam, scorecam"."""
     if isinstance(layer, str):
         return layer

@@ -13,7 +13,7 @@ from gradcam._version import __version__
 from gradcam.batch.save import describe_weights
 from gradcam.errors import GradcamError, shorten, show_fields
 from gradcam.evaluation.intervals import Interval, count_needed, mean_interval, paired_difference
-from gradcam.evaluation.study.plan import Plan, StudyOptions
+from gradcam.evaluation.study.plan import Agenda, StudyOptions
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
@@ -66,7 +66,7 @@ class Conditions:
         return json.loads(json.dumps(counted))
 
 
-def list_conditions(classifier: Classifier, plan: Plan, options: StudyOptions, layer: str, target: str) -> Conditions:
+def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions, layer: str, target: str) -> Conditions:
     """The conditions of a study. Raises `OSError` where the annotations cannot be read."""
     reshape, annotations = options.reshape, options.annotations
     preprocess: Any = classifier.preprocess
@@ -132,7 +132,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Judgement:
     """What was measured of one image by all methods; one that failed has an error, and nothing measured. `sha256`: of
     the file, None where it could not be read; of a mosaic, of its pictures'. `index`, `label`, `probability`: of the
     class that was explained; a mosaic has four, and only their labels are here."""
@@ -160,11 +160,11 @@ class Entry:
         return json.dumps(asdict(self), allow_nan=False)
 
     @staticmethod
-    def from_json(line: str | bytes) -> Entry:
+    def from_json(line: str | bytes) -> Judgement:
         """The entry in one line, as `to_json` gives it, without unknown keys. Raises `GradcamError` for what is no entry."""
         try:
             found = json.loads(line)
-            entry = Entry(**{each.name: found[each.name] for each in fields(Entry)})
+            entry = Judgement(**{each.name: found[each.name] for each in fields(Judgement)})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GradcamError(f"it is no whole entry of a study ({type(error).__name__}: {error})") from error
         tables = (entry.values, entry.curves)
@@ -175,17 +175,17 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Results:
+class Scores:
     """The entries of pictures, in their order, then those of mosaics. `notes`: what a person should know of them."""
 
-    plan: Plan
+    plan: Agenda
     conditions: Conditions
-    entries: Sequence[Entry] = field(repr=False)
+    entries: Sequence[Judgement] = field(repr=False)
     notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
         return (
-            f"Results({len(self.judged())} picture(s), {len(self.failures)} failed, "
+            f"Scores({len(self.judged())} picture(s), {len(self.failures)} failed, "
             f"methods {shorten(self.plan.methods)}, metrics {shorten(self.plan.metrics)})"
         )
 
@@ -194,7 +194,7 @@ class Results:
         return [measurement for entry in self.entries for measurement in entry.measurements]
 
     @property
-    def failures(self) -> list[Entry]:
+    def failures(self) -> list[Judgement]:
         """What could not be judged; each has an error that names it."""
         return [entry for entry in self.entries if entry.error is not None]
 
@@ -204,7 +204,7 @@ class Results:
         found = sorted(entry.sha256 or "" for entry in self.judged())
         return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
-    def judged(self, kind: Kind = "picture") -> list[Entry]:
+    def judged(self, kind: Kind = "picture") -> list[Judgement]:
         """The entries of one kind that did not fail."""
         return [entry for entry in self.entries if entry.kind == kind and entry.error is None]
 
@@ -247,7 +247,7 @@ def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None
     )
 
 
-def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
+def compare_methods(results: Scores) -> Mapping[tuple[str, str], Ranking]:
     """How each method and control ranks by each metric: by (method, metric), of metrics that have numbers."""
     found, plan, seed = {}, results.plan, results.conditions.seed
     for metric in plan.metrics:

@@ -23,8 +23,8 @@ from gradcam.evaluation.metrics import METRICS, Metric
 from gradcam.evaluation.metrics.grid import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import Plan
-from gradcam.evaluation.study.results import Conditions, Entry, Kind, Results
+from gradcam.evaluation.study.plan import Agenda
+from gradcam.evaluation.study.results import Conditions, Judgement, Kind, Scores
 from gradcam.evaluation.subject import Subject, derive, describe, to_tensor
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.device import find_input_dtype
@@ -59,7 +59,7 @@ class Study:
     kept: dict[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Agenda:
         return self.evaluator.plan
 
     @property
@@ -70,7 +70,7 @@ class Study:
     def total(self) -> int:
         return len(self.plan.names) * (len(self.items) + len(self.compositions))
 
-    def run(self, journal: Journal | None = None, *, progress: Progress | None = None) -> Iterator[Entry]:
+    def run(self, journal: Journal | None = None, *, progress: Progress | None = None) -> Iterator[Judgement]:
         """What is measured of each picture, in their order, then of each mosaic; a picture that fails has an error.
         What the journal has is not computed again; the rest is added to it before it is given. `progress`: of maps."""
         counter = Counter(progress, self.total)
@@ -83,16 +83,16 @@ class Study:
             counter.reach(number * len(self.plan.names))
             yield entry
 
-    def conclude(self, entries: Sequence[Entry]) -> Results:
-        return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
+    def conclude(self, entries: Sequence[Judgement]) -> Scores:
+        return Scores(self.plan, self.conditions, tuple(entries), tuple(self.notes))
 
-    def _judge_item(self, item: Item, journal: Journal | None, counter: Counter) -> Entry:
+    def _judge_item(self, item: Item, journal: Journal | None, counter: Counter) -> Judgement:
         read = read_item(self.classifier, item, audit=True)
         sha256 = read.fetched.sha256
 
-        def judge() -> Entry:
+        def judge() -> Judgement:
             if isinstance(read.picture, GradcamError):
-                return Entry(item.name, sha256=sha256, error=str(read.picture))
+                return Judgement(item.name, sha256=sha256, error=str(read.picture))
             index, truth = self.index if read.wanted is None else read.wanted, None
             subject = self.evaluator.look(read.picture, index)
             if self.annotations is not None:
@@ -110,14 +110,16 @@ class Study:
         return _recall_or(judge, journal, item.name, "picture", sha256)
 
 
-def _recall_or(judge: Callable[[], Entry], journal: Journal | None, name: str, kind: Kind, sha256: str | None) -> Entry:
+def _recall_or(
+    judge: Callable[[], Judgement], journal: Journal | None, name: str, kind: Kind, sha256: str | None
+) -> Judgement:
     """What the journal has of an image, or else what `judge` gives, which is added to the journal."""
     if journal is not None and (earlier := journal.find(name, sha256)) is not None:
         return earlier
     try:
         entry = judge()
     except (Exception, SystemExit) as error:  # one picture does not stop the others
-        entry = Entry(name, kind, sha256, error=describe_failure(name, error))
+        entry = Judgement(name, kind, sha256, error=describe_failure(name, error))
     if journal is not None:
         journal.append(entry)
     return entry
@@ -129,7 +131,7 @@ class Evaluator:
     its neighbours change its numbers."""
 
     classifier: Classifier
-    plan: Plan
+    plan: Agenda
     layer: str | Mapping[str, str]
     score: str = "logit"
     reshape: Any = None
@@ -150,7 +152,7 @@ class Evaluator:
 
     def judge(
         self, name: str, sha256: str, subject: Subject, truth: Truth | None, counter: Counter
-    ) -> tuple[Entry, Mapping[str, Tensor]]:
+    ) -> tuple[Judgement, Mapping[str, Tensor]]:
         """The numbers of one picture's maps by all methods, and the heatmaps (1,H,W) themselves."""
         explainer, heatmaps = self.explainer(sha256), self.explain(subject, sha256)
         given: dict[str, Any] = {} if truth is None else {"masks": truth.masks, "boxes": truth.boxes}
@@ -163,9 +165,9 @@ class Evaluator:
             counter.step()
         index = int(subject.classes)
         label, probability = self.classifier.label(index), float(subject.probabilities)
-        return Entry(name, "picture", sha256, None, index, label, probability, values, curves), heatmaps
+        return Judgement(name, "picture", sha256, None, index, label, probability, values, curves), heatmaps
 
-    def judge_mosaic(self, composition: Composition, counter: Counter) -> Entry:
+    def judge_mosaic(self, composition: Composition, counter: Counter) -> Judgement:
         """The numbers of one mosaic's maps by all methods, each a mean over its four classes."""
         mosaic, sha256 = composition.mosaic, composition.sha256
         classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)
@@ -175,7 +177,7 @@ class Evaluator:
             values[method] = Case(mosaic=maps).measure(self.plan.of_mosaics)
             counter.step()
         labels = [name_class(index, self.classifier.label(index) or None) for index in mosaic.classes]
-        return Entry(composition.name, "mosaic", sha256, label=" + ".join(labels), values=values)
+        return Judgement(composition.name, "mosaic", sha256, label=" + ".join(labels), values=values)
 
     def _to_batch(self, image: Tensor) -> Tensor:
         return image[None].to(self.classifier.device, find_input_dtype(self.classifier.model))
