@@ -55,9 +55,10 @@ def load(kind: Kind, name: str) -> Any:
     """
     if is_own(name):
         place = _split(name)[0]
-        if not place.endswith(".py") or not Path(place).expanduser().is_file():
+        path = _to_path(place)
+        if not place.endswith(".py") or not path.is_file():
             return find_function(name)
-        path = Path(place).expanduser().resolve()
+        path = path.resolve()
         return _load_once(name, path, hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
     if name not in installed(kind):
         raise GradcamError(f"There is no entry point {shorten(name)} in the group gradcam.{kind}.")
@@ -88,6 +89,8 @@ def fingerprint(brought: Any) -> dict[str, str] | None:
     """The file that a user's function or class is written in, and its SHA-256: `{"file", "sha256"}`. None for what
     belongs to gradcam, and where there is no file, as at a prompt."""
     made = inspect.unwrap(getattr(brought, "function", brought))
+    while isinstance(made, functools.partial):
+        made = inspect.unwrap(made.func)
     owner = made if inspect.isroutine(made) or inspect.isclass(made) else type(made)
     try:
         file = inspect.getfile(owner)
@@ -102,7 +105,7 @@ def find_function(name: str) -> Any:
     """What is called so in a module or a file; the file's folder can be imported from meanwhile. Raises `ModelError`
     for a module or file that is not there or cannot be imported, and for a name that is not in it."""
     place, attribute = _split(name)
-    module = _import_file(Path(place).expanduser()) if place.endswith(".py") else _import_module(place)
+    module = _import_file(_to_path(place)) if place.endswith(".py") else _import_module(place)
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -130,6 +133,10 @@ def _split(name: str) -> tuple[str, str]:
     return place, attribute
 
 
+def _to_path(place: str) -> Path:
+    return Path(os.path.expanduser(place))  # which leaves a home that nobody has as it is
+
+
 def _import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()
     with _reported(f"{name} cannot be imported:"):
@@ -148,7 +155,8 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
-    name = f"_gradcam_{path.stem}"  # not its own: that may be an installed module's
+    mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
+    name = f"_gradcam_{path.stem}_{mark}"  # not its own: that may be an installed module's, or another folder's
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{path}: Python cannot import it.")
@@ -162,7 +170,7 @@ def _import_file(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def _folder_of(place: str) -> Iterator[None]:
     """A file's own folder can be imported from, as if the file were run as a script."""
-    folder = str(Path(place).expanduser().resolve().parent)
+    folder = str(_to_path(place).resolve().parent)
     if not place.endswith(".py") or folder in sys.path:
         yield
         return

@@ -64,7 +64,6 @@ def unit(heatmap: np.ndarray) -> np.ndarray:
 
 
 def change(picture: Picture, heatmap: np.ndarray, score: Score) -> tuple[float, float, float]:
-    """Drop, increase and gain."""
     y, o = score(picture), score(picture * unit(heatmap))
     return max(0.0, y - o) / y, float(o > y), max(0.0, o - y) / (1 - y)
 

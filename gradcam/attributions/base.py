@@ -95,10 +95,8 @@ class Opened:
     pictures: Tensor
 
     def run(self, pictures: Tensor, target: Any) -> Recording:
-        """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind another.
-
-        The target is applied to each set's output by itself.
-        """
+        """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind
+        another. The target is applied to each set's output by itself."""
         images = self.batch.images
         leaf = pictures.detach().requires_grad_(torch.is_grad_enabled())
         entrance = leaf.clone()  # the model may change its input in place, which a leaf does not allow

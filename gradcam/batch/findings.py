@@ -174,7 +174,6 @@ def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
 
 
 def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: str) -> MapResult:
-    """The k-th class's, or that of the k-th score of a function of that name."""
     name = target if found.scores.shape[1] == 1 else f"{target} {k}"
     index = None if found.classes is None else int(found.classes[0, k])
     label = name if index is None else None if found.labels is None else found.labels[index]

@@ -267,7 +267,6 @@ def _fold(text: str) -> str:
 
 
 def _to_stem(name: str, room: int, *, with_suffix: bool) -> str:
-    """A relative path that leads nowhere else, with "/" between folders."""
     *folders, file = [part for part in name.split("/") if part] or [""]
     stem, suffix = posixpath.splitext(file)
     if with_suffix and suffix:

@@ -69,7 +69,6 @@ def compute_items(
 
 
 def _look_ahead(each: Iterator[T]) -> Iterator[T]:
-    """The same, but `AHEAD` of them are begun before they are needed."""
     window: deque[T] = deque()
     for one in each:
         window.append(one)

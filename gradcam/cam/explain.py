@@ -280,7 +280,6 @@ def _watched(
 
 
 def _explain_last_layer(model: nn.Module, images: Any, plan: Plan) -> dict[tuple[str, str], Explanation]:
-    """Explain at the best layer that has a grid and, on it, a gradient."""
     if callable(plan.options["reshape"]):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
     found = find_suggestion(unwrap(model), to_batch(_copy(images)), plan.target, plan.options["reshape"])

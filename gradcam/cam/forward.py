@@ -81,13 +81,11 @@ def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Pla
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one forward pass left, and what maps are computed with.
-
-    `activations`, `outlets`: what was recorded, by name, and of what. `parts`: by layer, the names of those that it gave, of
-    which there are several where its output holds several tensors. `scored`: what is there to be differentiated.
-    `modules`: all of the model's. `autocast`: the caller's, None without. `layouts`: how the activations lie on the picture,
-    by name, of those where it was asked for.
-    """
+    """What one forward pass left, and what maps are computed with. `activations`, `outlets`: what was recorded, by
+    name, and of what. `parts`: by layer, the names of those that it gave, of which there are several where its output
+    holds several tensors. `scored`: what is there to be differentiated. `modules`: all of the model's. `autocast`: the
+    caller's, None without. `layouts`: how the activations lie on the picture, by name, of those where it was asked
+    for."""
 
     activations: dict[str, Tensor]
     outlets: dict[str, Outlet]

@@ -25,17 +25,15 @@ from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_p
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer.
-
-    `type`: its class. `shape`: its output's, of several tensors that of the explained one; None where there is none.
-    `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's; None without a grid.
-    `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can be taken there, and
-    `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named. `both_signs`: a map can be
-    taken, of values that may be negative, since no activation such as ReLU comes last. `suggested_for_positive`: it is
-    what `gradcam.explain` takes for methods that assume activations that are not negative, where that is another layer.
-    `places`: at how many of six changed places of the picture its cells answer, where it is `guessed` how they lie; below 4
-    they lie elsewhere. None where it is none, or nothing can be seen, as on the meta device.
-    """
+    """One layer. `type`: its class. `shape`: its output's, of several tensors that of the explained one; None where
+    there is none. `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's;
+    None without a grid. `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can
+    be taken there, and `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named.
+    `both_signs`: a map can be taken, of values that may be negative, since no activation such as ReLU comes last.
+    `suggested_for_positive`: it is what `gradcam.explain` takes for methods that assume activations that are not
+    negative, where that is another layer. `places`: at how many of six changed places of the picture its cells answer,
+    where it is `guessed` how they lie; below 4 they lie elsewhere. None where it is none, or nothing can be seen, as on
+    the meta device."""
 
     name: str
     type: str
@@ -160,7 +158,6 @@ class _Look:
                 hooks.after_forward(module, self._keep_scores if module is model else self._keep)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The pass is run without recording, and goes back to that when it ends."""
         torch.set_grad_enabled(True)
 
         # Copies that may be changed in place; frozen models are recorded too.

@@ -159,8 +159,10 @@ def _checked(method: OfActivations | OfGradients | OfCurvatures, *given: Tensor)
     form = f"{str(given[0].dtype).removeprefix('torch.')} {(*expected, *grid)} on {given[0].device}"
     if not isinstance(maps, Tensor):
         raise GradcamError(f"The method {method.name} gave {shorten(maps)}, expected a tensor {form}.")
-    if maps.shape != (*expected, *grid) or maps.device != given[0].device or maps.dtype != given[0].dtype:
+    kinds = [(it.dtype, it.device, it.layout) for it in (maps, given[0])]
+    if maps.shape != (*expected, *grid) or kinds[0] != kinds[1]:
         kind = f"{str(maps.dtype).removeprefix('torch.')} {tuple(maps.shape)} on {maps.device}"
+        kind += "" if maps.layout == torch.strided else f", {str(maps.layout).removeprefix('torch.')}"
         raise GradcamError(f"The method {method.name} gave a tensor {kind}, expected {form}.")
     if not maps.isfinite().all():
         raise GradcamError(f"The method {method.name} gave maps that are NaN or infinite in places.")

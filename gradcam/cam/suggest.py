@@ -177,7 +177,6 @@ class _Watch:
                 hooks.after_forward(module, self._keep)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The pass is run without recording, and goes back to that when it ends."""
         torch.set_grad_enabled(True)
         shape, dtype = self._batch.pictures.shape, self._batch.pictures.dtype
 

@@ -75,7 +75,6 @@ class Group(click.Group):
         }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the table's order, and then what other packages add."""
         return [*self._places, *self._list_installed()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -86,13 +85,17 @@ class Group(click.Group):
             return command
         if cmd_name not in self._list_installed():
             return None
-        found = plugins.load("commands", cmd_name)
+        try:
+            found = plugins.load("commands", cmd_name)
+        except GradcamError:
+            if ctx.resilient_parsing:  # Tab, which goes on with the others
+                return None
+            raise
         if not isinstance(found, click.Command):
             raise GradcamError(f"The entry point {cmd_name} is {shorten(found)}, expected a click command.")
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, and in a section of their own those of other packages."""
         own = [(name, self.get_command(ctx, name)) for name in self._places]
         width = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
         with formatter.section("Commands"):
@@ -102,7 +105,6 @@ class Group(click.Group):
                 formatter.write_dl(list(self._list_installed().items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Without anything, the help."""
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:

@@ -19,14 +19,12 @@ from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.cli._settings import ModelChoice, Output, OutputPlace, Settings, find_destination
-from gradcam.cli._terminal import format_report, import_torch, shown_passes
+from gradcam.cli._terminal import code_of_the_user, format_report, import_torch, shown_passes
 from gradcam.errors import (
     GradcamError,
     GradcamWarning,
-    ModelError,
     OutputError,
     describe_failure,
-    describe_unexpected,
     join_names,
     nearest,
     printable,
@@ -259,18 +257,6 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     with code_of_the_user(choice.model, choice.reader):
         others = {name: value for name, value in vars(choice).items() if name != "model"}
         return load_classifier(choice.model or DEFAULT, layer=layer, **others)
-
-
-@contextlib.contextmanager
-def code_of_the_user(*names: str | None) -> Iterator[None]:
-    """While code runs that may be named so: it can be imported from the current folder, and prints to standard error."""
-    if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except SystemExit as error:  # it would end the program, and say nothing
-        raise ModelError(f"The model's code ended the program, {describe_unexpected(error)}.") from error
 
 
 def check_model_name(name: str | None) -> None:

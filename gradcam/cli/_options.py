@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +16,7 @@ from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
-from gradcam.cli._terminal import to_command
+from gradcam.cli._terminal import code_of_the_user, to_command
 from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.images.files import is_url, to_path
 from gradcam.options import (
@@ -182,12 +180,13 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     if name is None:
         return None
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # of a user's file
+        with code_of_the_user(name):
             found = load("targets", name)
     except GradcamError as error:
         raise click.BadParameter(str(error), context, parameter) from error
-    if not callable(found):
-        raise click.BadParameter(f"{name} is {shorten(found)}, expected a function of the model's output.")
+    if not callable(found) or isinstance(found, type):
+        said = f"{name} is {shorten(found)}, expected a function of the model's output."
+        raise click.BadParameter(said, context, parameter)
     return found
 
 
@@ -360,7 +359,7 @@ def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
     """What to explain, and with which model; these methods unless others are given."""
 
     def find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
-        with contextlib.redirect_stdout(sys.stderr):  # of a user's file
+        with code_of_the_user(*names):
             return [find_any(name) for name in names]
 
     option = several(

@@ -124,7 +124,6 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
 
 
 def _check_for_attributions(found: Settings) -> None:
-    """Options that maps have must not be left unheeded where there are none."""
     attributions = [method.name for method in found.methods if isinstance(method, AttributionMethod)]
     if not attributions:
         return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from gradcam.cli._settings import Output
-from gradcam.errors import CONTROLS, printable
+from gradcam.errors import CONTROLS, ModelError, describe_unexpected, printable
 from gradcam.models.labels import name_class
 from gradcam.storage.records import Prediction, Record, Report
 from gradcam.storage.retry import LOG
@@ -370,3 +370,15 @@ class _Teller(logging.Handler):
         from tqdm import tqdm
 
         tqdm.write(printable(record.getMessage()), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def code_of_the_user(*names: str | None) -> Iterator[None]:
+    """While code runs that may be named so: it can be imported from the current folder, and prints to standard error."""
+    if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:  # it would end the program, and say nothing
+        raise ModelError(f"The model's code ended the program, {describe_unexpected(error)}.") from error

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from gradcam.batch.formats import FORMATS, Destination, Format, Results, find_format
+from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
-from gradcam.cli._terminal import Display, Terminated, how_to_go_on, telling_waits, to_arrow
+from gradcam.cli._terminal import Display, Terminated, code_of_the_user, how_to_go_on, telling_waits, to_arrow
 from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
 from gradcam.plugins import installed, is_own
@@ -200,8 +201,10 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
 
     settings, choice = typed.settings, typed.choice
     ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
-    brought: dict[str, object] = {method.name: method for method in work.request.methods}
-    brought |= {"target": work.request.target, choice.output_format.name: choice.output_format.open}
+    brought = {"target": work.request.target, choice.output_format.name: choice.output_format.open}
+    brought |= {f"method {it.name}" if it.name in brought else it.name: it for it in work.request.methods}
+    changed = {it.name: dict(it.options) for it in work.request.methods if it != METHODS.get(it.name, it)}
+    ours |= {"method_options": changed} if changed else {}
     run = Run(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
@@ -227,9 +230,7 @@ def _explain(
     choice, names = typed.choice, [item.name for item in work.items]
     display = Display(typed.output, len(names), sum(name in results.done for name in names))
 
-    def stop(
-        reason: str,
-    ) -> None:  # what is finished is kept before it is counted; first the reason: a store may be slow
+    def stop(reason: str) -> None:  # it is said first, as a store may be slow; what is finished is kept, and counted
         click.echo(printable(reason), err=True)
         with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
             results.close()
@@ -263,7 +264,8 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
             return value
         name = value if is_own(value) else super().convert(value, parameter, context)
         try:
-            return find_format(name)
+            with code_of_the_user(name):
+                return find_format(name)
         except GradcamError as error:
             self.fail(str(error), parameter, context)
 

@@ -16,9 +16,9 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import code_of_the_user, load_model, make_folder, say, tell_each
+from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Output, find_destination, to_model_choice
-from gradcam.cli._terminal import import_torch, shown_passes, to_arrow, to_name
+from gradcam.cli._terminal import code_of_the_user, import_torch, shown_passes, to_arrow, to_name
 from gradcam.errors import printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name

@@ -18,9 +18,18 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import code_of_the_user, load_model, say
+from gradcam.cli._job import load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import Terminated, count, how_to_go_on, import_torch, shown_bar, telling_waits, to_arrow
+from gradcam.cli._terminal import (
+    Terminated,
+    code_of_the_user,
+    count,
+    how_to_go_on,
+    import_torch,
+    shown_bar,
+    telling_waits,
+    to_arrow,
+)
 from gradcam.errors import OutputError, StoreError, printable
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS

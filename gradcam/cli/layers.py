@@ -15,9 +15,9 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_models
-from gradcam.cli._job import check_model_name, code_of_the_user
+from gradcam.cli._job import check_model_name
 from gradcam.cli._settings import to_model_choice, to_word
-from gradcam.cli._terminal import cut_type, fitting_depth, import_torch, show_shape, to_command
+from gradcam.cli._terminal import code_of_the_user, cut_type, fitting_depth, import_torch, show_shape, to_command
 from gradcam.errors import LayerError, join_names, nearest, printable, shorten
 from gradcam.storage.records import SCHEMA
 

@@ -53,7 +53,8 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chos
     if not chosen["methods"]:
         names = METHODS if chosen["evidence"] == "positive" else SIGNED
         found = [find_method(name) for name in names]
-        chosen["methods"] = tuple(each for each in found if chosen["score"] == "logit" or each.score is None)
+        is_of_logits = chosen["score"] == "logit" and chosen["target"] is None
+        chosen["methods"] = tuple(each for each in found if is_of_logits or each.score is None)
     unfit = [each.name for each in chosen["methods"] if isinstance(each, AttributionMethod) or not each.has_layer]
     if unfit:
         raise click.UsageError(

@@ -180,7 +180,6 @@ def recommend(
 
 
 def _decide(contest: Contest, combinations: Sequence[Combination], counter: Counter) -> Recommendation:
-    """The recommendation among these, of which the first is the default."""
     default, seed, left_out = combinations[0], contest.seed, contest.trials.left_out
     mass, hits = contest.play(combinations)
     if not mass:

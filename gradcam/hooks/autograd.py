@@ -95,13 +95,11 @@ def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
 def jacobian(
     scores: Tensor, inputs: Sequence[Tensor], *, scaled: bool, most_bytes: int | None = None
 ) -> Iterator[list[Tensor | None]]:
-    """The gradients of scores (N,K) at each of `inputs` (N,...): (k,N,...) for a few classes at a time, None without a path.
-
-    The images of a batch do not depend on one another, so that one backward pass from a class's sum over them serves all.
-    With `scaled`, for graphs with float16 in them, gradients pass through multiplied by a power of two and come back
-    as float32, divided by it: they underflow neither on the way nor in the result.
-    `most_bytes`: of one input's gradients, for the classes that share a backward pass; `MOST_BYTES` without it.
-    """
+    """The gradients of scores (N,K) at each of `inputs` (N,...): (k,N,...) for a few classes at a time, None without a
+    path. The images of a batch do not depend on one another, so that one backward pass from a class's sum over them
+    serves all. With `scaled`, for graphs with float16 in them, gradients pass through multiplied by a power of two and
+    come back as float32, divided by it: they underflow neither on the way nor in the result. `most_bytes`: of one
+    input's gradients, for the classes that share a backward pass; `MOST_BYTES` without it."""
     with torch.enable_grad():
         values = scores.sum(0)
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)

@@ -151,10 +151,8 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
             if is_same_kind and not _is_equal(buffer, copy):
-                with (
-                    contextlib.suppress(RuntimeError),
-                    torch.no_grad(),
-                ):  # an expanded one shares its memory with itself
+                # An expanded one shares its memory with itself.
+                with contextlib.suppress(RuntimeError), torch.no_grad():
                     buffer.copy_(copy)
 
     with _keep_while_held(_buffers, owners, keep, restore):

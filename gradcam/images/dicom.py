@@ -36,13 +36,11 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
 
 
 def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
-    """The first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or, in colour, RGB uint8 (H,W,3).
-
-    `data`: what the file holds, where that was read already.
-    Grey values are rescaled by the modality's slope and intercept or its table, then taken through the VOI table or else
-    the first window (PS3.3 C.11.2); 1 is white, in MONOCHROME1 too. Without a window their own range is taken.
-    Raises `ImageError`, naming the file, for whatever is not a whole picture, and where pydicom or its plugin is missing.
-    """
+    """The first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or, in colour, RGB uint8 (H,W,3). `data`:
+    what the file holds, where that was read already. Grey values are rescaled by the modality's slope and intercept or
+    its table, then taken through the VOI table or else the first window (PS3.3 C.11.2); 1 is white, in MONOCHROME1 too.
+    Without a window their own range is taken. Raises `ImageError`, naming the file, for whatever is not a whole
+    picture, and where pydicom or its plugin is missing."""
     path = to_path(path)
     with blaming(path), open_content(path, data) as file:
         dataset = _open(file)

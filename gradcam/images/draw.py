@@ -173,7 +173,6 @@ def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float3
 
 
 def _scale_of(signed: bool) -> tuple[int, int]:
-    """How many of 256 steps lead from 0 to 1, and which one is 0."""
     return (127, 128) if signed else (255, 0)
 
 

@@ -178,13 +178,11 @@ def _read_open(file: Any) -> bytes:
 
 
 def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDArray[Any]:
-    """A picture's values as deep as its file has them, otherwise as `read_image` gives them.
-
-    `data`: what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is.
-    Of 8 bits or less: RGB, uint8 (H,W,3), grey ones too. Deeper grey: (H,W), uint16 of 16 bits, float32, or int32 or
-    uint32 of integers that are signed or longer. Deeper RGB, in PNG and TIFF files: uint16 (H,W,3).
-    Raises `ImageError` as `read_image` does.
-    """
+    """A picture's values as deep as its file has them, otherwise as `read_image` gives them. `data`: what the file
+    holds, where that was read already, or a picture of PIL's; the path then only says whose it is. Of 8 bits or less:
+    RGB, uint8 (H,W,3), grey ones too. Deeper grey: (H,W), uint16 of 16 bits, float32, or int32 or uint32 of integers
+    that are signed or longer. Deeper RGB, in PNG and TIFF files: uint16 (H,W,3). Raises `ImageError` as `read_image`
+    does."""
     # Pillow, not OpenCV: OpenCV gives a picture that was cut off as if it were whole, and loses transparency.
     path = to_path(path)
     if isinstance(data, Image.Image):

@@ -37,13 +37,11 @@ UNKNOWN = (  # of matmul that is the one of nested tensors; others come as the p
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Counts the multiply-adds of what this thread computes while the mode is on, in `total`.
-
-    By the formulas of PyTorch's own counter (`torch.utils.flop_counter`), two operations to a multiply-add: matrix products,
-    convolutions, attention; and by those below for what it leaves out. Biases, norms, activations, pooling and interpolation
-    count as none, as everywhere. `unknown`: how many operators came for which there is no formula, quantised ones and
-    those of other packages.
-    """
+    """Counts the multiply-adds of what this thread computes while the mode is on, in `total`. By the formulas of
+    PyTorch's own counter (`torch.utils.flop_counter`), two operations to a multiply-add: matrix products, convolutions,
+    attention; and by those below for what it leaves out. Biases, norms, activations, pooling and interpolation count as
+    none, as everywhere. `unknown`: how many operators came for which there is no formula, quantised ones and those of
+    other packages."""
 
     def __init__(self) -> None:
         super().__init__()

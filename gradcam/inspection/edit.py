@@ -239,13 +239,11 @@ def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
 
 
 class Aliases(TorchFunctionMode):
-    """While this context lasts, this thread computes with aliases of these parameters: the same memory, as leaves.
-
-    The parameters themselves are not changed in any way, `requires_grad` included, so that other threads may use and
-    train them meanwhile. `on_use(parameter)` is called whenever one comes to an operation. What sees no alias is code
-    beyond Python's reach: TorchScript, and a custom `autograd.Function` that is given the parameter itself. There a
-    parameter that requires gradients has its own, and a frozen one has none.
-    """
+    """While this context lasts, this thread computes with aliases of these parameters: the same memory, as leaves. The
+    parameters themselves are not changed in any way, `requires_grad` included, so that other threads may use and train
+    them meanwhile. `on_use(parameter)` is called whenever one comes to an operation. What sees no alias is code beyond
+    Python's reach: TorchScript, and a custom `autograd.Function` that is given the parameter itself. There a parameter
+    that requires gradients has its own, and a frozen one has none."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
         super().__init__()

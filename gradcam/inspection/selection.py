@@ -165,14 +165,11 @@ Pass = Callable[[Tensor, GradientHook], Tensor]
 
 def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, pass_on: Pass | None = None) -> None:
     """Call `look(name, activations)` at each run of these layers, and what that returns with the run's gradient.
-
-    `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as soon as
-    `look` has returned. The gradient is that of this tensor: see `Hooks.pass_gradient`. Nothing else changes for
-    the model. A run that a checkpoint repeats in the backward pass is not looked at again.
-    `pass_on`: what sends the output on, if it is not `hooks.pass_gradient`.
-
-    The hooks raise `LayerError` where a layer gives no floating tensor.
-    """
+    `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as
+    soon as `look` has returned. The gradient is that of this tensor: see `Hooks.pass_gradient`. Nothing else changes
+    for the model. A run that a checkpoint repeats in the backward pass is not looked at again. `pass_on`: what sends
+    the output on, if it is not `hooks.pass_gradient`. The hooks raise `LayerError` where a layer gives no floating
+    tensor."""
     unrecorded = _Unrecorded()
 
     def hand_on(name: str, output: Any, tensor: Tensor, function: GradientHook | None) -> Any:

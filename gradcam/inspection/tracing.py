@@ -247,7 +247,6 @@ def _prepared(subject: TracedModel) -> Iterator[tuple[tuple[Any, ...], dict[str,
 
 
 def _shape(tensor: Tensor) -> Shape:
-    """The lengths, -1 where the parts of a nested tensor differ in one."""
     if not tensor.is_nested:
         return tuple(tensor.shape)
     lengths = [-1] * tensor.ndim

@@ -194,14 +194,11 @@ def edge_of(tensor: Tensor) -> Edge | None:
 
 
 class Ways:
-    """The ways through autograd's graph on which pictures reach scores, and what they pass.
-
-    `pictures`: where in the graph the model's copy of them comes from. `find_layout` tells class tokens from patches. Saved
-    tensors are not looked at: there may be none.
-    `depends`: everything that leads to the scores, and whether it does so with more than its class token. `whole`: all that
-    no way goes round. `weights`: how many times weights mix the channels behind it, on the way that has the fewest.
-    `pooled`: what the pictures reach through adaptive pooling alone.
-    """
+    """The ways through autograd's graph on which pictures reach scores, and what they pass. `pictures`: where in the
+    graph the model's copy of them comes from. `find_layout` tells class tokens from patches. Saved tensors are not
+    looked at: there may be none. `depends`: everything that leads to the scores, and whether it does so with more than
+    its class token. `whole`: all that no way goes round. `weights`: how many times weights mix the channels behind it,
+    on the way that has the fewest. `pooled`: what the pictures reach through adaptive pooling alone."""
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:
         self._find_layout = find_layout

@@ -157,15 +157,12 @@ def find_layout(
     image_axes: Lengths = IMAGE_AXES,
 ) -> Layout | None:
     """The layout of an output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
-
     `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
-    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `options.LAYOUTS`, or the grid that the
-    last of the tokens form. `image_axes`: along which of the first two axes the images may lie, for tokens; `axes.Axes`
-    asks the model.
-
-    Channels first is assumed, unless only channels last has the picture's aspect or the module works on channels last.
-    Tokens (N,T,D) form a grid if there is but one for them. They may come first, (T,N,D), where (N,T,D) cannot be meant.
-    """
+    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `options.LAYOUTS`, or the grid that
+    the last of the tokens form. `image_axes`: along which of the first two axes the images may lie, for tokens;
+    `axes.Axes` asks the model. Channels first is assumed, unless only channels last has the picture's aspect or the
+    module works on channels last. Tokens (N,T,D) form a grid if there is but one for them. They may come first,
+    (T,N,D), where (N,T,D) cannot be meant."""
     if len(shape) == 3:
         axes = [axis for axis in image_axes if images in (None, shape[axis])]
         if isinstance(reshape, tuple):

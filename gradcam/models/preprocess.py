@@ -47,13 +47,11 @@ class Preprocessing:
         return len(self.mean)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """A picture as float32 (C,*size), of as many channels as there are means.
-
-        `image`: RGB, uint8 (H,W,3); or (H,W) or (H,W,C) of any integers or floats. Those of uint8 and uint16 are scaled to
-        [0,1] by their full range; floats and other integers are taken as they are: `mean` and `std` are in their units.
-        One channel is repeated for three, and RGB of 8 or 16 bits becomes its luminance for one.
-        Raises `ImageError` for anything else, and for another number of channels.
-        """
+        """A picture as float32 (C,*size), of as many channels as there are means. `image`: RGB, uint8 (H,W,3); or (H,W)
+        or (H,W,C) of any integers or floats. Those of uint8 and uint16 are scaled to [0,1] by their full range; floats
+        and other integers are taken as they are: `mean` and `std` are in their units. One channel is repeated for
+        three, and RGB of 8 or 16 bits becomes its luminance for one. Raises `ImageError` for anything else, and for
+        another number of channels."""
         (height, width), fixed = check_form(image).shape[:2], self.resize
         if isinstance(fixed, int):  # rounded as torchvision and timm do
             fixed = (max(fixed, int(fixed * height / width)), max(fixed, int(fixed * width / height)))

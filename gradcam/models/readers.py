@@ -39,13 +39,11 @@ Reader = Callable[[Path], Reading]
 
 
 def read_picture(path: Path, data: Given | None = None) -> Reading:
-    """A picture with the depth of its file for the model, and as `gradcam.images.read.show` has it for drawing.
-
-    `data`: what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is.
-    DICOM files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and
-    long or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest
-    of the others. Raises `ImageError` as `gradcam.read_image` does.
-    """
+    """A picture with the depth of its file for the model, and as `gradcam.images.read.show` has it for drawing. `data`:
+    what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is. DICOM
+    files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and long
+    or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest of
+    the others. Raises `ImageError` as `gradcam.read_image` does."""
     if not isinstance(data, Image.Image) and is_dicom(path, data):
         values, note = read_dicom(path, data)
         return Reading(values, read.to_8_bits(values), note)
@@ -66,13 +64,11 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
 
 
 def to_reader(function: Callable[[Path], Any]) -> Reader:
-    """A reader from a function of a path, which gives an array, or (array, picture), or a `Reading`.
-
-    The array is what the model's preprocessing gets: (H,W) or (H,W,C), integers or floats, finite. The picture to draw on
-    is RGB, uint8 (H,W,3), of the same height and width; without one it is made from the array, as `show` does it.
-    The reader raises `ImageError`, naming the file and the function, for anything else, and for whatever the function
-    raises but a `GradcamError`.
-    """
+    """A reader from a function of a path, which gives an array, or (array, picture), or a `Reading`. The array is what
+    the model's preprocessing gets: (H,W) or (H,W,C), integers or floats, finite. The picture to draw on is RGB, uint8
+    (H,W,3), of the same height and width; without one it is made from the array, as `show` does it. The reader raises
+    `ImageError`, naming the file and the function, for anything else, and for whatever the function raises but a
+    `GradcamError`."""
     if not callable(function):
         raise ModelError(f"The reader is {shorten(function)}, expected a function from a picture's path to an array.")
     return partial(_read_with, function)
@@ -128,7 +124,6 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
 
 
 def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
-    """Checked, and with a picture made from the values where there is none."""
     values = check_values(values)
     if picture is None:
         picture, note = show(values)

@@ -125,7 +125,6 @@ class Pictured(_Result):
 
 
 def _to_figure(picture: Pixels, height: int, caption: str) -> str:
-    """A picture, scaled where it is higher than that, and what is below it."""
     picture = scale(picture, height) if picture.shape[0] > height else picture
     data, text = base64.b64encode(encode_image(picture, ".jpg", 90)).decode(), html.escape(caption)
     return (

@@ -107,7 +107,7 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     with (
         contextlib.suppress(Exception),
         torch.random.fork_rng(devices=()),
-    ):  # whatever a model raises that was listed once
+    ):  # it was listed once, whatever it raises now
         torch.manual_seed(0)  # the same list each time
         places = {row.name: row.places for row in _list_for_real(blueprint, skeleton)}
         return tuple(replace(row, places=places.get(row.name)) for row in rows)

@@ -117,11 +117,12 @@ class _Sum:
     def __init__(self, explanation: Explanation, tiles: Tiles) -> None:
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]
         cells = [round(length * it / side) for length, it, side in zip(tiles.canvas, grid, tiles.own.size)]
-        look: dict[str, Any] = {"dtype": torch.float32, "device": explanation.maps.device}
-        places = [torch.arange(length, **look) + 0.5 for length in grid]
+        kind, device = torch.float32, explanation.maps.device
+        places = [torch.arange(length, dtype=kind, device=device) + 0.5 for length in grid]
         # From the most in a window's middle to a little at its ends.
         down, across = (torch.minimum(place, length - place) for place, length in zip(places, grid))
-        self.maps, self.weights = torch.zeros(classes, *cells, **look), torch.zeros(cells, **look)
+        self.maps = torch.zeros(classes, *cells, dtype=kind, device=device)
+        self.weights = torch.zeros(cells, dtype=kind, device=device)
         self.window, self.lengths = down[:, None] * across, tiles.own.size
         self.scores, self.count = torch.zeros_like(explanation.scores[0]), 0
 

@@ -137,14 +137,11 @@ def _stem(record: Record, name: str) -> str | int:
 
 def write_report(place: Path | Store) -> Path | str:
     """Write `index.html` and `report/` into the output folder of a run, and give the path, or the URL, of `index.html`.
-
     The page is of one static folder: it opens from disk, without a server and without the network, and no path of this
-    machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are still
-    to be found; without them the page shows the overlays alone. The same run gives the same bytes.
-
-    Raises `OutputError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to;
-    and `StoreError` of a store.
-    """
+    machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are
+    still to be found; without them the page shows the overlays alone. The same run gives the same bytes. Raises
+    `OutputError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to; and
+    `StoreError` of a store."""
     with opening(place) as files:
         run = read_run(files)
         check_page(files.reader)

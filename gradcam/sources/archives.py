@@ -74,7 +74,6 @@ _receiving = threading.Lock()
 
 
 def _find_received(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
-    """One for each archive in this process, whatever pictures of it are sent."""
     with _receiving:
         found = _received.setdefault(packed.where, UnpackedArchive(packed))
         _received.move_to_end(packed.where)

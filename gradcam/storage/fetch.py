@@ -68,7 +68,6 @@ class StoreArchive:
 
 @lru_cache(maxsize=64)
 def _find_received(url: str, stamp: tuple[int, str]) -> StoreArchive:
-    """One for each archive in this process, whatever pictures of it are sent."""
     return StoreArchive(url, stamp)
 
 

@@ -147,7 +147,6 @@ def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
 
 
 def _list_own(record: Record) -> Iterable[str]:
-    """The files that are of this picture alone, as a tar is not."""
     return record.files if record.tar is None else ()
 
 

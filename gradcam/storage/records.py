@@ -48,13 +48,11 @@ class Explained:
 
 @dataclass(frozen=True)
 class Record:
-    """What became of one picture. A picture that failed has an error, and nothing explained.
-
-    `note`: what a person should know of how the picture is shown. `size`: its (height, width). `region`: the pixels that
-    the network saw, (top, left, height, width), which maps lie on. `fit`: how it was shown these, where not by its own
-    preprocessing: "whole", or "tiles:224" for windows of so many pixels. `sha256`: of what was read, where that is asked
-    for. `tar`: the one that all its files lie in, whose names then are `tar/member`.
-    """
+    """What became of one picture. A picture that failed has an error, and nothing explained. `note`: what a person
+    should know of how the picture is shown. `size`: its (height, width). `region`: the pixels that the network saw,
+    (top, left, height, width), which maps lie on. `fit`: how it was shown these, where not by its own preprocessing:
+    "whole", or "tiles:224" for windows of so many pixels. `sha256`: of what was read, where that is asked for. `tar`:
+    the one that all its files lie in, whose names then are `tar/member`."""
 
     image: str
     model: str

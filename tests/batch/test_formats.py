@@ -97,6 +97,16 @@ def test_a_file_that_changed_is_another_setting(
     assert f"had other settings: files.{name}.sha256: " in changed.err
 
 
+def test_other_options_of_a_method_of_ours_are_another_setting(batch: Command, photos: Path, mine: Path) -> None:
+    asked = (photos / "z.jpg", "-o", "out", "--method", "few.py:few")
+    for samples, status in ((1, 0), (2, 2)):
+        line = f'few = gradcam.METHODS["smoothgradcam-pp"].using(samples={samples})'
+        (mine.parent / "few.py").write_text(f"import gradcam\n{line}\n")
+        found = batch(*asked, "--resume") if status else batch(*asked)
+        assert found.status == status, found.err
+    assert "method_options.smoothgradcam-pp.samples: 1 → 2" in found.err
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

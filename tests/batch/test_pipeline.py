@@ -71,7 +71,6 @@ def files(folder: Path, names: Iterable[str] = NAMES) -> list[Item]:
 
 
 def noise(seed: int, height: int = 24, width: int = 20) -> bytes:
-    """A picture's file."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     file = BytesIO()
     Image.fromarray(pixels).save(file, "png")
@@ -108,7 +107,6 @@ def map_of(found: PictureResult | GradcamError) -> Any:
 
 
 def assert_equal(one: PictureResult | GradcamError, other: PictureResult | GradcamError) -> None:
-    """To the last bit."""
     ours, theirs = map_of(one), map_of(other)
     for part in ("maps", "heatmaps", "classes", "scores", "output"):
         assert torch.equal(getattr(ours, part), getattr(theirs, part)), part

@@ -81,6 +81,14 @@ def test_options_keep_two_of_one_name_apart(mine: str) -> None:
     torch.testing.assert_close(two.maps, one.maps.square())
 
 
+def test_options_in_a_name_are_a_part_of_files_names() -> None:
+    text = gradcam.method("text", summary="")(lambda activations, gradients, k="a": gradients.sum(2))
+    found = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[text, text.using(k="../../b c")])
+    assert [name for _, name in found] == ["text", "text-k=.._.._b_c"]
+    with pytest.raises(GradcamError, match="text: k is .*expected a number, a text, True, False or None"):
+        text.using(k=torch.zeros(2))
+
+
 def test_rise_by_name_and_with_few_masks() -> None:
     few = gradcam.METHODS["rise"].using(masks=5)
     more = gradcam.METHODS["rise"].using(masks=9)
@@ -135,6 +143,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str) -> None
         (lambda activations, gradients: gradients.sum(2).double(), r"odd gave a tensor float64 .*expected float32"),
         (lambda activations, gradients: gradients.sum(2).to("meta"), r"odd gave .* on meta, expected .* on cpu"),
         (lambda activations, gradients: gradients.sum(2) / 0, "odd gave maps that are NaN or infinite"),
+        (lambda activations, gradients: gradients.sum(2).to_sparse(), "odd gave .* on cpu, sparse_coo, expected"),
         (lambda activations, gradients: None, "odd gave None, expected a tensor float32"),
         (lambda activations: activations, r"odd gave a tensor float32 \(2, 6, .*expected float32 \(2, 8"),
     ],
@@ -144,9 +153,13 @@ def test_what_is_no_map(function: Callable[..., Any], said: str) -> None:
         explain(gradcam.method("odd", summary="odd")(function))
 
 
-@pytest.mark.parametrize(
-    "function", [lambda: 0, lambda gradients: 0, lambda activations, weights: 0, lambda *tensors: 0, 3]
-)
+NO_METHODS: list[Any] = [
+    lambda: 0, lambda gradients: 0, lambda activations, weights: 0, lambda *tensors: 0, 3,
+    lambda activations, *, gradients: 0, lambda activations, gradients, p=2, /: 0,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NO_METHODS)
 def test_what_is_no_function_of_a_method(function: Any) -> None:
     with pytest.raises(GradcamError, match=r"odd (has the parameters|is 3, expected a function)"):
         gradcam.method("odd", summary="odd")(function)

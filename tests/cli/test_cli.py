@@ -46,7 +46,6 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command runs, empty."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -57,7 +56,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def gradcam_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
-    """`gradcam ...` in this process."""
     before = {number: signal.getsignal(number) for number in ENDING}
 
     def call(*arguments: str | Path) -> Outcome:

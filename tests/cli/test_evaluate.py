@@ -49,7 +49,6 @@ def command(gradcam_command: Command, folder: Path) -> Command:
 
 
 def load() -> gradcam.Classifier:
-    """As the command loads it."""
     return gradcam.load_classifier(
         f"{colour_model.__file__}:make", labels=list(colour_model.LABELS), mean=(0, 0, 0), std=(1, 1, 1), size=32,
         crop=1.0, layer="relu", device="cpu",

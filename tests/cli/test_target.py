@@ -21,6 +21,7 @@ def two(output):
     return output[:, [281, 967]]
 
 number = 3
+class Kind: pass
 """
 
 
@@ -77,6 +78,7 @@ def test_from_python(small: Photo) -> None:
         (("--target", "MINE:score", "--class", "281"), "--target says what is explained, and so do"),
         (("--target", "MINE:score", "--top-k", "2"), "--target says what is explained, and so do"),
         (("--target", "MINE:number"), "mine.py:number is 3, expected a function"),
+        (("--target", "MINE:Kind"), "Kind'>, expected a function"),
         (("--target", "MINE:nothing"), "There is no 'nothing' in"),
         (("--target", "nowhere.py:score"), "nowhere.py: does not exist"),
         (("--target", "score"), "There is no entry point 'score' in the group gradcam.targets"),

@@ -348,7 +348,6 @@ def test_the_record_is_json(koala: Verdict) -> None:
 
 
 def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
-    """Where the cell is on the panel."""
     height, width = cell.shape[:2]
     corner = (panel[: 1 - height or None, : 1 - width or None] == cell[0, 0]).all(2)
     return [

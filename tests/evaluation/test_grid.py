@@ -36,7 +36,6 @@ def slowly(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def only(cell: int, size: int = 4) -> Tensor:
-    """One in a cell, zero elsewhere."""
     half = size // 2
     heatmap = torch.zeros(size, size)
     heatmap[cell // 2 * half :, cell % 2 * half :][:half, :half] = 1

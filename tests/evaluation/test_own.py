@@ -142,6 +142,10 @@ def test_what_a_metric_gives_is_checked(colours: Any, pictures: Path, function: 
         (lambda: metric("a b", summary="", better="higher"), "A metric's name is of letters"),
         (lambda: metric("odd", summary="", better="up"), "better is 'up', expected 'higher' or 'lower'"),
         (lambda: metric("odd", summary="", better="lower", needs=["maps"]), r"'odd' needs \['maps'\], expected some"),
+        (
+            lambda: metric("odd", summary="", better="lower", needs=["grid-mass", "heatmaps"]),
+            "'odd' needs grid-mass, of",
+        ),
         (lambda: metric("odd", summary="", better="lower")(lambda maps: maps), r"has the parameters \(maps\)"),
         (lambda: metric("odd", summary="", better="lower")(3), "The metric 'odd' is 3, expected a function"),
     ],

@@ -661,6 +661,5 @@ def test_features_stay_on_the_models_device() -> None:
 
 @pytest.fixture(autouse=True)
 def _grad_mode() -> Iterator[None]:
-    """Every test leaves recording on."""
     yield
     assert torch.is_grad_enabled()

@@ -35,7 +35,6 @@ HALF, MINUS_HALF = (200, 90, 40), (50, 130, 190)
 
 
 def colour(share: float, colormap: int = cv2.COLORMAP_INFERNO) -> tuple[int, ...]:
-    """OpenCV's own, RGB."""
     level = np.array([[round(share * 255)]], np.uint8)
     return tuple(int(value) for value in cv2.applyColorMap(level, colormap)[0, 0, ::-1])
 

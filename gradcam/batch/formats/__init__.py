@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradcam import plugins
-from gradcam.errors import GradcamError, shorten
+from gradcam.errors import GradcamError, describe_unexpected, shorten
 
 if TYPE_CHECKING:
     from gradcam.sources.shards import Shard
@@ -140,7 +140,12 @@ class Format:
 
     def check_place(self, where: Destination) -> None:
         """What can be told before a model is loaded. Raises `GradcamError`."""
-        plugins.load_late(self.check, __package__)(where)
+        try:
+            plugins.load_late(self.check, __package__)(where)
+        except GradcamError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise GradcamError(f"The format {self.name} cannot be checked: {describe_unexpected(error)}") from error
 
 
 def is_writer(found: object) -> bool:

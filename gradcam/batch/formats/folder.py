@@ -86,7 +86,6 @@ class OutputFolder:
         self._log = Logbook(self.path / self._part.log)
 
     def _mend_run(self) -> None:
-        """Without it nobody could go on with what is recorded."""
         if not self._run.exists():
             write_whole(self._run, self._contents, beside=self.temporary)
             warn(f"{self._run}: was removed by somebody else while the run was on, and is written again.")

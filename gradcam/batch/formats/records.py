@@ -112,7 +112,7 @@ def _naming(name: str, what: str) -> Iterator[None]:
         yield
     except GradcamError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OutputError(f"The format {name} {what}: {describe_unexpected(error)}") from error
 
 

@@ -58,7 +58,6 @@ class RayEngine:
                         late(outcomes.popleft())
 
     def _stream(self, blocks: list[bytes], job: ActorJob) -> Generator[Answer, None, None]:
-        """The answers to all blocks, in order. However it ends, no actor is left."""
         try:
             with contextlib.closing(self._run(blocks, dump(self.ray, job))) as answers:
                 for answer in answers:

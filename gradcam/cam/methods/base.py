@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gradcam.cam.methods.papers import Paper
-from gradcam.errors import GradcamError, join_names
+from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.plugins import load_late
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Method:
             if name not in self.options:
                 known = join_names(self.options) if self.options else "none"
                 raise GradcamError(f"{self.name} has no option {name!r}; its options are: {known}.")
-        return replace(self, options={**self.options, **options})
+        return replace(self, options={**self.options, **check_plain(self.name, options)})
 
     def smoothed(self) -> Method:
         """The method with eigen-smoothing: the first principal component of the weighted channels in place of their
@@ -104,6 +104,14 @@ class Method:
         if self.channels != "added":
             raise GradcamError(f"{self.name} adds no channels up, so that there is nothing to take a component of.")
         return replace(self, join="one_pass:weighted_component")
+
+
+def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options themselves. Raises `GradcamError` for a value that is neither a number, a text, a bool nor None."""
+    for name, value in options.items():
+        if not isinstance(value, (int, float, str, type(None))):
+            raise GradcamError(f"{method}: {name} is {shorten(value)}, expected a number, a text, True, False or None.")
+    return options
 
 
 class OfActivations(Method):

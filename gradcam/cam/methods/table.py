@@ -12,7 +12,16 @@ from typing import Any
 
 from gradcam import plugins
 from gradcam.cam.methods import papers
-from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
+from gradcam.cam.methods.base import (
+    Method,
+    OfActivations,
+    OfAttention,
+    OfCurvatures,
+    OfGradients,
+    OfInput,
+    OfReruns,
+    check_plain,
+)
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.options import EVIDENCE, SMOOTHINGS
 
@@ -82,6 +91,7 @@ METHODS: dict[str, Method] = {
 }
 # fmt: on
 
+LONGEST_NAME = 100  # of a method with options in it
 ALIASES = {"chefer": "gradient-rollout"}  # what others call a method
 
 
@@ -140,10 +150,15 @@ def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str
         ) from None
     needs = tuple(each.name for each in found if each.default is each.empty and each.kind is not each.VAR_KEYWORD)
     kind = next((kind for kind in kinds if kind.needs == needs), None)
-    if kind is None or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
+    is_odd = any(
+        each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.KEYWORD_ONLY if each.name in needs else None)
+        or (each.kind is each.POSITIONAL_ONLY and each.name not in needs)
+        for each in found
+    )  # which could not be called
+    if kind is None or is_odd:
         forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
         raise GradcamError(f"{name} has the parameters {inspect.signature(function)}, expected {forms}, and options.")
-    return kind, {each.name: each.default for each in found if each.default is not each.empty}
+    return kind, check_plain(name, {each.name: each.default for each in found if each.default is not each.empty})
 
 
 def find_method(method: str | Method) -> Method:
@@ -191,10 +206,12 @@ def find_methods(methods: Iterable[str | Method]) -> list[Method]:
         known = found.setdefault(each.name, each)
         if known != each:
             changed = [f"{key}={value}" for key, value in each.options.items() if known.options.get(key) != value]
-            if not changed:
+            if not changed or known.function != each.function:
                 raise GradcamError(f"There are two methods {each.name!r}: give one of them another name.")
-            name = "-".join([each.name, *changed])
-            found[name] = replace(each, name=name)
+            # It becomes a part of files' names.
+            name = re.sub(r"[^\w.=+-]+", "_", "-".join([each.name, *changed]), flags=re.ASCII)[:LONGEST_NAME]
+            if found.setdefault(name, replace(each, name=name)) != replace(each, name=name):
+                raise GradcamError(f"There are two methods {name!r}: give one of them another name.")
     if not found:
         raise GradcamError(f"methods is {shorten(methods)}, expected a list of at least one name.")
     return list(found.values())

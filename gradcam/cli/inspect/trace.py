@@ -14,9 +14,9 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import check_model_name, code_of_the_user, load_model, say
+from gradcam.cli._job import check_model_name, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import cut_type, fitting_depth, import_torch, show_shape
+from gradcam.cli._terminal import code_of_the_user, cut_type, fitting_depth, import_torch, show_shape
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
 from gradcam.storage.records import SCHEMA
 

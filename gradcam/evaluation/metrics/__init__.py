@@ -67,11 +67,17 @@ class Metric:
     @property
     def is_of_mosaics(self) -> bool:
         """Whether it judges maps of mosaics; other metrics judge those of single pictures."""
-        return "mosaic" in self.needs
+        return any(need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics) for need in self.needs)
 
     @property
     def needs_annotations(self) -> bool:
-        return not {"masks", "boxes"}.isdisjoint(self.needs)
+        of_metrics = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
+        return any(of_metrics) or not {"masks", "boxes"}.isdisjoint(self.needs)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is the same for metrics that are parts of one result."""
+        return (self.function if isinstance(self.function, str) else id(self.function), self.needs)
 
     @property
     def compute(self) -> Callable[..., Any]:
@@ -175,6 +181,10 @@ def metric(
     known = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
     if isinstance(needs, str) or not needs or not all(need in known for need in needs):
         raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(known)}.")
+
+    of_mosaics = [need for need in needs if need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics)]
+    if 0 < len(of_mosaics) < len(needs):
+        raise GradcamError(f"The metric {name!r} needs {of_mosaics[0]}, of mosaics, and nothing else can go with that.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:
         try:

@@ -147,7 +147,6 @@ def _cycle(grids: Sequence[_Grid], rest: Tensor) -> Tensor:
 
 
 def _add_neighbours(values: Tensor) -> Tensor:
-    """16 B, with zeros beyond the border."""
     rows = values * 2
     rows[..., 1:, :].add_(values[..., :-1, :])
     rows[..., :-1, :].add_(values[..., 1:, :])
@@ -158,7 +157,6 @@ def _add_neighbours(values: Tensor) -> Tensor:
 
 
 def _add_fours(values: Tensor) -> Tensor:
-    """The sums of cells of 2 x 2, of fewer at the end of an odd side."""
     height, width = values.shape[2:]
     if height % 2 or width % 2:
         values = nn.functional.pad(values, (0, width % 2, 0, height % 2))
@@ -167,7 +165,6 @@ def _add_fours(values: Tensor) -> Tensor:
 
 
 def _spread(cells: Tensor, like: Tensor) -> Tensor:
-    """Each cell's value at its pixels."""
     height, width = cells.shape[2:]
     rows = cells.new_empty(*cells.shape[:2], height, 2 * width)
     rows[..., ::2] = rows[..., 1::2] = cells

@@ -89,7 +89,6 @@ def _replace(before: Tensor, after: Tensor, places: Tensor, counts: Sequence[int
 
 
 def _curve(subject: Subject, places: Tensor, baseline: str, steps: int, *, order: Literal[1, -1]) -> Curve:
-    """From the baseline to the images, and where `order` is -1 the other way."""
     counts = [count_pixels(step / steps, places[0].numel()) for step in range(steps + 1)]
     before, after = (subject.baseline(baseline), subject.images)[::order]
     between = subject.score(_replace(before, after, places, counts[1:-1]))

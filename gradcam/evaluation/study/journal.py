@@ -104,6 +104,5 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """Whole ones."""
     with open_file(path) as file:
         yield from (line for line in file if line.endswith(b"\n"))

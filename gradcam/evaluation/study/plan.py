@@ -140,16 +140,15 @@ def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozense
 
 def count_passes(plan: Agenda) -> int:
     """About how many forward passes the metrics of one map of a picture take, beside those that run the method again."""
-    return sum({it.function: it.passes for it in _list_computed(plan)}.values())
+    return sum({it.key: it.passes for it in _list_computed(plan)}.values())
 
 
 def count_explanations(plan: Agenda) -> int:
     """How often each method explains a picture, or a variant of it."""
-    return 1 + sum({it.function: it.reruns for it in _list_computed(plan)}.values())
+    return 1 + sum({it.key: it.reruns for it in _list_computed(plan)}.values())
 
 
 def _list_computed(plan: Agenda) -> list[Metric]:
-    """The metrics, and those whose numbers they are made of."""
     metrics = [plan.metric(name) for name in plan.metrics]
     return metrics + [METRICS[need] for it in metrics for need in it.needs if need in METRICS]
 

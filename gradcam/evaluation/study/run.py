@@ -206,22 +206,23 @@ class Case:
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
         """The probabilities along the curves that these metrics are areas under, as far as they were measured."""
-        made = {it.name: self._made.get(it.function) for it in metrics}
+        made = {it.name: self._made.get(it.key) for it in metrics}
         return {name: it.probabilities[0].tolist() for name, it in made.items() if isinstance(it, Curve)}
 
     def _compute(self, metric: Metric) -> Any:
         """What it gives for each image, (N,) or (N,...)."""
-        if metric.function not in self._made:
+        if metric.key not in self._made:
             needs = [need for need in metric.needs if need != "seed"]
             given = [self._compute(METRICS[need]) if need in METRICS else self._given[need] for need in needs]
             options = {"seed": self._given["seed"]} if "seed" in metric.needs else {}
-            compute = metric if metric.name in METRICS else partial(_call_own, metric)
-            self._made[metric.function] = compute(*given, **options)
-        made = self._made[metric.function]
+            images = self._given["subject"].images if "subject" in self._given else [None]
+            compute = metric if metric.name in METRICS else partial(_call_own, metric, len(images))
+            self._made[metric.key] = compute(*given, **options)
+        made = self._made[metric.key]
         return getattr(made, metric.part) if metric.part else made
 
 
-def _call_own(metric: Metric, *given: Any, **options: Any) -> Tensor:
+def _call_own(metric: Metric, images: int, *given: Any, **options: Any) -> Tensor:
     """The numbers (N,) by a user's metric, which has copies, and whatever it gives is looked at."""
     copies = [it.clone() if isinstance(it, Tensor) else it for it in given]
     try:
@@ -230,7 +231,6 @@ def _call_own(metric: Metric, *given: Any, **options: Any) -> Tensor:
         raise
     except Exception as error:
         raise GradcamError(f"The metric {metric.name!r} failed: {describe_unexpected(error)}") from error
-    images = len(next((it.images for it in given if isinstance(it, Subject)), given[0]))
     with suppress(TypeError, ValueError, RuntimeError):
         numbers = to_tensor(made)
         if np.shape(made) == (images,) and numbers.is_floating_point():

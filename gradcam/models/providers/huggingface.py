@@ -270,5 +270,4 @@ def _find_crop(processor: Any) -> tuple[int, int] | None:
 
 
 def _has_share(processor: Any) -> bool:
-    """Whether the size is that of the centre, as ConvNeXt's processor has it."""
     return getattr(processor, "crop_pct", None) is not None and processor.size.get("shortest_edge") is not None
