@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gradcam.batch.compute import Tell
 from gradcam.batch.findings import Request, find
-from gradcam.batch.formats import Results
+from gradcam.batch.formats import OpenRun
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.save import Saver
 from gradcam.errors import OutputError, StoreError
@@ -63,7 +63,7 @@ def explain_here(work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, lat
 
 
 def explain_into(
-    results: Results, saver: Saver, work: Work, limit: FailureLimit | None = None, *, engine: Engine = explain_here
+    results: OpenRun, saver: Saver, work: Work, limit: FailureLimit | None = None, *, engine: Engine = explain_here
 ) -> Generator[Record, None, None]:
     """Explain whatever there is no record of yet; each record is kept before it is given. What an earlier run recorded
     as failed is tried again, and does not count once more towards `limit`. Raises `TooManyFailuresError`."""

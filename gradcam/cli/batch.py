@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from gradcam.batch.formats import FORMATS, Destination, Format, Results, find_format
+from gradcam.batch.formats import FORMATS, Destination, Format, OpenRun, find_format
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
@@ -194,7 +194,7 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     )
 
 
-def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> Results:
+def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> OpenRun:
     from gradcam.batch.formats.records import open_results
     from gradcam.batch.save import describe_weights
     from gradcam.storage.run_file import Run, describe_files, describe_root
@@ -219,7 +219,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
 
 
 def _explain(
-    results: Results, stems: dict[str, str], saving: Saving, work: Work, typed: Typed, *, engine: Engine, left_out: int
+    results: OpenRun, stems: dict[str, str], saving: Saving, work: Work, typed: Typed, *, engine: Engine, left_out: int
 ) -> int:
     from gradcam.batch.engine import explain_into
     from gradcam.batch.save import Saver

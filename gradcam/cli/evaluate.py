@@ -39,7 +39,7 @@ from gradcam.plugins import installed
 if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
     from gradcam.evaluation.study.journal import Journal, Mode
-    from gradcam.evaluation.study.results import Judgement, Ranking, Scores
+    from gradcam.evaluation.study.results import Judgement, Ranking, Results
     from gradcam.evaluation.study.run import Study
 
 Rankings = Mapping[tuple[str, str], "Ranking"]
@@ -183,7 +183,7 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgemen
     return entries
 
 
-def _finish(study: Study, results: Scores, paths: ResultPaths | None, output: Output) -> int:
+def _finish(study: Study, results: Results, paths: ResultPaths | None, output: Output) -> int:
     for entry in results.failures:
         click.echo(printable(entry.error or entry.image), err=True)
     if not results.judged():
@@ -236,7 +236,7 @@ def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
             raise OutputError(f"{path}: is there already; give --overwrite to replace it, or another --output")
 
 
-def _write_all(study: Study, results: Scores, paths: ResultPaths, output: Output) -> Iterator[Path]:
+def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
     from gradcam.evaluation.study.write import PLOTS, draw_curves, draw_examples, list_curves, write_results
     from gradcam.images.write import write_image
 
@@ -255,7 +255,7 @@ def _write_all(study: Study, results: Scores, paths: ResultPaths, output: Output
     yield examples
 
 
-def format_results(results: Scores, *, width: int | None = None) -> str:
+def format_results(results: Results, *, width: int | None = None) -> str:
     """Tables of means and of differences from the best method, what the marks mean, and who is best by most metrics."""
     from gradcam.evaluation.study.results import compare_methods, describe_shortage
 
@@ -281,7 +281,7 @@ def format_results(results: Scores, *, width: int | None = None) -> str:
     return "\n".join([*lines, *_conclude(results, rankings, judged)])
 
 
-def _tables(title: str, results: Scores, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
+def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
     first, plan = max(map(len, cells)), results.plan
     heads = {}
     for metric in next(iter(cells.values())):
@@ -346,7 +346,7 @@ def _colour(ranking: Ranking) -> Callable[[str], str]:
     return partial(click.style, dim=True) if ranking.is_control else str
 
 
-def _conclude(results: Scores, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
+def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
     """Who is best, or not told apart from it, by most metrics of those that tell a method from what knows nothing."""
     methods, controls = results.plan.methods, results.plan.controls
     telling = [metric for metric in metrics if not any(rankings[it, metric].beats_all for it in controls)]

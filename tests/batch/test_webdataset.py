@@ -342,7 +342,7 @@ def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
 
 
 class Kept:
-    """Results in memory."""
+    """OpenRun in memory."""
 
     place = None
     notes = ()

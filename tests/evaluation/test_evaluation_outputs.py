@@ -22,7 +22,7 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.metrics import METRICS
 from gradcam.evaluation.study.plan import SINGLE_PASS, Agenda, StudyOptions, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Conditions, Judgement, Scores, compare_methods
+from gradcam.evaluation.study.results import Conditions, Judgement, Results, compare_methods
 from gradcam.evaluation.study.write import draw_curves, draw_examples, escape, to_csv, to_json, to_latex, write_results
 from gradcam.images.draw import scale
 from gradcam.sources.list import list_inputs
@@ -37,7 +37,7 @@ CONDITIONS = Conditions(
 )  # fmt: skip
 
 
-def make_results(table: dict[str, dict[str, list[float | None]]], controls: tuple[str, ...] = ()) -> Scores:
+def make_results(table: dict[str, dict[str, list[float | None]]], controls: tuple[str, ...] = ()) -> Results:
     """Of values by method and metric, one for each picture."""
     count = max(len(row) for numbers in table.values() for row in numbers.values())
     metrics = tuple(name for name in METRICS if any(name in numbers for numbers in table.values()))
@@ -56,7 +56,7 @@ def make_results(table: dict[str, dict[str, list[float | None]]], controls: tupl
         for i in range(count)
     ]
     plan = Agenda(tuple(name for name in table if name not in controls), controls, metrics)
-    return Scores(plan, CONDITIONS, entries)
+    return Results(plan, CONDITIONS, entries)
 
 
 EXAMPLE = make_results(
@@ -257,7 +257,7 @@ def test_whatever_latex_would_take_for_its_own_is_escaped() -> None:
 # For terminals
 
 
-def table(results: Scores, width: int) -> list[str]:
+def table(results: Results, width: int) -> list[str]:
     return click.unstyle(format_results(results, width=width)).splitlines()
 
 
@@ -318,7 +318,7 @@ def test_numbers_take_little_room(value: float, text: str) -> None:
 # Pictures
 
 
-def with_curves(results: Scores, curves: dict[str, dict[str, list[list[float]]]]) -> Scores:
+def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]]) -> Results:
     entries = [
         replace(entry, curves={name: {it: rows[i] for it, rows in each.items()} for name, each in curves.items()})
         for i, entry in enumerate(results.entries)

@@ -21,7 +21,7 @@ from gradcam.evaluation.metrics import DEFAULT
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Judgement, Scores, describe_resizing
+from gradcam.evaluation.study.results import Judgement, Results, describe_resizing
 from gradcam.evaluation.study.run import Case, Study
 from gradcam.evaluation.study.write import to_csv, to_json
 from gradcam.evaluation.subject import derive
@@ -43,11 +43,11 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paint_all(tmp_path_factory.mktemp("study") / "pictures")
 
 
-def judge(classifier: Classifier, inputs: Any, **options: Any) -> Scores:
+def judge(classifier: Classifier, inputs: Any, **options: Any) -> Results:
     return evaluate(classifier, inputs, **{"methods": ["gradcam", "eigencam"], "metrics": QUICK, **options})
 
 
-def numbers(results: Scores, *, kind: str = "picture") -> dict[tuple[str, str, str], float]:
+def numbers(results: Results, *, kind: str = "picture") -> dict[tuple[str, str, str], float]:
     names = {entry.image for entry in results.entries if entry.kind == kind}
     return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
 

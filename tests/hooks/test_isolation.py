@@ -291,6 +291,6 @@ def test_the_random_state_is_not_written_where_nothing_was_drawn(monkeypatch: py
         def set_state(self, state: torch.Tensor) -> None:
             raise AssertionError("another thread's numbers would repeat")
 
-    monkeypatch.setattr(isolation, "_generators", lambda model: [Generator()])
+    monkeypatch.setattr(torch, "default_generator", Generator())
     with preserve_state(model()):
         pass

@@ -1,4 +1,4 @@
-"""Results in a store: nothing added to or renamed, nothing lost and nothing twice, and one clear line in trouble."""
+"""OpenRun in a store: nothing added to or renamed, nothing lost and nothing twice, and one clear line in trouble."""
 
 from __future__ import annotations
 

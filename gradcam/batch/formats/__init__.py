@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradcam.storage.store import Store
 
 
-class Results(Protocol):
+class OpenRun(Protocol):
     """Open for one run, or for one shard of it. `done`: the names of pictures that need not be done again. `failed`: of
     those that an earlier run could not explain, which are tried again. `recorded`: how many records are kept for good
     since it was opened. `manifest`: where they are, for people. `notes`: what a person should know. `place`: where the
@@ -83,7 +83,7 @@ class Opening(Destination):
     """What a format begins with, when a run begins. `records`: the manifest, `run.json` and the log, open already.
     `run`: what `run.json` says. `stems`: what the names of each picture's results begin with, by the picture's name."""
 
-    records: Results
+    records: OpenRun
     run: Run
     stems: Mapping[str, str]
 
@@ -97,7 +97,7 @@ class Format:
     name, summary
         What it is called in the shell, and what it writes, in a few words.
     open
-        From an `Opening` to `Results`, or to a `Writer`, which is simpler: an object with `write(record, files)` and
+        From an `Opening` to `OpenRun`, or to a `Writer`, which is simpler: an object with `write(record, files)` and
         `close()`, whose records are kept in `manifest.jsonl`, so that runs can be gone on with. A class may stand here;
         of gradcam's own formats it is "module:name" in this package, which is imported when it is first used.
     check
@@ -127,7 +127,7 @@ class Format:
 
     name: str
     summary: str
-    open: str | Callable[[Opening], Results | Writer] = field(repr=False)
+    open: str | Callable[[Opening], OpenRun | Writer] = field(repr=False)
     check: str | Callable[[Destination], object] = field(default="records:check_records", repr=False)
     has_files: bool = field(default=False, repr=False)
 

@@ -21,7 +21,7 @@ from gradcam.storage.run_file import Part, Run, find_parts, list_manifests, list
 
 
 class OutputFolder:
-    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `Results`.
+    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `OpenRun`.
     `temporary`: a folder in it, for files that are not whole yet."""
 
     def __init__(self, path: Path, part: Part, release: Callable[[], None], notes: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gradcam.batch.formats import Destination, Format, Opening, Results, Writer, is_writer
+from gradcam.batch.formats import Destination, Format, Opening, OpenRun, Writer, is_writer
 from gradcam.batch.formats.folder import OutputFolder, check_folder
 from gradcam.batch.formats.store import StoreResults, check_store
 from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
@@ -37,15 +37,15 @@ def check_records(where: Destination) -> None:
                 check_page(to_reader(place))
 
 
-def keep_records(opening: Opening) -> Results:
+def keep_records(opening: Opening) -> OpenRun:
     """Results that are files of their own need nothing beside their records."""
     return opening.records
 
 
-def open_results(chosen: Format, where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> Results:
+def open_results(chosen: Format, where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> OpenRun:
     """Results, open for this run, which removes none of these pictures. Raises `GradcamError`; nothing stays open then."""
     how: dict[str, Any] = {"mode": where.mode, "shard": where.shard, "stems": stems}
-    records: Results
+    records: OpenRun
     if isinstance(where.place, Store):
         urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
         records = StoreResults.open(where.place, run, inputs=urls, **how)
@@ -62,15 +62,15 @@ def open_results(chosen: Format, where: Destination, run: Run, listing: Listing,
                 "close()."
             )
         stack.pop_all()
-    return cast(Results, found) if hasattr(found, "append") else WrittenResults(records, found, chosen.name)
+    return cast(OpenRun, found) if hasattr(found, "append") else WrittenResults(records, found, chosen.name)
 
 
 class ResultsAround:
-    """`Results` around others, which keep the records. `end`: called once, before those are closed."""
+    """`OpenRun` around others, which keep the records. `end`: called once, before those are closed."""
 
     place = None
 
-    def __init__(self, records: Results, end: Callable[[], object]) -> None:
+    def __init__(self, records: OpenRun, end: Callable[[], object]) -> None:
         self._records, self._end, self._is_closed = records, end, False
         self.done, self.failed = records.done, records.failed
         self.manifest, self.notes, self.log = records.manifest, records.notes, records.log
@@ -92,9 +92,9 @@ class ResultsAround:
 
 
 class WrittenResults(ResultsAround):
-    """`Results` whose files a `Writer` keeps, and whose records others do, as soon as it has."""
+    """`OpenRun` whose files a `Writer` keeps, and whose records others do, as soon as it has."""
 
-    def __init__(self, records: Results, writer: Writer, name: str) -> None:
+    def __init__(self, records: OpenRun, writer: Writer, name: str) -> None:
         super().__init__(records, _naming(name, "cannot be closed")(writer.close))
         self._writer, self._name = writer, name
 

@@ -21,7 +21,7 @@ SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is 
 
 
 class StoreResults:
-    """A folder in a store, open for one run, or for one shard of it: `Results`. Nothing keeps a second process out. One
+    """A folder in a store, open for one run, or for one shard of it: `OpenRun`. Nothing keeps a second process out. One
     that is killed loses the records of the last `SECONDS` at most."""
 
     def __init__(self, store: Store, part: Part, notes: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.formats import Destination, Opening, Results
+from gradcam.batch.formats import Destination, Opening, OpenRun
 from gradcam.batch.formats.records import ResultsAround, check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
@@ -51,7 +51,7 @@ class TarResults(ResultsAround):
     """Results whose files are samples in tars, by their stems; fields are the files by what they are of, and `json`,
     the record, which is kept once its tar is there whole. Tars that no record tells of are an `OutputError`."""
 
-    def __init__(self, records: Results, place: ResultWriter, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
+    def __init__(self, records: OpenRun, place: ResultWriter, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
         super().__init__(records, self._finish)
         self._tars, self._part, self._stems = place, part, stems
         self._keys = plan_keys(stems)

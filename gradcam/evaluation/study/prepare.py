@@ -20,7 +20,7 @@ from gradcam.evaluation.metrics import Metric
 from gradcam.evaluation.metrics.grid import MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Agenda, StudyOptions, make_plan
-from gradcam.evaluation.study.results import Scores, list_conditions
+from gradcam.evaluation.study.results import Results, list_conditions
 from gradcam.evaluation.study.run import Composition, Evaluator, Study
 from gradcam.evaluation.subject import derive
 from gradcam.layers.find import find_layer
@@ -51,7 +51,7 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
     journal: str | os.PathLike[str] | None = None,
-) -> Scores:
+) -> Results:
     """Judge the maps of several methods over pictures, all under the same conditions; `compare_methods` ranks them.
 
     `inputs`: files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them. Each picture is

@@ -175,7 +175,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Results:
     """The entries of pictures, in their order, then those of mosaics. `notes`: what a person should know of them."""
 
     plan: Agenda
@@ -185,7 +185,7 @@ class Scores:
 
     def __repr__(self) -> str:
         return (
-            f"Scores({len(self.judged())} picture(s), {len(self.failures)} failed, "
+            f"Results({len(self.judged())} picture(s), {len(self.failures)} failed, "
             f"methods {shorten(self.plan.methods)}, metrics {shorten(self.plan.metrics)})"
         )
 
@@ -247,7 +247,7 @@ def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None
     )
 
 
-def compare_methods(results: Scores) -> Mapping[tuple[str, str], Ranking]:
+def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
     """How each method and control ranks by each metric: by (method, metric), of metrics that have numbers."""
     found, plan, seed = {}, results.plan, results.conditions.seed
     for metric in plan.metrics:

@@ -24,7 +24,7 @@ from gradcam.evaluation.metrics.grid import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import Agenda
-from gradcam.evaluation.study.results import Conditions, Judgement, Kind, Scores
+from gradcam.evaluation.study.results import Conditions, Judgement, Kind, Results
 from gradcam.evaluation.subject import Subject, derive, describe, to_tensor
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.device import find_input_dtype
@@ -83,8 +83,8 @@ class Study:
             counter.reach(number * len(self.plan.names))
             yield entry
 
-    def conclude(self, entries: Sequence[Judgement]) -> Scores:
-        return Scores(self.plan, self.conditions, tuple(entries), tuple(self.notes))
+    def conclude(self, entries: Sequence[Judgement]) -> Results:
+        return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
 
     def _judge_item(self, item: Item, journal: Journal | None, counter: Counter) -> Judgement:
         read = read_item(self.classifier, item, audit=True)

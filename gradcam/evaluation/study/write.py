@@ -16,7 +16,7 @@ from gradcam.batch.read import read_item
 from gradcam.errors import GradcamError, OutputError, join_names
 from gradcam.evaluation.intervals import mean_interval
 from gradcam.evaluation.study.plan import Agenda
-from gradcam.evaluation.study.results import Judgement, Ranking, Scores, compare_methods, describe_shortage
+from gradcam.evaluation.study.results import Judgement, Ranking, Results, compare_methods, describe_shortage
 from gradcam.evaluation.study.run import EXAMPLES, Study
 from gradcam.evaluation.subject import to_unit
 from gradcam.images.draw import overlay
@@ -46,7 +46,7 @@ INK, QUIET = "#1f2937", "#9ca3af"
 DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legend
 
 
-def write_results(results: Scores, path: Path) -> None:
+def write_results(results: Results, path: Path) -> None:
     """Write a table, of the kind that its suffix says: `.csv`, `.json` or `.tex`. Raises `OutputError`."""
     forms = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
     form = forms.get(path.suffix.lower())
@@ -59,7 +59,7 @@ def write_results(results: Scores, path: Path) -> None:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def to_csv(results: Scores) -> str:
+def to_csv(results: Results) -> str:
     """A row for each image, method and metric; what is the same for all rows is in columns of its own."""
     it = results.conditions
     named = ("layer", "score", "target", "resizing", "device", "precision", "seed")
@@ -75,7 +75,7 @@ def to_csv(results: Scores) -> str:
     return text.getvalue()
 
 
-def to_json(results: Scores) -> str:
+def to_json(results: Results) -> str:
     """A document: conditions, what each method reached by each metric, every number, and what failed."""
     rankings = compare_methods(results)
     shortage = describe_shortage(rankings)
@@ -106,7 +106,7 @@ def to_json(results: Scores) -> str:
     return json.dumps(found, indent=1, allow_nan=False) + "\n"
 
 
-def to_latex(results: Scores) -> str:
+def to_latex(results: Results) -> str:
     """A `table*` of means with their 95 % intervals, the best of each column bold; needs `\\usepackage{booktabs}`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -138,7 +138,7 @@ def escape(text: object) -> str:
     return "".join(SPECIAL.get(character, character) for character in plain)
 
 
-def _to_part(results: Scores, rankings: Mapping[tuple[str, str], Ranking], metrics: Sequence[str]) -> dict[str, Any]:
+def _to_part(results: Results, rankings: Mapping[tuple[str, str], Ranking], metrics: Sequence[str]) -> dict[str, Any]:
     """Some of the columns: their titles, how many images each has, and the rows of methods and of controls."""
     rows = {name: [_to_cell(rankings[name, metric]) for metric in metrics] for name in results.plan.names}
     return {
@@ -159,7 +159,7 @@ def _to_cell(ranking: Ranking) -> str:
     return rf"{mean} {{\scriptsize [{low}, {high}]}}" if found.is_known else mean
 
 
-def draw_examples(study: Study, results: Scores) -> Pixels:
+def draw_examples(study: Study, results: Results) -> Pixels:
     """Up to five pictures below one another, and beside each its maps by all methods: RGB, uint8 (H,W,3). Maps are on
     the part that the network saw; those that were not computed in this run are computed again. Raises `GradcamError`
     where no picture was judged, and where one cannot be read any more."""
@@ -185,13 +185,13 @@ def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
     return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [picture, *drawn])
 
 
-def list_curves(results: Scores) -> list[str]:
+def list_curves(results: Results) -> list[str]:
     """The metrics of which there are curves."""
     names = results.plan.names
     return [metric for metric in CURVES if any(results.curves(name, metric) for name in names)]
 
 
-def draw_curves(results: Scores) -> Pixels:
+def draw_curves(results: Results) -> Pixels:
     """Mean probability along insertion and deletion, a line for each method, controls in grey: RGB, uint8 (H,W,3). The
     band is the 95 % interval of the best method's mean, and the legend has those of the areas, the best first; of too
     few pictures there is neither. More bands would cover one another: pictures differ more than methods do. Raises
@@ -214,7 +214,7 @@ def draw_curves(results: Scores) -> Pixels:
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])
 
 
-def _draw(axes: Axes, results: Scores, metric: str) -> None:
+def _draw(axes: Axes, results: Results, metric: str) -> None:
     plan, seed = results.plan, results.conditions.seed
     sign = 1 if plan.metric(metric).better == "higher" else -1
     areas = {name: mean_interval(results.values(name, metric), seed=seed) for name in plan.names}
