@@ -90,7 +90,7 @@ def _explain(
 
 
 def _take(results: deque[Future[T]], *, most: int, until: Sequence[Future[Any]] = ()) -> Iterator[T]:
-    """OpenRun in order, as they are done, while there are more than `most`, or `until` is not all done."""
+    """Results in order, as they are done, while there are more than `most`, or `until` is not all done."""
     while True:
         while results and results[0].done():
             yield results.popleft().result()
