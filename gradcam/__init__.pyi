@@ -13,7 +13,7 @@ from .cam.methods.table import METHODS as METHODS
 from .cam.methods.table import method as method
 from .errors import GradcamError as GradcamError
 from .errors import GradcamWarning as GradcamWarning
-from .hooks.target_layer import TargetLayer as TargetLayer
+from .hooks.hooks import TargetLayer as TargetLayer
 from .images.draw import overlay as overlay
 from .images.read import read_image as read_image
 from .images.write import write_image as write_image

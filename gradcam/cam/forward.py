@@ -24,10 +24,9 @@ from gradcam.hooks.autograd import (
     recording_is_off,
     require_recording,
 )
-from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, caller_keeps, first_floating, tensors
-from gradcam.hooks.preserve import IN_FLOATS, is_in_8_bits, plain_attention, preserve_state, recording_off
-from gradcam.hooks.target_layer import TargetLayer
+from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
+from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, first_floating, is_in_8_bits, tensors
+from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import Outlet, layers_with_grid
 from gradcam.layers.layout import Axes, Layout, find_patches, one_image
 from gradcam.layers.reshape import IndexLayout

@@ -13,6 +13,12 @@ from torch import Tensor, nn
 
 from gradcam.errors import ImageError
 
+STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
+IN_FLOATS = (
+    "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
+    "method='rise', which needs none."
+)
+
 
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor in `value`, in order."""
@@ -70,6 +76,13 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return []
+
+
+def is_in_8_bits(values: Any) -> bool:
+    """Whether a tensor among these values, or one that a module among them computes, is quantised."""
+    if isinstance(values, nn.Module):
+        return any(type(module).__module__.startswith(STATIC) for module in values.modules())
+    return any(tensor.is_quantized for tensor in tensors(values))
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

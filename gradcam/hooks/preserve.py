@@ -9,7 +9,6 @@ in an explanation may be drawn again.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 import sys
 import threading
@@ -23,14 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import tensors
-
-STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
-IN_FLOATS = (
-    "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
-    "method='rise', which needs none."
-)
+from gradcam.hooks.hooks import Holder, Hooks, here
 
 
 @contextlib.contextmanager
@@ -43,7 +35,7 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
             if child is not None and child not in seen:
                 seen.add(child)
                 modules.append(child)
-    holder, holders = _Holder(), _here.holders  # of this thread, whichever one collects an abandoned context
+    holder, holders = Holder(), here.holders  # of this thread, whichever one collects an abandoned context
     with contextlib.ExitStack() as stack:
         stack.callback(holders.discard, holder)
         holders.add(holder)
@@ -56,34 +48,8 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
 _lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
 
 
-class _Holder:
-    """One explanation. It is held weakly: one that was interrupted before it could let go is forgotten with its frame."""
-
-
-class _Here(threading.local):
-    """What this thread holds as it is, and the grad modes that its open contexts found, the outermost first."""
-
-    def __init__(self) -> None:
-        self.holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
-        self.grad_modes: list[list[bool]] = []
-
-
-_here = _Here()
-
-
-def is_undisturbed() -> bool:
-    """Whether what runs in this thread is an explanation, or another look at a model, rather than the user's own pass."""
-    return bool(_here.holders)
-
-
-def is_inner_look() -> Callable[[], bool]:
-    """Whether, whenever it is asked in this thread, what runs there is a look at a model that began later than this call."""
-    outer = weakref.WeakSet(_here.holders)
-    return lambda: any(holder not in outer for holder in _here.holders)
-
-
 # What a module had, and the explanations that will have it put back.
-_Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[_Holder]]]
+_Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[Holder]]]
 _flags: _Register = weakref.WeakKeyDictionary()
 _buffers: _Register = weakref.WeakKeyDictionary()
 
@@ -99,7 +65,7 @@ def _keep_while_held(
     is_wanted: Callable[[nn.Module], bool] = lambda _: True,
 ) -> Iterator[None]:
     """Every module that is wanted changed meanwhile; its last holder puts back what its first one kept."""
-    holder = _Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
+    holder = Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
     try:
         with _lock:
             for module in modules if register else filter(is_wanted, modules):
@@ -178,11 +144,11 @@ class _Mode:
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
         self._enter = enter  # gives what leaves it again
         self._leave: list[Callable[[], None]] = []  # one at most
-        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        holder = _Holder()
+        holder = Holder()
         try:
             with _lock:
                 self._holders.add(holder)
@@ -269,30 +235,3 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
             if type(module) in kinds:
                 hooks.after_forward(module, attach)
         yield
-
-
-def is_in_8_bits(values: Any) -> bool:
-    """Whether a tensor among these values, or one that a module among them computes, is quantised."""
-    if isinstance(values, nn.Module):
-        return any(type(module).__module__.startswith(STATIC) for module in values.modules())
-    return any(tensor.is_quantized for tensor in tensors(values))
-
-
-@contextlib.contextmanager
-def recording_off() -> Iterator[None]:
-    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts
-    end. `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the
-    inner one would restore what the outer had set, for good."""
-    found = _here.grad_modes
-    mode = [torch.is_grad_enabled()]
-    found.append(mode)
-    torch.set_grad_enabled(False)
-    try:
-        yield
-    finally:
-        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
-        if inner is None:
-            torch.set_grad_enabled(mode[0])
-        else:  # it ends later, and then restores what this one found
-            inner[0] = mode[0]
-        found[:] = [other for other in found if other is not mode]

@@ -16,10 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from gradcam._checks import refuse
 from gradcam.errors import GradientError, join_names, shorten
-from gradcam.hooks.hooks import GradientHook, Hooks
+from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed, refuse_vmap
 from gradcam.hooks.nested import map_tensors, tensors, version_of
-from gradcam.hooks.preserve import is_undisturbed
-from gradcam.hooks.target_layer import refuse_vmap
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import LayerError, join_names
-from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.hooks import Hooks, no_floating_tensor, recording_off, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
-from gradcam.hooks.preserve import preserve_state, recording_off
-from gradcam.hooks.target_layer import no_floating_tensor, refuse_vmap
+from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.selection import Layers, list_wanted, select_layers
 from gradcam.layers.find import unwrap
 

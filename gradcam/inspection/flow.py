@@ -18,10 +18,9 @@ from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
-from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.hooks.target_layer import refuse_vmap
 from gradcam.inspection.edit import Aliases
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers.find import gives_back, unwrap

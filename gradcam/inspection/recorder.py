@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from gradcam._checks import check_choice, check_count
 from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorten
-from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running
-from gradcam.hooks.preserve import is_undisturbed
+from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running, is_undisturbed
 from gradcam.inspection.flow import Statistics, measure, to_statistics
 from gradcam.inspection.selection import Layers, RunCheck, follow_layers, list_wanted, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap

@@ -16,10 +16,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
-from gradcam.hooks.hooks import GradientHook, Hooks
+from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed, no_floating_tensor, refuse_vmap
 from gradcam.hooks.nested import first_floating, replace_tensor
-from gradcam.hooks.preserve import is_undisturbed
-from gradcam.hooks.target_layer import no_floating_tensor, refuse_vmap
 from gradcam.layers.find import find_layer, unwrap
 
 Layers = str | nn.Module | Sequence[str | nn.Module]

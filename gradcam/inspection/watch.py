@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from gradcam._checks import refuse
 from gradcam.errors import GradientError
-from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running
+from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running, is_undisturbed
 from gradcam.hooks.nested import tensors, version_of
-from gradcam.hooks.preserve import is_undisturbed
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
 

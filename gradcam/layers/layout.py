@@ -22,9 +22,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
-from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.hooks import Hooks, recording_off
 from gradcam.hooks.nested import Batch, first_floating, tensors
-from gradcam.hooks.preserve import preserve_state, recording_off
+from gradcam.hooks.preserve import preserve_state
 
 PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
 USUAL_DEPTH = 16  # slices of a volume, or frames of a clip

@@ -26,10 +26,8 @@ from gradcam.cam.methods.attention_capture import (
 from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks.autograd import MOST_BYTES, jacobian, require_recording
-from gradcam.hooks.hooks import Hooks, can_exchange, exchange
+from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
 from gradcam.hooks.nested import first_floating, replace_tensor
-from gradcam.hooks.preserve import recording_off
-from gradcam.hooks.target_layer import TargetLayer
 from gradcam.targets import Scored, compute_scores
 
 
