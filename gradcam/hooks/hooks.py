@@ -26,7 +26,6 @@ from gradcam.hooks.nested import (
     is_in_8_bits,
     replace_tensor,
     take_inputs,
-    tensors,
     version_of,
 )
 
@@ -484,6 +483,7 @@ class TargetLayer:
             self._runs, self._gradients = 0, None
         self._runs += 1
         inputs, self._inputs = self._inputs, []
+        given: dict[tuple[str, ...], Tensor] = {}
         found: dict[tuple[str, ...], Tensor] = {}
         if self._runs == (self._run or 0) + 1:
             self._recorded, self._versions = {}, []
@@ -498,11 +498,11 @@ class TargetLayer:
                 each.replace(each.given)
         handed_on = output
         for keys, tensor in found.items():
-            goes_on = self._record(keys, tensor, inputs, output)
+            goes_on = self._record(keys, tensor, inputs, list(given.values()))
             handed_on = handed_on if goes_on is tensor else replace_tensor(handed_on, tensor, goes_on)
         return None if handed_on is output else handed_on
 
-    def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], output: Any) -> Tensor:
+    def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], given: list[Tensor]) -> Tensor:
         """Keep what the layer gave; gives what goes on, which is the same object wherever that can be."""
         refuse_vmap(tensor)
         torch.set_grad_enabled(True)
@@ -523,7 +523,7 @@ class TargetLayer:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
-            others = [*self._module.buffers(), *floating_by_keys(output).values()]
+            others = [*self._module.buffers(), *given]
             if memory is not None and _is_free(memory) and not _shares_storage(memory, others):
                 self._other_ways.append(OtherWay(memory))  # of this pass alone
         elif not (is_kept or is_view or tensor.requires_grad):
@@ -550,9 +550,9 @@ def _format_of(tensor: Tensor) -> torch.memory_format:
     return torch.preserve_format if by_name is None or is_plain else by_name
 
 
-def _shares_storage(tensor: Tensor, others: Any) -> bool:
+def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     address = tensor.untyped_storage().data_ptr()
-    dense = (other for other in tensors(others) if other.layout == torch.strided)
+    dense = (other for other in others if other.layout == torch.strided)
     return any(other.untyped_storage().data_ptr() == address for other in dense)
 
 

@@ -230,8 +230,8 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
         unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
         return output.detach() + (unrounded - unrounded.detach())
 
-    with Hooks() as hooks:
+    with contextlib.ExitStack() as stack:
         for module in modules if kinds else ():
             if type(module) in kinds:
-                hooks.after_forward(module, attach)
+                stack.enter_context(Hooks()).after_forward(module, attach)
         yield
