@@ -1,11 +1,12 @@
-"""The options of an explanation, and what there is to choose from: what Python checks against and the shell offers.
+"""The options of an explanation, what there is to choose from, and how arguments are checked, in Python as in the shell.
 
 No torch is imported here: the shell reads these before there is anything to compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -108,3 +109,43 @@ def to_fit(given: Any) -> Fit:
             f"fit is {shorten(given)}, expected {join_names(FITS)}; 'tiles:512' for windows of 512 pixels of the picture."
         )
     return Fit(kind, int(side) if side else None)
+
+
+Kind = type[GradcamError]
+
+
+def refuse(value: object, name: str, expected: str, error: Kind = GradcamError) -> GradcamError:
+    """The error for an argument of that name."""
+    return error(f"{name} is {shorten(value)}, expected {expected}")
+
+
+def check_count(
+    value: Any,
+    name: str,
+    expected: str = "a whole number, 1 or more.",
+    *,
+    least: int = 1,
+    most: float = math.inf,
+    error: Kind = GradcamError,
+) -> int:
+    """A whole number in this range, ends included. Raises `error`, which ends with what was `expected`, otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise refuse(value, name, expected, error)
+    return value
+
+
+def check_number(
+    value: Any, name: str, expected: str, *, least: float = 0, most: float = math.inf, error: Kind = GradcamError
+) -> float:
+    """A finite number in this range, ends included. Raises `error`, which ends with what was `expected`, otherwise."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not least <= value <= most:
+        raise refuse(value, name, expected, error)
+    return float(value)
+
+
+def check_choice(value: Any, name: str, known: Iterable[str], error: Kind = GradcamError) -> str:
+    """One of the known words. Raises `error`, which lists them, for anything else."""
+    if not isinstance(value, str) or value not in known:
+        raise refuse(value, name, f"one of {join_names(known)}.", error)
+    return value

@@ -172,7 +172,7 @@ def read_in_each_way(path: Path) -> None:
     """As a file, or as what was read of it elsewhere; for a model, and as numbers."""
     from gradcam.errors import GradcamError
     from gradcam.images.read import read_numbers
-    from gradcam.models.readers import read_picture
+    from gradcam.models.preprocess import read_picture
 
     with contextlib.suppress(GradcamError):  # colours are none
         read_numbers(path)
@@ -265,7 +265,7 @@ def make_archives() -> Files:
 
 def read_archive(path: Path) -> None:
     from gradcam.errors import GradcamError
-    from gradcam.models.readers import read_picture
+    from gradcam.models.preprocess import read_picture
     from gradcam.sources.list import list_inputs
 
     errors = []

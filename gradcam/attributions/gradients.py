@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import check_count, check_number
 from gradcam.attributions.base import Attribution, Point, differentiable, refuse_zero, sum_gradients, with_classes
 from gradcam.cam.budget import Progress, check_budget
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ImageError
+from gradcam.options import check_count, check_number
 
 LARGEST_SEED = 2**63 - 1
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from gradcam._checks import check_count
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.memory import Meter
 from gradcam.hooks.nested import Batch
+from gradcam.options import check_count
 
 DEFAULT_BUDGET = 2**28  # bytes
 MOST_ROWS = 1024  # of a batch; larger ones are not faster

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam._checks import check_choice
 from gradcam.cam.budget import RerunBudget, check_budget
 from gradcam.cam.forward import recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
@@ -28,8 +27,8 @@ from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import Outlet, find_layer, unwrap
-from gradcam.layers.reshape import to_reshape
-from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, fill_options
+from gradcam.layers.layout import to_reshape
+from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, check_choice, fill_options
 from gradcam.targets import refuse_features
 
 HOW = ("mean", "max")  # of `fuse`

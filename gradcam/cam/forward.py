@@ -28,8 +28,7 @@ from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
 from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, first_floating, is_in_8_bits, tensors
 from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import Outlet, layers_with_grid
-from gradcam.layers.layout import Axes, Layout, find_patches, one_image
-from gradcam.layers.reshape import IndexLayout
+from gradcam.layers.layout import Axes, IndexLayout, Layout, find_patches, one_image
 from gradcam.targets import Scored, compute_scores
 
 Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.grid import are_shares, try_all
-from gradcam.cam.places import ENOUGH, Laid, count_answers
+from gradcam.cam.grid import ENOUGH, Laid, are_shares, count_answers, try_all
 from gradcam.cam.suggest import Place, no_graph_kept, read_scores, suggest, to_place
 from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.hooks.autograd import nodes_behind

@@ -19,7 +19,7 @@ from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurva
 from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.hooks.autograd import curvatures, jacobian
-from gradcam.layers.reshape import Reshape
+from gradcam.layers.layout import Reshape
 from gradcam.targets import FINER_SHARE, RepeatedTarget, Scored, difference, find_nearest
 
 Kind = TypeVar("Kind", bound=Method)

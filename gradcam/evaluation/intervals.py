@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gradcam._checks import check_count, refuse
 from gradcam.errors import GradcamError, shorten
+from gradcam.options import check_count, refuse
 
 SAMPLES = 2000
 LEVEL = 0.95

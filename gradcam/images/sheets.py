@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from gradcam._checks import check_count
 from gradcam.errors import ImageError
 from gradcam.images.draw import GAP, colour_bar, scale
 from gradcam.images.read import Pixels
+from gradcam.options import check_count
 
 MARGIN = 16  # pixels
 TEXT, NAME = 17, 18  # the letters' size; Pillow's font has no bold, so that columns' names are a little larger

@@ -14,7 +14,7 @@ from gradcam.hooks.nested import to_batch
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, list_wanted, select_layers
 from gradcam.layers.find import unwrap
-from gradcam.layers.reshape import to_reshape
+from gradcam.layers.layout import to_reshape
 
 
 def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any = None) -> dict[str, Tensor]:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from gradcam._checks import refuse
 from gradcam.errors import GradientError, join_names, shorten
 from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed, refuse_vmap
 from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap
+from gradcam.options import refuse
 
 MOST_NAMED = 3  # places in an edit's repr
 # How PyTorch itself refuses a change in place: of a gradient that is one value seen many times, of a leaf.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradcam._checks import refuse
 from gradcam.errors import GradcamError
 from gradcam.images.read import Pixels
 from gradcam.inspection.flow import EXPLODING, LEAST, MOST, NO_GRADIENT, VANISHING, GradientFlow, LayerGradients
+from gradcam.options import refuse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,12 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import check_choice, check_count
 from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorten
 from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running, is_undisturbed
 from gradcam.inspection.flow import Statistics, measure, to_statistics
 from gradcam.inspection.selection import Layers, RunCheck, follow_layers, list_wanted, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
+from gradcam.options import check_choice, check_count
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 KEEPS = ("statistics", "device", "cpu")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from gradcam._checks import check_choice, check_count
 from gradcam.errors import ImageError
 from gradcam.images.draw import GAP, colours_of, find_colormap, resize, stack
 from gradcam.images.draw import scale as to_height
@@ -20,7 +19,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import PictureLike, Pixels, read_image
 from gradcam.images.sheets import INK, LINE, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
-from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
+from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, check_choice, check_count
 
 # Looked at on photographs. Zero is black in both kinds, so that a dead channel looks alike everywhere. Of those for signed
 # values, white at zero makes sparse maps pale, and grey without hues hides the sign.

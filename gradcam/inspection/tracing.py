@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import check_count
 from gradcam.errors import join_names, show_fields
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import map_tensors, tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
+from gradcam.options import check_count
 
 Shape = tuple[int, ...]
 

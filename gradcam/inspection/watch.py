@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import refuse
 from gradcam.errors import GradientError
 from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running, is_undisturbed
 from gradcam.hooks.nested import tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
+from gradcam.options import refuse
 
 OUTPUT = "output"
 NAN, INFINITE = "NaN", "infinite"

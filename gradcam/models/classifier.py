@@ -24,8 +24,7 @@ from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
 from gradcam.models.labels import find_class
-from gradcam.models.preprocess import Preprocess
-from gradcam.models.readers import Reader, Reading, read_picture, to_reading
+from gradcam.models.preprocess import Preprocess, Reader, Reading, read_picture, to_reading
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Fit, to_fit

@@ -26,11 +26,10 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.labels import check_labels, fit_labels
-from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing
+from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing, read_picture, to_reader
 from gradcam.models.providers import DEFAULT, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
-from gradcam.models.readers import read_picture, to_reader
 from gradcam.options import ACTIVATIONS, to_fit
 from gradcam.plugins import find_function
 from gradcam.targets import find_logits

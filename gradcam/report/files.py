@@ -104,7 +104,7 @@ def opening(place: Path | Store) -> Iterator[Files]:
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
     """A picture in a folder; None where it is gone, or never was a file of its own: the page does without."""
-    from gradcam.models.readers import read_picture
+    from gradcam.models.preprocess import read_picture
 
     with contextlib.suppress(GradcamError, OSError):
         if isinstance(place, Path):

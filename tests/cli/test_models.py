@@ -132,7 +132,7 @@ def test_each_class_for_itself(run: Command, here: Path, small: Photo) -> None:
 
 def test_a_reader_of_ones_own(run: Command, here: Path, small: Photo) -> None:
     (here / "reading.py").write_text(
-        "import gradcam\nfrom gradcam.models.readers import Reading\n"
+        "import gradcam\nfrom gradcam.models.preprocess import Reading\n"
         "def dark(path):\n    pixels = gradcam.read_image(path)\n    return Reading(pixels * 0, pixels)\n"
     )
     path = small("koala.webp")

@@ -32,7 +32,7 @@ from pydicom.uid import (
 
 from gradcam.errors import ImageError
 from gradcam.images.dicom import apply_window, is_dicom, read_dicom
-from gradcam.models.readers import read_picture
+from gradcam.models.preprocess import read_picture
 
 VALUES = np.array([[-200, -160, 0], [39, 40, 240]], np.int16)
 
@@ -422,7 +422,7 @@ def test_pydicom_is_imported_only_for_its_files(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "import sys, numpy, gradcam; from PIL import Image; from gradcam.models.readers import read_picture;"
+        "import sys, numpy, gradcam; from PIL import Image; from gradcam.models.preprocess import read_picture;"
         "Image.fromarray(numpy.zeros((2, 2), 'uint16')).save(sys.argv[1]); read_picture(sys.argv[1]);"
         "print('pydicom' in sys.modules)"
     )

@@ -19,8 +19,8 @@ from gradcam import plugins
 from gradcam.errors import LayerError, ModelError
 from gradcam.models.device import find_input_dtype, is_spread
 from gradcam.models.labels import read_labels
+from gradcam.models.preprocess import Reading
 from gradcam.models.providers import torchvision
-from gradcam.models.readers import Reading
 from gradcam.models.skeletons import build_skeleton
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

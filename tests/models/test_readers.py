@@ -17,8 +17,7 @@ from torch import nn
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.models.classifier import Classifier
-from gradcam.models.preprocess import Preprocessing
-from gradcam.models.readers import Reading, read_picture, to_reader, to_reading
+from gradcam.models.preprocess import Preprocessing, Reading, read_picture, to_reader, to_reading
 from tests.images.test_images import PIXELS
 
 RAMP = np.arange(6, dtype=np.uint16).reshape(2, 3)

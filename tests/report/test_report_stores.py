@@ -14,7 +14,7 @@ import pytest
 from gradcam.errors import GradcamError, OutputError, StoreError
 from gradcam.images.read import read_image
 from gradcam.images.write import encode_image
-from gradcam.models.readers import read_picture
+from gradcam.models.preprocess import read_picture
 from gradcam.report import pages as contents
 from gradcam.report.pages import write_report
 from gradcam.report.views import draw_views, find_stem

@@ -523,7 +523,7 @@ def test_what_cannot_be_listed_is_one_line_and_status_2(fs: Any, run: Command, t
 
 
 def test_readers_of_the_users_get_a_file(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradcam.models.readers import read_picture
+    from gradcam.models.preprocess import read_picture
 
     seen = []
 

@@ -21,7 +21,7 @@ from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, r
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw
 from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap
-from gradcam.layers.reshape import to_reshape
+from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.labels import name_class
 from gradcam.targets import ClassTarget

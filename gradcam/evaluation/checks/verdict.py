@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from gradcam._checks import check_count
 from gradcam.errors import GradcamError, ImageError, shorten, show_fields
 from gradcam.evaluation.metrics.soundness import Randomisation
 from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
@@ -22,6 +21,7 @@ from gradcam.images.read import Pixels
 from gradcam.images.sheets import INK, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
 from gradcam.models.labels import name_class
+from gradcam.options import check_count
 
 Cell = tuple[Pixels, str]  # a picture and its caption
 Outcome = Literal["passed", "doubtful", "failed"]

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import check_number
 from gradcam.batch.pipeline import check_count
 from gradcam.cam.explain import Explanation
 from gradcam.errors import ImageError, InputError, shorten, show_fields
@@ -22,6 +21,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
+from gradcam.options import check_number
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
 MOSAICS = 64

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import check_number
 from gradcam.errors import ImageError
 from gradcam.evaluation.subject import describe, draw
+from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # the last step: one that changes no pixel by more than this share of the picture's range
 MOST_STEPS = 200  # 4 to 7 are usual

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradcam._checks import check_number, refuse
 from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.evaluation.subject import check_heatmaps, describe, to_unit
+from gradcam.options import check_number, refuse
 
 SHARE = 0.15  # of the maximum
 ENOUGH = 0.5  # of overlap, for an object that counts as found

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradcam._checks import refuse
 from gradcam.cam.methods.perturbation import check_integer, check_number
 from gradcam.errors import BlindLayerError, GradcamError, shorten, show_fields
 from gradcam.evaluation.controls import Explain
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.metrics.imputation import NOISE, impute
 from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, draw, rank_pixels, to_unit
+from gradcam.options import refuse
 
 STEPS = 50  # of a curve
 SHARE = 0.2  # of the pixels that is to suffice

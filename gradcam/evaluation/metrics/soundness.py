@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam._checks import check_count, check_number
 from gradcam.errors import BlindLayerError, ModelError, TargetError, describe_unexpected, show_fields
 from gradcam.evaluation.controls import Explain
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_tensor
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
+from gradcam.options import check_count, check_number
 
 
 def rank_correlation(a: Any, b: Any) -> Tensor:

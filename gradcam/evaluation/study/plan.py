@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gradcam import plugins
-from gradcam._checks import refuse
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import GradcamError, join_names, shorten, show_fields
 from gradcam.evaluation.controls import CONTROLS, Control, Explained, OwnFunction, find_explained
 from gradcam.evaluation.metrics import DEFAULT, GROUPS, METRICS, Metric, find_metrics
+from gradcam.options import refuse
 
 DEFAULT_METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
 SINGLE_PASS = tuple(name for name, method in METHODS.items() if method.needs)  # the others run the model again

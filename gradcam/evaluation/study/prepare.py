@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gradcam._checks import check_count, refuse
 from gradcam.batch.read import read_item
 from gradcam.cam.budget import Progress
 from gradcam.errors import GradcamError, ModelError
@@ -26,7 +25,7 @@ from gradcam.evaluation.subject import derive
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.labels import name_class
-from gradcam.options import SCORES
+from gradcam.options import SCORES, check_count, refuse
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.targets import check_range
