@@ -58,6 +58,9 @@ SAVED = {
 FORMATS = ("jpg", "png", "webp")
 
 
+Progress = Callable[[int, int], None]  # called with the passes done, and the number of all
+
+
 class ExplainOptions(TypedDict, total=False):
     """How something is explained, wherever that is done: all of these are keyword arguments of `gradcam.explain`. They
     are documented there. An option is added here, with its default below, to the shell's options, and to the docs."""
@@ -68,7 +71,7 @@ class ExplainOptions(TypedDict, total=False):
     smoothing: str
     reshape: Any
     memory_budget: int | None
-    progress: Callable[[int, int], None] | None
+    progress: Progress | None
 
 
 DEFAULTS: ExplainOptions = {
@@ -83,11 +86,17 @@ DEFAULTS: ExplainOptions = {
 
 
 def fill_options(given: ExplainOptions, function: str) -> ExplainOptions:
-    """All options, those that were not given with their defaults. Raises `TypeError` as a call of `function` would."""
+    """All options, those that were not given with their defaults. Raises `TypeError` as a call of `function` would, and
+    `GradcamError` for what can be refused whatever is explained."""
     for name in given:
         if name not in DEFAULTS:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    return DEFAULTS | given
+    filled = DEFAULTS | given
+    check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
+    if filled["memory_budget"] is not None:
+        check_count(filled["memory_budget"], "memory_budget", "a number of bytes, 1 or more.")
+    check_progress(filled["progress"])
+    return filled
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,12 @@ def check_number(
     if not is_number or not math.isfinite(value) or not least <= value <= most:
         raise refuse(value, name, expected, error)
     return float(value)
+
+
+def check_progress(value: Any) -> None:
+    """Raises `GradcamError` for what cannot be told of passes."""
+    if value is not None and not callable(value):
+        raise refuse(value, "progress", "a function of the passes done and of all.")
 
 
 def check_choice(value: Any, name: str, known: Iterable[str], error: Kind = GradcamError) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.budget import Progress
 from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
 from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.errors import GradcamError, ImageError, ModelError
@@ -22,6 +21,7 @@ from gradcam.hooks.nested import Batch, caller_keeps, map_tensors, tensors, to_b
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
+from gradcam.options import Progress
 from gradcam.targets import ClassTarget, compute_scores
 
 # Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.attributions.base import Attribution, Point, differentiable, refuse_zero, sum_gradients, with_classes
-from gradcam.cam.budget import Progress, check_budget
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ImageError
-from gradcam.options import check_count, check_number
+from gradcam.options import Progress, check_count, check_number, check_progress
 
 LARGEST_SEED = 2**63 - 1
 
@@ -41,7 +40,7 @@ def integrated_gradients(
     """
     check_count(steps, "steps")
     check_count(chunk, "chunk")
-    check_budget(None, progress)
+    check_progress(progress)
     with differentiable(model, images) as subject:
         start = _to_baseline(baseline, subject.pictures)
         with torch.no_grad():
@@ -116,7 +115,7 @@ def smoothgrad(
     """
     check_count(samples, "samples")
     check_count(chunk, "chunk")
-    check_budget(None, progress)
+    check_progress(progress)
     check_number(noise, "noise", "a share of the picture's range, 0 or more, such as 0.15.")
     check_count(seed, "seed", f"a whole number from 0 to {LARGEST_SEED}.", least=0, most=LARGEST_SEED)
     with differentiable(model, images) as subject:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.cam.budget import RerunBudget, check_budget
 from gradcam.cam.forward import recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
 from gradcam.cam.maps import compute_maps
@@ -24,11 +23,12 @@ from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, LayerError, join_names, shorten, warn
 from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import Outlet, find_layer, unwrap
 from gradcam.layers.layout import to_reshape
-from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, check_choice, fill_options
+from gradcam.options import DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets import refuse_features
 
 HOW = ("mean", "max")  # of `fuse`
@@ -195,8 +195,6 @@ class Plan:
         if filled["join"] is not None and filled["join"] not in JOINS:
             raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
         check_evidence(filled["evidence"], found)
-        check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
-        check_budget(filled["memory_budget"], filled["progress"])
         return cls(found, target, filled | {"reshape": to_reshape(filled["reshape"])}, **more)
 
     @property

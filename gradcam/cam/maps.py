@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded, depend_on_one_another
 from gradcam.cam.grid import GridActivations, blind_layer, check_range, choose_activations, warn_of_blind_images
 from gradcam.cam.methods.attention_capture import AttentionLog
@@ -19,6 +18,7 @@ from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurva
 from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.hooks.autograd import curvatures, jacobian
+from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Reshape
 from gradcam.targets import FINER_SHARE, RepeatedTarget, Scored, difference, find_nearest
 

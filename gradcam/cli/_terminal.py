@@ -28,7 +28,7 @@ from gradcam.storage.retry import LOG
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from gradcam.cam.budget import Progress
+    from gradcam.options import Progress
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]  # Windows has no SIGHUP
 

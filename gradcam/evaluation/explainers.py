@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.budget import Progress
 from gradcam.cam.explain import compare
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ImageError, describe_unexpected
@@ -18,6 +17,7 @@ from gradcam.evaluation.controls import Control, Explain, Explained, OwnFunction
 from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
+from gradcam.options import Progress
 from gradcam.targets import ClassTarget
 
 CENTRE = 0.25  # the blob's standard deviation, as a share of each side

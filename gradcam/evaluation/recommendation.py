@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.budget import Progress
 from gradcam.cam.explain import compare
 from gradcam.cam.forward import find_layers_with_grid
 from gradcam.cam.listing import list_layers
@@ -32,7 +31,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import SCORES
+from gradcam.options import SCORES, Progress
 from gradcam.targets import ClassTarget
 
 MOSAICS = 12

@@ -1,20 +1,28 @@
-"""The memory that a model's run takes: how much it is, and smaller parts where it is not there."""
+"""The memory that a model's run takes: how much it is, how much it may be, and smaller parts where it is not there."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradcam.hooks.nested import tensors
+from gradcam.errors import GradcamError
+from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.nested import Batch, tensors
+from gradcam.options import Progress
 
 Result = TypeVar("Result")
+
+DEFAULT_BUDGET = 2**28  # bytes
+MOST_ROWS = 1024  # of a batch; larger ones are not faster
 
 # How PyTorch and its libraries say it in a RuntimeError.
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "_ALLOC_FAILED")
@@ -104,3 +112,43 @@ class Meter(TorchDispatchMode):
         for span in spans:
             span.add(size)
         self._alive[key] = weakref.ref(storage, release)
+
+
+@dataclass(frozen=True)
+class RerunBudget:
+    """A memory budget, somebody to tell, and what parts of one pass of the batch take. `batch`: the model's arguments,
+    as they came; whoever runs the model gives it copies. `budget`: bytes, None for the default, which is exceeded where
+    not even one variant of the batch fits."""
+
+    batch: Batch
+    budget: int | None = None
+    progress: Progress | None = None
+
+    @functools.cached_property
+    def meter(self) -> Meter:
+        return Meter()
+
+    @contextlib.contextmanager
+    def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:
+        """Around one run of the model: what the tail behind each layer takes."""
+        with Hooks() as hooks:
+            for layer in layers:
+                hooks.after_forward(layer, lambda module, *_: self.meter.mark(module))
+            with self.meter:
+                yield
+
+    def fitting(self, bytes_each: int) -> int:
+        """How many variants of the batch fit, each of so many bytes; it may be none."""
+        return min((self.budget or DEFAULT_BUDGET) // max(bytes_each, 1), MOST_ROWS // self.batch.images)
+
+    def require_one(self, bytes_each: int) -> None:
+        """Raises `GradcamError` where a budget was given into which not even one variant of the batch fits."""
+        if self.budget is not None and bytes_each > self.budget:
+            raise GradcamError(
+                f"memory_budget is {self.budget} bytes, and one variant of the {self.batch.images} image(s) takes "
+                f"{bytes_each}: allow that much, or explain fewer images at once."
+            )
+
+    def report(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(done, total)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from gradcam.attributions.table import AttributionMethod, find_attribution
-from gradcam.cam.budget import Progress
 from gradcam.cam.explain import Explanation, Plan, carry_out, one_map
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
@@ -27,7 +26,7 @@ from gradcam.models.labels import find_class
 from gradcam.models.preprocess import Preprocess, Reader, Reading, read_picture, to_reading
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Fit, to_fit
+from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, to_fit
 from gradcam.targets import ClassTarget, to_class_target
 
 

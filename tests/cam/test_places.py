@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import gradcam
-from gradcam.cam import grid
+from gradcam.cam import grid as places
 from gradcam.cam.listing import list_layers
 from gradcam.errors import GradcamWarning, LayerError
 from gradcam.evaluation.checks.check import check
@@ -169,13 +169,13 @@ def test_a_layer_is_tried_out_once() -> None:
 
 def test_what_was_learnt_goes_with_the_model() -> None:
     gc.collect()
-    before = len(grid._known)
+    before = len(places._known)
     model = Tokens().eval()
     gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
-    assert len(grid._known) == before + 1
+    assert len(places._known) == before + 1
     del model
     gc.collect()
-    assert len(grid._known) == before
+    assert len(places._known) == before
 
 
 def test_the_model_the_images_and_chance_are_left_as_they_were() -> None:

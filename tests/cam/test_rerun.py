@@ -305,7 +305,7 @@ class TestMemory:
 
     def test_a_default_budget_never_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
-        monkeypatch.setattr("gradcam.cam.budget.DEFAULT_BUDGET", 10)
+        monkeypatch.setattr("gradcam.hooks.memory.DEFAULT_BUDGET", 10)
         small = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
         torch.testing.assert_close(small.maps, whole.maps)
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded, has_float16
 from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.cam.methods.attention_capture import (
@@ -27,6 +26,7 @@ from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks.autograd import MOST_BYTES, jacobian, require_recording
 from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
+from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import first_floating, replace_tensor
 from gradcam.targets import Scored, compute_scores
 

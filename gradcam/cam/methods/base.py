@@ -16,11 +16,11 @@ from gradcam.plugins import load_late
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradcam.cam.budget import RerunBudget
     from gradcam.cam.forward import Recorded
     from gradcam.cam.grid import GridActivations
     from gradcam.cam.methods.attention_capture import AttentionLog
     from gradcam.cam.rounding import Settled
+    from gradcam.hooks.memory import RerunBudget
 
 
 @dataclass(frozen=True)

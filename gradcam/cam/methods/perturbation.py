@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import GridActivations, blind_layer
 from gradcam.cam.methods.one_pass import Join, add_up
@@ -18,6 +17,7 @@ from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, sc
 from gradcam.cam.rounding import TURNS, Settled, Shake, compare, find_score_slack, find_slack, settle, shake
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch
 
 MODES = {2: "bilinear", 3: "trilinear"}  # of resizing, by how many sides a picture has

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.budget import RerunBudget
 from gradcam.cam.forward import Recorded
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.cam.rounding import find_slack
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks.hooks import Hooks, can_exchange, exchange, is_owned
-from gradcam.hooks.memory import Meter
+from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.hooks.nested import LayerInput, floating_by_keys, map_tensors, replace_tensor, take_inputs, tensors
 from gradcam.layers.find import Outlet
 from gradcam.targets import ClassTarget, compute_scores

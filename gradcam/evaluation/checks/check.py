@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.batch.save import describe_weights
-from gradcam.cam.budget import Progress
 from gradcam.cam.grid import find_doubt
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, shorten
@@ -24,6 +23,7 @@ from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.labels import name_class
+from gradcam.options import Progress
 from gradcam.targets import ClassTarget
 
 ALIKE = 0.9  # rank correlation from which on a rival is looked for in the same place

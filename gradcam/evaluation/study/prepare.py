@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from gradcam.batch.read import read_item
-from gradcam.cam.budget import Progress
 from gradcam.errors import GradcamError, ModelError
 from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
@@ -25,7 +24,7 @@ from gradcam.evaluation.subject import derive
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.labels import name_class
-from gradcam.options import SCORES, check_count, refuse
+from gradcam.options import SCORES, Progress, check_count, refuse
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.targets import check_range

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gradcam.batch.read import read_item
-from gradcam.cam.budget import Progress
 from gradcam.errors import GradcamError, describe_failure, describe_unexpected
 from gradcam.evaluation.annotations import Annotations, Truth
 from gradcam.evaluation.explainers import Counter, Explainer
@@ -29,6 +28,7 @@ from gradcam.evaluation.subject import Subject, derive, describe, to_tensor
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.device import find_input_dtype
 from gradcam.models.labels import name_class
+from gradcam.options import Progress
 from gradcam.sources.contents import Item
 
 EXAMPLES = 5  # pictures whose heatmaps are kept, to be shown
