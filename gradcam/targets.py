@@ -323,7 +323,8 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     if head is not None or "logits" in heads:
         logits = heads["logits" if head is None else head]
     else:
-        logits = _find_only(heads, images) if heads else first_floating(getattr(output, "logits", output))
+        found = getattr(output, "logits", output)
+        logits = _find_only(heads, images) if heads else found if isinstance(found, Tensor) else first_floating(found)
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
     is_usable = isinstance(logits, Tensor) and _is_plain(logits) and logits.ndim == 2

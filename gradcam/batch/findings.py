@@ -170,7 +170,8 @@ def find(
 def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
     top = probabilities.topk(min(LISTED, len(probabilities)))
     pairs = zip(top.indices.tolist(), top.values.tolist())
-    return [Prediction(index, classifier.label(index), probability) for index, probability in pairs]
+    labels = classifier.labels
+    return [Prediction(index, None if labels is None else labels[index], share) for index, share in pairs]
 
 
 def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: str) -> MapResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
-from gradcam.layers.find import Outlet, find_layer, unwrap
+from gradcam.layers.find import find_layers, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets import refuse_features
@@ -155,7 +155,7 @@ def one_map(
         return None if layer is None else [layer]
     if layer is not None or join is None:
         raise LayerError("explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare().")
-    return _check_list(layers)
+    return layers
 
 
 def compare(
@@ -232,16 +232,19 @@ def carry_out(
 def _explain_at(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan, *, are_named: bool = False
 ) -> dict[tuple[str, str], Explanation]:
-    model, batch, options = unwrap(model), to_batch(images), plan.options
-    chosen = _find_layers(model, layers) if plan.needs_layers or layers else []
+    batch, model, options = to_batch(images), unwrap(model), plan.options
+    chosen = find_layers(model, layers) if layers or plan.needs_layers else []
     refuse_features(model, plan.target)
     views = make_views(batch, options["augmentation"], plan.target)
     budget, log = RerunBudget(views.batch, options["memory_budget"], options["progress"]), AttentionLog()
     shown = views.batch.copy() if plan.runs_again else views.batch
     how: dict[str, Any] = {
         "differentiable": plan.differentiable,
-        "around": _watched(model, chosen, plan, budget, log),
+        # What methods that run the model again, or follow attention, have to know of the plain pass.
+        "around": [budget.measured({outlet.module for outlet in chosen})] if plan.runs_again else [],
     }
+    if any(method.place == "attention" for method in plan.methods):
+        how["around"].append(log.taken(model))
     with recorded_pass(model, shown, chosen, views.target, **how) as recorded:
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         if are_named:
@@ -261,19 +264,6 @@ def _explain_at(
             )
             found[layer, method] = explanation
     return found
-
-
-@contextlib.contextmanager
-def _watched(
-    model: nn.Module, chosen: Sequence[Outlet], plan: Plan, budget: RerunBudget, log: AttentionLog
-) -> Iterator[None]:
-    """Around the plain pass: what methods that run the model again have to know of it."""
-    follows_attention = any(method.place == "attention" for method in plan.methods)
-    with (
-        budget.measured({outlet.module for outlet in chosen}) if plan.runs_again else contextlib.nullcontext(),
-        log.taken(model) if follows_attention else contextlib.nullcontext(),
-    ):
-        yield
 
 
 def _explain_last_layer(model: nn.Module, images: Any, plan: Plan) -> dict[tuple[str, str], Explanation]:
@@ -301,7 +291,7 @@ def _copy(images: Any) -> Any:
 
 def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], plan: Plan) -> str | None:
     model, batch = unwrap(model), to_batch(images)
-    with recorded_pass(model, batch, _find_layers(model, names), plan.target) as recorded:
+    with recorded_pass(model, batch, find_layers(model, names), plan.target) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
@@ -315,17 +305,6 @@ def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str]
                         if layout.to_grid(gradient[0]).any():
                             return name
     return None
-
-
-def _find_layers(model: nn.Module, chosen: Sequence[str | nn.Module]) -> list[Outlet]:
-    outlets = [find_layer(model, layer) for layer in _check_list(chosen)]
-    return list({outlet.name: outlet for outlet in outlets}.values())
-
-
-def _check_list(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]:
-    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
-        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one layer, by name or as modules.")
-    return layers
 
 
 AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -21,8 +22,8 @@ from gradcam.hooks.autograd import (
     graph_of,
     known_failures,
     may_cast,
+    no_gradient,
     recording_is_off,
-    require_recording,
 )
 from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
 from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, first_floating, is_in_8_bits, tensors
@@ -54,9 +55,7 @@ def _share_statistics(modules: Iterable[nn.Module]) -> bool:
 
 def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Placed]) -> bool:
     """Whether the first or the last image's scores, of scores (N,K), have a gradient at another image's activations.
-    That takes two more backward passes, once for a model, layers and a graph behind them."""
-    if len(scores) == 1 or not layers:
-        return False
+    That takes two more backward passes, once for a model, layers and a graph behind them. One image depends on no other."""
     nodes = graph_of(scores)  # of an operation, these are what its name does not tell
     graph = [(it.name(), getattr(it, "_saved_training", None), getattr(it, "_saved_dim", None)) for it in nodes]
     key = hash((*map(str, graph), *(name for name, _, _ in layers)))
@@ -99,9 +98,32 @@ class Recorded:
     @property
     def has_float16(self) -> bool:
         """Whether gradients may pass through float16 on their way to the layers."""
+        if torch.float16 in (self.autocast, *self._kinds):
+            return True
         # Parameters are many, and the tail is short: between float32 ends none of them is float16 without a cast.
-        modules = self.modules if may_cast(self.scored.values) else []
-        return self.autocast == torch.float16 or has_float16((self.activations, self.output), modules)
+        return may_cast(self.scored.values) and has_float16((), self.modules)
+
+    @property
+    def slack(self) -> float:
+        """How far, by the largest value, what a model computes may be from the same in another order of operations."""
+        epsilon = self._epsilon
+        if self.batch.device.type == "cuda" and epsilon < 1e-5:
+            epsilon = 2.0**-10  # TF32
+        return epsilon * (256 if epsilon < 1e-5 else 4)
+
+    @property
+    def score_slack(self) -> float:
+        """How far scores of variants may be from one another for rounding: less, since most of it is the same in all."""
+        return self._epsilon * (32 if self._epsilon < 1e-5 else 0.5)
+
+    @property
+    def _epsilon(self) -> float:
+        kinds = {self.batch.pictures.dtype, self.autocast or torch.float64, *self._kinds}
+        return max(torch.finfo(kind).eps for kind in kinds)
+
+    @cached_property
+    def _kinds(self) -> set[torch.dtype]:
+        return {it.dtype for it in tensors((self.activations, self.output)) if it.is_floating_point()}
 
 
 def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
@@ -124,11 +146,11 @@ def recorded_pass(
     target: Any,
     *,
     differentiable: int = 1,
-    around: AbstractContextManager[object] | None = None,
+    around: Sequence[AbstractContextManager[object]] = (),
 ) -> Iterator[Recorded]:
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends.
     `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for
-    more. `around`: a context for the model's run and nothing else."""
+    more. `around`: contexts for the model's run and nothing else."""
     with preserve_state(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
         _refuse_frames(batch, modules)
         warn_of_shared_statistics(modules, batch.images)
@@ -142,15 +164,17 @@ def recorded_pass(
             if differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
             own = batch.copy(caller_keeps)
-            with around or contextlib.nullcontext():
+            with contextlib.ExitStack() as watching:
+                for each in around:
+                    watching.enter_context(each)
                 output = model(*own.args, **own.kwargs)
             activations, outlets, parts = _divide(chosen, recorders)
             off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
             if differentiable and len(off) > 1:  # the first finds it off; another one, if the model switches it off
                 raise recording_is_off(off)
             scored = compute_scores(target, output, batch.images)
-            if differentiable:
-                require_recording(scored.values, list(recorders))
+            if differentiable and not scored.values.requires_grad:
+                raise no_gradient(list(recorders))
             for recorder in recorders.values():
                 recorder.require_only_way(scored.values)
         for recorder in recorders.values():

@@ -196,8 +196,9 @@ def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) ->
     """A recorded layer's site. Raises `LayerError` where there is no grid, `ModelError` for NaN and infinity."""
     tensor = recorded.activations[layer]
     layout = find_grid(layer, tensor, recorded, reshape)
+    grid = layout.to_grid(tensor.detach())
     check_range(tensor.detach(), f"The activations of layer '{layer}' are")
-    return GridActivations(layer, tensor, layout, at_least_float32(layout.to_grid(tensor.detach())))
+    return GridActivations(layer, tensor, layout, at_least_float32(grid))
 
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | IndexLayout:

@@ -15,7 +15,7 @@ from gradcam.cam.forward import Recorded, depend_on_one_another
 from gradcam.cam.grid import GridActivations, blind_layer, check_range, choose_activations, warn_of_blind_images
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
-from gradcam.cam.rounding import Settled, find_slack, settle_method, undoubted
+from gradcam.cam.rounding import Settled, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.hooks.memory import RerunBudget
@@ -88,17 +88,18 @@ def compute_maps(
     """Maps by layer and method, the methods in their order; those of no layer have their `place` for one. `log`: of
     the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one."""
     chosen = choose_activations(recorded, reshape, join=join)
-    by_name = {site.layer: site for level in chosen.values() for site in level}  # a level may be named, too
-    sites, values = list(by_name.values()), _Values()
-    warn_of_signs({site.layer: site.grid for site in sites}, methods)
     # The scores (N,K) that were asked for, and those that methods choose themselves, by their key.
     scores: dict[str | None, Tensor] = {None: recorded.scored.values}
     for method in methods:
         if method.score is not None and method.score not in scores:
             scores[method.score] = _finer_scores(method.name, recorded.scored)
+    check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
+    by_name = {site.layer: site for level in chosen.values() for site in level}  # a level may be named, too
+    sites, values = list(by_name.values()), _Values()
+    warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
-    placed = [(site.layer, site.recorded, site.layout.to_grid) for site in sites if first or second]
-    apart = not depend_on_one_another(recorded.model, recorded.scored.values, placed)
+    placed = [(it.layer, it.recorded, it.layout.to_grid) for it in sites if (first or second) and len(scores[None]) > 1]
+    apart = not placed or not depend_on_one_another(recorded.model, scores[None], placed)
     for of_activations, site in product(_of(OfActivations, methods), sites):
         found_maps = _checked(of_activations, site.grid)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
         values.add(site.layer, of_activations, [undoubted(found_maps)])
@@ -109,7 +110,6 @@ def compute_maps(
         values.add("input", of_input, [of_input.compute(recorded, budget)])
     for of_attention in _of(OfAttention, methods):
         values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, log, budget))])
-    check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
     maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
     _judge_blindness(chosen, values, recorded)
     found = {}
@@ -184,9 +184,9 @@ def _use_gradients(
     kinds = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
-    classes, slack = recorded.scored.values.shape[1], find_slack(recorded)
+    classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
     first = 0
-    for pieces in _gradients(recorded, sites, joined, one_by_one=one_by_one):
+    for pieces in _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one):
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
@@ -202,11 +202,11 @@ def _use_gradients(
 
 
 def _gradients(
-    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor, *, one_by_one: bool
+    sites: Sequence[GridActivations], scores: Tensor, *, scaled: bool, one_by_one: bool
 ) -> Iterator[list[tuple[Tensor, list[bool]]]]:
     """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
     depend on one another, each has the gradient of its own scores, of all classes at a time."""
-    inputs, scaled = [site.recorded for site in sites], recorded.has_float16
+    inputs = [site.recorded for site in sites]
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
             yield [site.to_grid(gradient, "gradients") for site, gradient in zip(sites, _with_zeros(chunk, inputs))]
@@ -242,7 +242,7 @@ def _use_curvatures(
     """Two backward passes for each class and layer, and for each image where they depend on one another."""
     if not methods:
         return
-    scores, slack = recorded.scored.values, find_slack(recorded)
+    scores, slack = recorded.scored.values, recorded.slack
     groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
     with torch.enable_grad():
         of_groups = [scores[images] for images in groups] if one_by_one else [scores]

@@ -16,9 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradcam.cam.forward import Recorded
 from gradcam.errors import warn
-from gradcam.hooks.nested import tensors
 
 TURNS = 2  # in one alone, changes could cancel as well
 ONE_SIDE = 1 / 8  # of the change, for one sign beside another that is larger: few values, which may be right if small
@@ -120,23 +118,3 @@ def _signs(count: int, turn: int, dtype: torch.dtype, device: torch.device) -> T
     hashed = numbers.add_(turn * 0x5BD1E995).mul_(-0x61C88647)
     hashed = hashed.bitwise_xor_(hashed >> 15).mul_(0x2C1B3C6D)
     return 1 - 2 * (hashed >> 16).bitwise_and_(1).to(dtype)
-
-
-def find_slack(recorded: Recorded) -> float:
-    """How far, by the largest value, what a model computes may be from the same in another order of operations."""
-    epsilon = _find_epsilon(recorded)
-    if recorded.batch.device.type == "cuda" and epsilon < 1e-5:
-        epsilon = 2.0**-10  # TF32
-    return epsilon * (256 if epsilon < 1e-5 else 4)
-
-
-def find_score_slack(recorded: Recorded) -> float:
-    """How far scores of variants may be from one another for rounding: less, since most of it is the same in all."""
-    epsilon = _find_epsilon(recorded)
-    return epsilon * (32 if epsilon < 1e-5 else 0.5)
-
-
-def _find_epsilon(recorded: Recorded) -> float:
-    values = tensors((recorded.activations, recorded.output, recorded.batch.pictures))
-    kinds = {tensor.dtype for tensor in values if tensor.is_floating_point()} | {recorded.autocast or torch.float64}
-    return max(torch.finfo(kind).eps for kind in kinds)

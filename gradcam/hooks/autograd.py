@@ -213,10 +213,9 @@ def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
     return [any(end is each for end in ends) if each.is_leaf else each.grad_fn in nodes for each in inputs]
 
 
-def require_recording(scores: Tensor, layers: Sequence[str]) -> None:
-    """Raises the error that tells why `scores` have no gradient: recording was off, or they do not depend on the layers."""
-    if not scores.requires_grad:
-        raise no_dependence(layers) if torch.is_grad_enabled() else recording_is_off(layers)
+def no_gradient(layers: Sequence[str]) -> ModelError | BlindLayerError:
+    """The error that tells why scores have no gradient: recording was off, or they do not depend on the layers."""
+    return no_dependence(layers) if torch.is_grad_enabled() else recording_is_off(layers)
 
 
 def recording_is_off(layers: Sequence[str]) -> ModelError:

@@ -26,7 +26,6 @@ from gradcam.hooks.nested import (
     is_in_8_bits,
     replace_tensor,
     take_inputs,
-    version_of,
 )
 
 GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
@@ -335,7 +334,7 @@ class TargetLayer:
         self._runs = 0
         self._inputs: list[LayerInput] = []
         self._is_in_8_bits = False
-        self._given: list[str] = []  # the keys of all that the layer gave
+        self._given: list[tuple[str, ...]] = []  # the keys of all that the layer gave
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
         self._other_ways: list[OtherWay] = []
@@ -397,7 +396,8 @@ class TargetLayer:
             raise LayerError(f"Layer '{self.name}' ran {self._runs} time(s): its runs are counted from 0.")
         if not self._recorded:
             if self._keys:
-                there = f"there are {join_names(self._given)}" if self._given else "its output is one tensor"
+                given = [":".join(keys) for keys in self._given if keys]
+                there = f"there are {join_names(given)}" if given else "its output is one tensor"
                 raise LayerError(
                     f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {there}."
                 )
@@ -405,7 +405,7 @@ class TargetLayer:
                 raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
             raise no_floating_tensor([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
-            if version_of(tensor) != version:
+            if tensor._version != version:
                 raise LayerError(
                     f"What layer '{self.name}' gave is changed in place behind it, under another name: choose a layer "
                     "behind that, or explain this one alone."
@@ -434,7 +434,8 @@ class TargetLayer:
                 f"The score is {what}, expected a floating tensor of one value: sum it, or pick an element."
             )
         activations = self.activations
-        gradients.require_recording(score, [self.name])
+        if not score.requires_grad:
+            raise gradients.no_gradient([self.name])
         scaled = torch.float16 in (activations.dtype, score.dtype)
         with torch.enable_grad():
             scores = score.reshape(1, 1)
@@ -491,8 +492,10 @@ class TargetLayer:
             self._given_on.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
             given, self._is_in_8_bits = floating_by_keys(output), is_in_8_bits(output)
-            self._given = [":".join(keys) for keys in given if keys]
-            found = {keys: tensor for keys, tensor in given.items() if keys[: len(self._keys)] == self._keys}
+            self._given = list(given)
+            found = given
+            if self._keys:
+                found = {keys: tensor for keys, tensor in given.items() if keys[: len(self._keys)] == self._keys}
         for each in inputs:
             if each.is_changed and not any(each.given is tensor for tensor in found.values()):
                 each.replace(each.given)
@@ -531,7 +534,7 @@ class TargetLayer:
         if source is not None and is_changed:
             handed_on = source.replace(handed_on)  # has to lead to the gradient under its old name as well
         self._recorded[keys] = start
-        self._versions.append(version_of(start))
+        self._versions.append(start._version)
         return handed_on
 
     def _close_other_ways(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
 from gradcam.images.opencv import cv2
-from gradcam.images.read import PictureLike, Pixels, Region, crop, flip_colours, read_image, to_numpy
+from gradcam.images.read import PictureLike, Pixels, Region, crop, read_image, to_numpy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,14 +54,14 @@ def overlay(
     # Why these defaults: turbo has the most hues to tell values apart, and stands out on colour photographs, foliage and
     # greyscale pictures alike; single-hue maps wash out on bright ones. A uniform blend would lay turbo's dark blue over
     # everything cold, and hide small objects and the picture with them.
-    picture = read_image(image)
+    picture, values = read_image(image), to_numpy(heatmap)
     height, width = picture.shape[:2]
     region = top, left, rows, columns = _check_region(
         (0, 0, height, width) if region is None else region, height, width
     )
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
-    levels = _to_levels(heatmap, rows, columns, signed=signed)
+    levels = _to_levels(values, rows, columns, signed=signed)
     colours, opacity = _blending(colormap, signed=signed)
     opacity = float(alpha) * opacity
     result = np.array(picture)
@@ -115,7 +115,7 @@ def find_colormap(name: str) -> int:
 def colours_of(colormap: int) -> NDArray[np.float32]:
     """The 256 colours of OpenCV's map of this number, RGB, float32 (256,3); to be read only."""
     levels = np.arange(256, dtype=np.uint8)[:, None]
-    return flip_colours(cv2.applyColorMap(levels, colormap))[:, 0].astype(np.float32)
+    return cv2.cvtColor(cv2.applyColorMap(levels, colormap), cv2.COLOR_BGR2RGB)[:, 0].astype(np.float32)
 
 
 def _blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -148,9 +148,8 @@ def _blend(seen: Pixels, levels: Pixels, colours: NDArray[np.float32], kept: NDA
         band[...] = cv2.merge(planes)
 
 
-def _to_levels(heatmap: NDArray[Any] | Tensor, rows: int, columns: int, *, signed: bool) -> Pixels:
+def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -> Pixels:
     lowest = -1 if signed else 0
-    values = to_numpy(heatmap)
     if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
         raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
     if not (values.min() >= lowest - 1e-4 and values.max() <= 1 + 1e-4):  # NaN fails both

@@ -488,13 +488,6 @@ def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> N
     return result
 
 
-def flip_colours(image: NDArray[Any]) -> NDArray[Any]:
-    """RGB (H,W,3), of 8 or 16 bits, to the BGR order that OpenCV thinks in, or back."""
-    from gradcam.images.opencv import cv2
-
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))  # many times faster than NumPy's [..., ::-1]
-
-
 def crop(picture: NDArray[Any], region: Region) -> NDArray[Any]:
     """The pixels (H,W,...) that lie in a region, such as the one that the network saw: a view of them."""
     top, left, height, width = region

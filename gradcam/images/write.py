@@ -13,7 +13,7 @@ import numpy as np
 
 from gradcam.errors import ImageError
 from gradcam.images.files import WRITE_SUFFIXES, write_whole
-from gradcam.images.read import Pixels, describe_array, flip_colours, to_numpy, to_path
+from gradcam.images.read import Pixels, describe_array, to_numpy, to_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
     flags = {".webp": cv2.IMWRITE_WEBP_QUALITY, ".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY}
     options = [flags[suffix], quality] if suffix in flags else []
     with contextlib.suppress(cv2.error):
-        encoded, data = cv2.imencode(suffix, flip_colours(image), options)
+        encoded, data = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
         if encoded:
             return data.tobytes()
     # The sides of a WebP end at 16383 pixels, those of a JPEG at 65500.

@@ -89,6 +89,14 @@ def refuse_other_kinds(model: object) -> None:
         raise ModelError(f"The model, {kind.__name__}, is {what}.")
 
 
+def find_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[Outlet]:
+    """Several, each once. Raises as `find_layer`, and for what is no list of at least one."""
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
+        raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one layer, by name or as modules.")
+    found = [find_layer(model, layer) for layer in layers]
+    return list({outlet.name: outlet for outlet in found}.values())
+
+
 def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
     """The layer of that name, or with that module. `model` is unwrapped. A name may still have the parts that wrappers
     put in (`module.`, `_orig_mod.`). Behind it may stand which of several tensors is meant, by its key or index, and

@@ -338,11 +338,15 @@ class Axes:
 
     def __init__(self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = ()) -> None:
         self._model, self._batch, self._patches = model, batch, patches
-        # Words are numbers in a row, or vectors in a row where they are embedded already.
-        found = [tensor for tensor in tensors((batch.args, batch.kwargs)) if _is_of_images(tensor, batch)]
+
+    @functools.cached_property
+    def text_lengths(self) -> list[int]:
+        """The lengths of the texts in the batch: numbers in a row, or vectors in a row where they are embedded already."""
+        given = tensors((self._batch.args, self._batch.kwargs))
+        found = [tensor for tensor in given if _is_of_images(tensor, self._batch)]
         words = [it for it in found if it.ndim == 2 and not it.is_floating_point() and it.dtype != torch.bool]
         vectors = [it for it in found if it.ndim == 3 and it.is_floating_point()]
-        self.text_lengths = sorted({it.shape[1] for it in words + vectors})
+        return sorted({it.shape[1] for it in words + vectors})
 
     def find_layout(
         self, shape: Sequence[int], module: nn.Module, reshape: str | tuple[int, ...] | None = None

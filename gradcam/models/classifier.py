@@ -302,7 +302,10 @@ class Classifier:
         return target
 
     def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
-        found: Any = [pictures] if isinstance(pictures, (Reading, Prepared)) or is_one_picture(pictures) else pictures
+        several = isinstance(pictures, list) or not (
+            isinstance(pictures, (Reading, Prepared)) or is_one_picture(pictures)
+        )
+        found: Any = pictures if several else [pictures]
         if not isinstance(found, (Sequence, np.ndarray, Tensor)):
             raise ImageError(f"The pictures are {shorten(found)}, expected {FORMS}, or a sequence of them.")
         prepared = [self.prepare(picture) for picture in found]

@@ -131,7 +131,7 @@ def load_classifier(
         fit=fit,
         predictions=predictions,
     )
-    if to_fit(fit).kind == "whole":
+    if fit == "whole":
         check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
     return classifier
 

@@ -23,7 +23,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images.read import flip_colours, read_values
+from gradcam.images.read import read_values
 from gradcam.images.write import encode_image, encode_png
 
 # No two pixels alike, and no colour that stays itself when red and blue change places.
@@ -793,16 +793,6 @@ def test_the_bytes_are_opencvs_of_blue_green_red(
             suffix, np.stack([view[..., 2], view[..., 1], view[..., 0]], axis=2), [flag, quality]
         )
         assert encode_image(view, suffix, quality) == expected.tobytes()
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_red_and_blue_change_places(dtype: type) -> None:
-    values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (5, 7, 3), dtype=dtype)
-    for view in (values, values[::-1], values[:, ::-2], values.transpose(1, 0, 2), values[:1, :1]):
-        flipped = flip_colours(view)
-        assert flipped.dtype == dtype
-        np.testing.assert_array_equal(flipped, view[..., ::-1])
-        assert not np.shares_memory(flipped, values)
 
 
 def test_png_bytes_hold_the_picture() -> None:

@@ -24,7 +24,7 @@ from gradcam.cam.methods.attention_capture import (
 )
 from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
-from gradcam.hooks.autograd import MOST_BYTES, jacobian, require_recording
+from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient
 from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import first_floating, replace_tensor
@@ -127,7 +127,8 @@ def _rollout_run(
         with TargetLayer(last, name=name) as layer:
             output = run_again(recorded, budget, 1)
             scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
-            require_recording(_any_score(scored), [name])
+            if not _any_score(scored).requires_grad:
+                raise no_gradient([name])
         require_all(attentions, blocks)
         budget.report(1, 1)
         yield scored, layer.activations, attentions
@@ -220,7 +221,8 @@ def _legrad_run(
         output = run_again(recorded, budget, 1)
         require_all(attentions, blocks)
         scores = score_rows(recorded, output, len(shown), range(len(shown)))
-        require_recording(scores, [blocks.last[0]])
+        if not scores.requires_grad:
+            raise no_gradient([blocks.last[0]])
         if _is_reached(gates, scores, without=joined[0]):
             raise ModelError(
                 f"Behind the last block with attention, '{blocks.last[0]}', the score depends on earlier ones in other ways "

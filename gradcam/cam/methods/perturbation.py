@@ -14,7 +14,7 @@ from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import GridActivations, blind_layer
 from gradcam.cam.methods.one_pass import Join, add_up
 from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, score_input, score_layer
-from gradcam.cam.rounding import TURNS, Settled, Shake, compare, find_score_slack, find_slack, settle, shake
+from gradcam.cam.rounding import TURNS, Settled, Shake, compare, settle, shake
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
@@ -52,7 +52,7 @@ def ablationcam(recorded: Recorded, site: GridActivations, budget: RerunBudget, 
         weights = torch.where(plain == 0, lost, lost / plain.abs())
         return join(site.grid, weights.to(site.grid))  # which may be on another device than the scores
 
-    return settle(weigh, find_score_slack(recorded))
+    return settle(weigh, recorded.score_slack)
 
 
 def reciprocam(recorded: Recorded, site: GridActivations, budget: RerunBudget) -> Settled:
@@ -81,7 +81,7 @@ def reciprocam(recorded: Recorded, site: GridActivations, budget: RerunBudget) -
         shaken = shake(scores, 2)
         return (shaken[..., :-1] - shaken[..., -1:]).unflatten(2, lengths)
 
-    return settle(subtract, find_score_slack(recorded))
+    return settle(subtract, recorded.score_slack)
 
 
 def _windows(numbers: range, lengths: torch.Size) -> Tensor:
@@ -186,7 +186,7 @@ def iscam(
 
 def _join(recorded: Recorded, site: GridActivations, weights: Tensor, join: Join) -> Settled:
     """The weighted channels' sum, which may cancel where there are activations of either sign."""
-    return settle(lambda shake: join(shake(site.grid, 1), weights), find_slack(recorded))
+    return settle(lambda shake: join(shake(site.grid, 1), weights), recorded.slack)
 
 
 def _weights(
@@ -201,7 +201,7 @@ def _weights(
     """Weights (N,K,C) of at most so many channels of each image, those that vary most; their scores are means of
     rounds. `alter(masks, numbers)`: masks (v,N,1,...) in [0,1], of which each has `rounds` numbers, one after
     another."""
-    channels, is_there = _rank_channels(site.grid, most, find_slack(recorded))
+    channels, is_there = _rank_channels(site.grid, most, recorded.slack)
     count = channels.shape[1]
     if count == 0:  # all are the same everywhere
         return site.grid.new_zeros(*recorded.scored.values.shape, site.grid.shape[1])
@@ -263,7 +263,7 @@ def rise(recorded: Recorded, budget: RerunBudget, *, masks: int, cells: int, pro
         copies.unflatten(0, (len(numbers), -1)).mul_(draw(numbers).to(copies)[:, None, None])
 
     scores = score_input(recorded, Variants(pictures, masks, see_through), budget).values
-    slack, in_order = find_score_slack(recorded), scores.permute(1, 2, 0)
+    slack, in_order = recorded.score_slack, scores.permute(1, 2, 0)
     shaken = [shake(in_order, 2, slack, turn).permute(2, 0, 1) for turn in range(TURNS)]
     above = torch.stack([each - each.mean(0) for each in (scores, *shaken)], 1)  # (V,turns,N,K)
     total = above.new_zeros((*above.shape[1:], *size))
@@ -322,7 +322,7 @@ def smooth_gradcam_pp(
     denominators = 2 * second + site.grid.flatten(2).sum(2)[:, None, :, None] * third
     coefficients = (second / denominators).masked_fill(denominators == 0, 0)
     weights = (coefficients * first.relu()).sum(3)
-    return settle(lambda shake: join(shake(site.grid, 1), weights), find_slack(recorded))
+    return settle(lambda shake: join(shake(site.grid, 1), weights), recorded.slack)
 
 
 def _gradients(recorded: Recorded, site: GridActivations, batch: Batch) -> Tensor:

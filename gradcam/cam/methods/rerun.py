@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import Recorded
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
-from gradcam.cam.rounding import find_slack
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks.hooks import Hooks, can_exchange, exchange, is_owned
 from gradcam.hooks.memory import Meter, RerunBudget
@@ -290,7 +289,7 @@ def reproduces_plain(recorded: Recorded, output: Any, count: int) -> bool:
         plain, found = tensors(recorded.output), tensors(output)
     if len(plain) != len(found):
         return False
-    slack = find_slack(recorded)
+    slack = recorded.slack
     return all(_has_rows(one, other, images, count, slack) for one, other in zip(plain, found))
 
 
