@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, TargetError, show_fields
+from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.read import Pixels, Region
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
@@ -44,6 +48,12 @@ class Request(Plan):
             return None
         return self.target.top if self.target.classes is None else len(self.target.classes[0])
 
+    @property
+    def places(self) -> int:
+        """At how many places each class is explained."""
+        places = sum((len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods)
+        return places * (self.classes or 1)
+
     def list_layers(self, classifier: Classifier) -> list[str]:
         own = [classifier.layer_for(method) for method in self.methods]
         return list(self.layers) or list(dict.fromkeys([*own, *([classifier.layer] if self.attributions else [])]))
@@ -70,6 +80,27 @@ class MapResult:
         if isinstance(self.source, PictureExplanation):
             return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
         return self.source.picture(0, self.k)
+
+    def draw_kinds(
+        self, overlay: Pixels | None, kinds: Sequence[str], colormap: str
+    ) -> list[tuple[str, Pixels | bytes]]:
+        """Of each of these kinds, but the panel, a picture, or a map as the bytes of its file; the overlay is given."""
+        made: list[tuple[str, Pixels | bytes]] = []
+        if "overlay" in kinds and overlay is not None:
+            made.append(("overlay", overlay))
+        if "heatmap" in kinds:
+            source = self.source
+            if isinstance(source, PictureExplanation):
+                black, signed = np.zeros_like(source.pictures[0]), source.evidence == "signed"
+                how: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
+                made.append(("heatmap", draw_overlay(black, source.heatmaps[0, self.k], **how)))
+            else:
+                made.append(("heatmap", source.picture(0, self.k)))
+        if "map" in kinds:
+            file = io.BytesIO()
+            np.save(file, np.ascontiguousarray(self.values.float().cpu().numpy()))
+            made.append(("map", file.getvalue()))
+        return made
 
 
 @dataclass(frozen=True, eq=False)

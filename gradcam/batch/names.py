@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
-def list_endings(request: Request, results: Sequence[MapResult], *, suffix: str = ".png") -> list[str]:
-    """What follows the stem in the name of each result of one picture: class and layer where there are several."""
+def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = "", suffix: str = ".png") -> list[str]:
+    """The name of each result of one picture, with class and layer where there are several; what follows the stem
+    without one."""
     entries = [result.entry for result in results]
     several_classes = len({(entry.index, entry.label) for entry in entries}) > 1
     layered = {each.name for each in request.all_methods if each.has_layer} if len(request.layers) > 1 else set()
     signed = {each.name for each in request.methods}
     return [
         overlay_name(
-            "",
+            stem,
             entry.method,
             index=entry.index if several_classes else None,
             label=entry.label if several_classes else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +10,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from gradcam.batch.findings import MapResult, PictureResult, Request
 from gradcam.batch.names import Saving, list_endings, name_kinds, name_result, panel_ending
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
-from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.files import OutputNames, hash_file
-from gradcam.images.read import Pixels
 from gradcam.images.write import encode_image
 from gradcam.models.classifier import Classifier
 from gradcam.models.results import PictureExplanation, panel
@@ -74,7 +70,7 @@ class Saver:
         named: list[dict[str, str | None]] = []
         for result, name, overlay in zip(found.results, self._name(stem, found.results), overlays):
             names = name_kinds(name, saving)
-            for kind, made in draw_kinds(result, overlay, saving):
+            for kind, made in result.draw_kinds(overlay, saving.kinds, saving.colormap):
                 files[names[kind]] = made if isinstance(made, bytes) else encode(made)
             named.append({**names, "panel": panel_name if isinstance(result.source, PictureExplanation) else None})
         if self.place is not None:
@@ -92,24 +88,6 @@ class Saver:
         parent = PurePosixPath(stem).parent
         claimed = OutputNames(Path(parent), ()).claim([PurePosixPath(name).name for name in names])
         return [(parent / path.name).as_posix() for path in claimed]
-
-
-def draw_kinds(result: MapResult, overlay: Pixels | None, saving: Saving) -> Iterator[tuple[str, Pixels | bytes]]:
-    """Each kind that is asked for, but the panel: a picture, or a map as the bytes of its file; the overlay is given."""
-    if "overlay" in saving.kinds and overlay is not None:
-        yield "overlay", overlay
-    if "heatmap" in saving.kinds:
-        source = result.source
-        if isinstance(source, PictureExplanation):
-            black, region, is_signed = np.zeros_like(source.pictures[0]), source.regions[0], source.evidence == "signed"
-            how: Any = {"alpha": 1, "colormap": saving.colormap, "region": region, "signed": is_signed}
-            yield "heatmap", draw_overlay(black, source.heatmaps[0, result.k], **how)
-        else:
-            yield "heatmap", source.picture(0, result.k)
-    if "map" in saving.kinds:
-        file = io.BytesIO()
-        np.save(file, np.ascontiguousarray(result.values.float().cpu().numpy()))
-        yield "map", file.getvalue()
 
 
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
-from gradcam.cam.postprocess import combine, make_views, to_heatmaps
+from gradcam.cam.postprocess import make_views, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, LayerError, join_names, shorten, warn
@@ -254,7 +254,7 @@ def _explain_at(
         classes = None if classes is None else views.first(classes).to(batch.device)
         evidence, found = options["evidence"], {}
         for (layer, method), each in maps.items():
-            values = combine([views.average(level) for level in each.levels], evidence)
+            values = views.combine(each.levels, evidence)
             if each.was_rounding is not None:
                 warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
             heatmaps = to_heatmaps(values, batch.size, signed=evidence == "signed").to(batch.device)

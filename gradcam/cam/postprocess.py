@@ -28,15 +28,25 @@ class Views:
     def images(self) -> int:
         return self.batch.images // len(self.views)
 
-    def average(self, maps: Tensor) -> Tensor:
-        """Maps (V N,K,...) of all views, put upright, as their mean (N,K,...)."""
-        views = zip(maps.split(self.images), self.views)
-        upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
-        return maps if len(upright) == 1 else torch.stack(upright).mean(0)
-
     def first(self, rows: Tensor) -> Tensor:
         """Of the images themselves, detached: the first N rows, where there is one row for each image of each view."""
         return (rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows).detach()
+
+    def combine(self, levels: Sequence[Tensor], evidence: str) -> Tensor:
+        """Of raw maps (V N,K,h,w) of all views the positive values, or the negative ones without their sign, or all of
+        them: (N,K,h,w). Those of several grids are resized to the finest, and added."""
+        signed, means = evidence == "signed", map(self._average, levels)
+        found = [level if signed else (level if evidence == "positive" else -level).relu() for level in means]
+        finest = max((each.shape[2:] for each in found), key=lambda grid: grid.numel())
+        return functools.reduce(
+            torch.add, [each if each.shape[2:] == finest else resize(each, finest, signed=signed) for each in found]
+        )
+
+    def _average(self, maps: Tensor) -> Tensor:
+        """Put upright, the mean over all views."""
+        views = zip(maps.split(self.images), self.views)
+        upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
+        return maps if len(upright) == 1 else torch.stack(upright).mean(0)
 
 
 def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
@@ -59,17 +69,6 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
     with torch.no_grad():
         shown_batch = replace(batch.copy(show), images=batch.images * len(views))
     return Views(shown_batch, views, RepeatedTarget(target, batch.images, len(views)))
-
-
-def combine(levels: Sequence[Tensor], evidence: str) -> Tensor:
-    """Of raw maps (N,K,h,w) the positive values, or the negative ones without their sign, or all of them. Those of
-    several grids are resized to the finest, and added."""
-    signed = evidence == "signed"
-    found = [level if signed else (level if evidence == "positive" else -level).relu() for level in levels]
-    finest = max((each.shape[2:] for each in found), key=lambda grid: grid.numel())
-    return functools.reduce(
-        torch.add, [each if each.shape[2:] == finest else resize(each, finest, signed=signed) for each in found]
-    )
 
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:

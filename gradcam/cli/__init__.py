@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-import warnings
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from gradcam._version import __version__
 from gradcam.cli._commands import SETTINGS, Group, show_usage_error
-from gradcam.cli._terminal import SafeStream, Terminated, heed_nothing, heeding_signals
-from gradcam.errors import GradcamError, GradcamWarning, describe_unexpected, printable
+from gradcam.cli._terminal import Terminated, heed_nothing, heeding_signals, make_streams_safe, settle_warnings
+from gradcam.errors import GradcamError, describe_unexpected
 
 
 @click.group(
@@ -62,8 +61,8 @@ def main() -> NoReturn:
     """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 128 and the number of a signal."""
     try:
         with heeding_signals():
-            _make_streams_safe()
-            _settle_warnings()
+            make_streams_safe()
+            settle_warnings()
             status = cli.main(prog_name="gradcam", standalone_mode=False, color=_colour()) or 0
     except click.UsageError as error:
         show_usage_error(error)
@@ -110,30 +109,3 @@ def _show(error: BaseException, reason: str) -> None:
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
     click.echo(f"Error: {reason}", err=True)
-
-
-def _settle_warnings() -> None:
-    """Notes of what a person should know of the maps, each once; nothing of metadata in files that nobody asked for."""
-    for reader in ("PIL", "pydicom"):
-        warnings.filterwarnings("ignore", module=reader)
-    show_others = warnings.showwarning
-    warnings.simplefilter("once", GradcamWarning)
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, GradcamWarning):
-            show_others(message, category, *place, **more)
-        elif "tqdm" in sys.modules:  # there may be a bar to write above
-            sys.modules["tqdm"].tqdm.write(f"Note: {printable(str(message))}", file=sys.stderr)
-        else:
-            click.echo(f"Note: {printable(str(message))}", err=True)
-
-    warnings.showwarning = show
-
-
-def _make_streams_safe() -> None:
-    """Terminals without Unicode get replacements, and none gets control characters of somebody else's."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if hasattr(stream, "reconfigure") and not isinstance(stream, SafeStream):
-            stream.reconfigure(errors="replace")
-            setattr(sys, name, SafeStream(stream))

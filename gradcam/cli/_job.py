@@ -110,14 +110,15 @@ def _offer(image: Path) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What is done with each picture: what is asked, what is written, and where. `panel`: what records call a panel."""
+    """What is done with each picture: what is asked, what is written, and where. `ending`: of a picture's name. `panel`:
+    what records call a panel."""
 
-    settings: Settings
     classifier: Classifier
     request: Request
     saving: Saving
     destination: OutputPlace
     names: OutputNames
+    ending: str
     panel: str = "panel"
 
 
@@ -148,7 +149,7 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
     is_shown = any(it.runs_again for it in request.methods) or any(it.has_progress for it in request.attributions)
     is_shown |= job.classifier.fit != "crop"
     for attempt in map(Attempt, images):
-        with attempt.going_on(), shown_passes(output, wanted=is_shown) as progress:
+        with attempt.going_on(), shown_passes(output) if is_shown else contextlib.nullcontext() as progress:
             asked = replace(request, options=request.options | {"progress": progress})
             (found,) = find(job.classifier, asked, [job.classifier.prepare(attempt.image)])
             if isinstance(found, GradcamError):
@@ -160,12 +161,11 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
 def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
     """Write each kind of file that is asked for, and give their paths for each result."""
     from gradcam.batch.names import list_endings, name_kinds, panel_ending
-    from gradcam.batch.save import draw_kinds
     from gradcam.models.results import panel
 
-    saving, suffix = job.saving, job.settings.model.ending
+    saving, suffix = job.saving, job.ending
     look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    overlays = [join_name(image.stem, it) for it in list_endings(job.request, found.results, suffix=suffix)]
+    overlays = list_endings(job.request, found.results, stem=image.stem, suffix=suffix)
     named = [name_kinds(overlay, saving) for overlay in overlays]
     names = [name for kinds in named for name in kinds.values()]
     if "panel" in saving.kinds:
@@ -174,7 +174,8 @@ def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, 
     written = []
     for result, kinds in zip(found.results, named):
         overlay = result.draw(**look) if "overlay" in kinds else None
-        written.append({kind: _write(next(paths), made) for kind, made in draw_kinds(result, overlay, saving)})
+        made = result.draw_kinds(overlay, saving.kinds, saving.colormap)
+        written.append({kind: _write(next(paths), content) for kind, content in made})
     if "panel" in saving.kinds:
         path = _write(next(paths), panel(found.maps, **look))
         written = [{**kinds, job.panel: path} for kinds in written]
@@ -206,33 +207,30 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
     """Load the model and check all that was typed before the first picture is touched."""
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
-    classifier, request = ask(settings, output)
-    places = sum((len(request.layers) or 1) if method.has_layer else 1 for method in request.all_methods)
-    kinds = [kind for kind in settings.saved if kind != "panel"]
-    each = places * (request.classes or 1) * len(kinds) + ("panel" in settings.saved)
-    suffixes = frozenset([MAP_SUFFIX]) if settings.saved == ("map",) else WRITE_SUFFIXES
-    destination = find_destination(settings.output, images, len(images) * each, suffixes)
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
+    classifier, request = ask(settings, output)
     check_panel(saving, request)
-    return Job(settings, classifier, request, saving, destination, OutputNames(destination.folder, images))
+    each = request.places * len([*filter("panel".__ne__, saving.kinds)]) + ("panel" in saving.kinds)
+    suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
+    destination = find_destination(settings.output, images, len(images) * each, suffixes)
+    ending, names = settings.model.ending, OutputNames(destination.folder, images)
+    return Job(classifier, request, saving, destination, names, ending)
 
 
 def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
     import_torch()
     from gradcam.batch.findings import Request
-    from gradcam.images.draw import find_colormap
     from gradcam.layers.find import find_layer
     from gradcam.targets import ClassTarget
 
-    find_colormap(settings.colormap)
     methods = [each for each in settings.methods if isinstance(each, Method)]
     attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
     methods = find_methods(methods) if methods else []
     request = Request.of(methods, None, settings.options, "ask", attributions=attributions)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
-    layers += [find_layer(classifier.model, layer).name for layer in settings.layers[1:]]
+    layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
@@ -244,7 +242,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     target = settings.target or ClassTarget(
         [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
     )
-    return classifier, replace(request, layers=_once_each(layers), target=target)
+    return classifier, replace(request, layers=layers, target=target)
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:

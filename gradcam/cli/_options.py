@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -112,7 +113,7 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
     """The files, and the pictures in the folders. Raises `click.UsageError` for a URL, `GradcamError` for no picture."""
     found: list[Path] = []
     for text in map(os.fsdecode, named):
-        if is_url(text):
+        if "://" in text and is_url(text):
             line = to_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
                 f"{text} is a URL, and {context.command_path} reads files. Download it, or type: {line}"
@@ -359,7 +360,8 @@ def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
     """What to explain, and with which model; these methods unless others are given."""
 
     def find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
-        with code_of_the_user(*names):
+        is_ours = set(names) <= METHODS.keys() | ATTRIBUTIONS.keys()
+        with contextlib.nullcontext() if is_ours else code_of_the_user(*names):
             return [find_any(name) for name in names]
 
     option = several(

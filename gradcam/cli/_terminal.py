@@ -11,18 +11,18 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import starmap
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from gradcam.cli._settings import Output
-from gradcam.errors import CONTROLS, ModelError, describe_unexpected, printable
+from gradcam.errors import CONTROLS, GradcamWarning, ModelError, describe_unexpected, printable
 from gradcam.models.labels import name_class
-from gradcam.storage.records import Prediction, Record, Report
+from gradcam.storage.records import Explained, Prediction, Record, Report
 from gradcam.storage.retry import LOG
 
 if TYPE_CHECKING:
@@ -77,6 +77,33 @@ def heed_nothing() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def make_streams_safe() -> None:
+    """Terminals without Unicode get replacements, and none gets control characters of somebody else's."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure") and not isinstance(stream, SafeStream):
+            stream.reconfigure(errors="replace")
+            setattr(sys, name, SafeStream(stream))
+
+
+def settle_warnings() -> None:
+    """Notes of what a person should know of the maps, each once; nothing of metadata in files that nobody asked for."""
+    for reader in ("PIL", "pydicom"):
+        warnings.filterwarnings("ignore", module=reader)
+    show_others = warnings.showwarning
+    warnings.simplefilter("once", GradcamWarning)
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, GradcamWarning):
+            show_others(message, category, *place, **more)
+        elif "tqdm" in sys.modules:  # there may be a bar to write above
+            sys.modules["tqdm"].tqdm.write(f"Note: {printable(str(message))}", file=sys.stderr)
+        else:
+            click.echo(f"Note: {printable(str(message))}", err=True)
+
+    warnings.showwarning = show
+
+
 BAR = 24  # characters for 100 %
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_ROWS = 32  # of a table where nobody has said how deep it should go
@@ -89,7 +116,10 @@ def format_report(report: Report) -> str:
     height, width = record.size or (0, 0)
     title = click.style(record.image, bold=True)
     parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", f"{report.seconds:.1f} s"]
-    lines = ["   ".join(parts), "", *_predictions(record.predictions), "", *_explained(record, report.grids), ""]
+    named: list[Prediction | Explained] = [*record.predictions, *record.explained]
+    names, seen = [name_class(each.index, each.label) for each in named], len(record.predictions)
+    lines = ["   ".join(parts), "", *_predictions(record.predictions, names[:seen]), ""]
+    lines += [*_explained(record, report.grids, names[seen:]), ""]
     note = [] if record.note is None else [f"  {record.note[:1].upper() + record.note[1:]}."]
     return "\n".join([*lines, _seen(record), *note, ""])
 
@@ -107,8 +137,7 @@ def _make_printable(record: Record) -> Record:
     return found
 
 
-def _predictions(predictions: Sequence[Prediction]) -> list[str]:
-    names = list(starmap(name_class, [(each.index, each.label) for each in predictions]))
+def _predictions(predictions: Sequence[Prediction], names: Sequence[str]) -> list[str]:
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
     starts = [f"  {name:<{width}}   {each.index:>{digits}}   " for name, each in zip(names, predictions)]
     shares = [each.probability for each in predictions]
@@ -121,9 +150,8 @@ def _predictions(predictions: Sequence[Prediction]) -> list[str]:
     return [f"{start}{value:>{longest}}" for start, value in zip(starts, values)]
 
 
-def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
+def _explained(record: Record, grids: Sequence[tuple[int, ...]], names: Sequence[str]) -> list[str]:
     entries = record.explained
-    names = list(starmap(name_class, [(it.index, it.label) for it in entries]))
     files = [", ".join(filter(None, (it.overlay, it.heatmap, it.map, it.panel))) for it in entries]
     places = [f"{it.layer} ({' x '.join(map(str, grid))})" for it, grid in zip(entries, grids)]
     kinds = ["positive or negative" if it.evidence == "signed" else it.evidence for it in entries]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
 from gradcam.images.opencv import cv2
-from gradcam.images.read import PictureLike, Pixels, Region, crop, read_image, to_numpy
+from gradcam.images.read import PictureLike, Pixels, Region, read_image, to_numpy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,16 +56,14 @@ def overlay(
     # everything cold, and hide small objects and the picture with them.
     picture, values = read_image(image), to_numpy(heatmap)
     height, width = picture.shape[:2]
-    region = top, left, rows, columns = _check_region(
-        (0, 0, height, width) if region is None else region, height, width
-    )
+    top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(values, rows, columns, signed=signed)
     colours, opacity = _blending(colormap, signed=signed)
     opacity = float(alpha) * opacity
     result = np.array(picture)
-    seen = crop(result, region)
+    seen = result[top : top + rows, left : left + columns]
     _blend(seen, levels, colours * opacity, 1 - opacity)
     if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
         _draw_outline(seen, [top > 0, left > 0, top + rows < height, left + columns < width])

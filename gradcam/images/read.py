@@ -149,7 +149,7 @@ def to_content(picture: Any) -> tuple[Path, Given | None]:
             return Path(str(picture)), picture.read_bytes()
     if not isinstance(picture, (str, os.PathLike)):
         raise ImageError(f"The picture is {shorten(picture)}, expected {FORMS}.")
-    if is_url(text := os.fsdecode(picture)):
+    if "://" in (text := os.fsdecode(picture)) and is_url(text):
         raise ImageError(f"{text}: is a URL, which gradcam.explain_files reads: here give a file, or its bytes")
     return to_path(picture), None
 

@@ -80,7 +80,7 @@ class Classifier:
 
     @cached_property
     def _fit(self) -> Fit:
-        return to_fit(self.fit)
+        return Fit(self.fit) if self.fit == "crop" else to_fit(self.fit)
 
     @property
     def device(self) -> torch.device:

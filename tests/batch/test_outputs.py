@@ -16,7 +16,6 @@ import torch
 
 import gradcam
 from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.batch import save as outputs
 from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.names import Saving, check_outputs, name_result
 from gradcam.batch.save import Saver
@@ -280,7 +279,7 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     found = work.find(photo("chelsea.jpg"))
     said = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
     with monkeypatch.context() as patch:
-        patch.setattr(outputs, "draw_kinds", lambda *given: list(range(1))[1])
+        patch.setattr(gradcam.batch.findings.MapResult, "draw_kinds", lambda *given: list(range(1))[1])
         assert work.save(Path("x"), found=found).record.error == said
         patch.setenv("GRADCAM_TRACEBACK", "1")
         work.save(Path("x"), found=found)
