@@ -32,7 +32,7 @@ GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
-PASSAGE = "gradcam passage"  # what a passage is called on the node that made the tensor, with the output's number
+TAP = "gradcam tap"  # what a tap is called on the node that made the tensor, with the output's number
 FEWEST_TO_SIFT = 64  # handles; of those, the ones whose tensors are gone are dropped whenever as many again have come
 _openings = itertools.count()
 
@@ -98,14 +98,14 @@ class Hooks:
         pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
         (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is
         as without; only views and leaves go on as a clone, of whose uses it is the gradient."""
-        passage, tensor = passage_of(tensor)
-        self._add(passage.looks, function)
+        tap, tensor = find_tap(tensor)
+        self._add(tap.looks, function)
         return tensor
 
     def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
         """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
-        passage, tensor = passage_of(tensor)
-        self._add(passage.edits, (self._opening, function))
+        tap, tensor = find_tap(tensor)
+        self._add(tap.edits, (self._opening, function))
         return tensor
 
     def _add(self, functions: OrderedDict[int, Any], function: Any) -> None:
@@ -134,7 +134,7 @@ def refuse_compiling() -> None:
         )
 
 
-class Passage:
+class GradientTap:
     """What is done to the gradient that comes back to a tensor, where all of it has come together. Edits sit on the
     tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes. Looks sit
     behind all that, on the node that made the tensor. What is done in place to it later makes it another node's."""
@@ -160,8 +160,8 @@ class Passage:
         node.register_prehook(look)
 
 
-def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
-    """The passage of a tensor that requires gradients, and the tensor. Views go on as a clone: what is done to them in
+def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
+    """The tap of a tensor that requires gradients, and the tensor. Views go on as a clone: what is done to them in
     place leaves their node out. So do leaves, which have none. A view that nobody has looked at yet becomes its clone,
     for whoever has it by another name."""
     if tensor.grad_fn is None or tensor._is_view():
@@ -171,11 +171,11 @@ def passage_of(tensor: Tensor) -> tuple[Passage, Tensor]:
         else:
             tensor = clone
     node: Any = tensor.grad_fn
-    key = f"{PASSAGE} {tensor.output_nr}"
-    passage = node.metadata.get(key)
-    if not isinstance(passage, Passage):
-        passage = node.metadata[key] = Passage(tensor, node)
-    return passage, tensor
+    key = f"{TAP} {tensor.output_nr}"
+    tap = node.metadata.get(key)
+    if not isinstance(tap, GradientTap):
+        tap = node.metadata[key] = GradientTap(tensor, node)
+    return tap, tensor
 
 
 def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:

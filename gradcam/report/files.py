@@ -20,7 +20,7 @@ from gradcam.storage.disk import take_lock
 from gradcam.storage.manifest import read_manifest
 from gradcam.storage.output import blaming_store, to_reader, to_writer
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part, find_parts, list_manifests
+from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 
 LOCK = ".gradcam-report.lock"  # of the output folder; it stays there, as those of its parts do
@@ -94,7 +94,7 @@ def opening(place: Path | Store) -> Iterator[Files]:
         return
     try:
         with contextlib.ExitStack() as stack:
-            if place.is_dir() and find_parts(to_reader(place).list_names()):
+            if place.is_dir() and find_shard_files(to_reader(place).list_names()):
                 # Shards may end at one time: each would take the other's details away, and the older page could stay.
                 stack.callback(take_lock(place / LOCK, seconds=-1))
             yield Files(place)
@@ -145,9 +145,9 @@ def read_run(files: Files) -> ReportRun:
             f"{reader.show()}: its results lie in tars such as {tar}, which a report cannot show; {advice}"
         )
     names = reader.list_names()
-    is_whole = bool(list_manifests(names, Part()))
+    is_whole = bool(list_manifests(names, ShardFiles()))
     found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
-    for part in find_parts(names):
+    for part in find_shard_files(names):
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):  # the page can do without
             if isinstance(facts := json.loads(reader.read(part.run)), dict):
                 return ReportRun(files, found, facts)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from gradcam.errors import GradcamError, InputError, shorten
-from gradcam.storage.run_file import Part
+from gradcam.storage.run_file import ShardFiles
 
 
 class TooManyFailuresError(GradcamError):
@@ -64,6 +64,6 @@ def parse_shard(text: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
-def to_part(shard: Shard | None) -> Part:
+def to_shard_files(shard: Shard | None) -> ShardFiles:
     """The part of an output folder that is a share's; the whole of it without one."""
-    return Part() if shard is None else Part(shard.of, shard.index)
+    return ShardFiles() if shard is None else ShardFiles(shard.of, shard.index)

@@ -14,7 +14,7 @@ from gradcam.storage import run_file
 from gradcam.storage.disk import remove_empty
 from gradcam.storage.output import ResultWriter, RunReader, to_reader
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part, find_parts, list_manifests
+from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
 
 Mode = Literal["new", "resume", "overwrite"]  # what is done about an earlier run
 
@@ -28,10 +28,10 @@ GENERATOR = b'<meta name="generator" content="gradcam">'  # in the head of each 
 HEAD = 2**16  # bytes
 
 
-def check_earlier(reader: RunReader, part: Part, now: Mapping[str, Any], mode: Mode) -> list[str]:
+def check_earlier(reader: RunReader, part: ShardFiles, now: Mapping[str, Any], mode: Mode) -> list[str]:
     """Notes for a person who may go on. Raises as `check_parts`, and `OutputError` for other settings."""
     names = reader.list_names()
-    parts = find_parts(names)
+    parts = find_shard_files(names)
     if mode == "overwrite" and not part.of:
         return []  # all of it is to go
     check_parts(reader, names, part, mode)
@@ -40,9 +40,9 @@ def check_earlier(reader: RunReader, part: Part, now: Mapping[str, Any], mode: M
     return _check_alike(reader, names, part, now) if part in parts and mode == "resume" else []
 
 
-def check_parts(reader: RunReader, names: Collection[str], part: Part, mode: Mode) -> None:
+def check_parts(reader: RunReader, names: Collection[str], part: ShardFiles, mode: Mode) -> None:
     """Raises `OutputError` where what the folder holds is in the way, whatever the settings are."""
-    parts = find_parts(names)
+    parts = find_shard_files(names)
     strangers = [other for other in parts if other.of != part.of]
     if strangers and not (mode == "overwrite" and not part.of):
         raise OutputError(
@@ -56,7 +56,7 @@ def check_parts(reader: RunReader, names: Collection[str], part: Part, mode: Mod
         )
 
 
-def _check_alike(reader: RunReader, names: Collection[str], part: Part, now: Mapping[str, Any]) -> list[str]:
+def _check_alike(reader: RunReader, names: Collection[str], part: ShardFiles, now: Mapping[str, Any]) -> list[str]:
     """Raises `OutputError` unless that part was made with the same settings."""
     if part.run not in names:
         raise OutputError(
@@ -74,12 +74,14 @@ def _check_alike(reader: RunReader, names: Collection[str], part: Part, now: Map
     return run_file.list_notes(earlier, now)
 
 
-def _count(reader: RunReader, names: Collection[str], parts: Iterable[Part]) -> str:
+def _count(reader: RunReader, names: Collection[str], parts: Iterable[ShardFiles]) -> str:
     lines = sum(1 for part in parts for name in list_manifests(names, part) for _ in reader.read_lines(name))
     return "1 record" if lines == 1 else f"{lines} records"
 
 
-def remove_runs(place: ResultWriter, parts: Iterable[Part], inputs: Iterable[Path | str], *, report: bool) -> None:
+def remove_runs(
+    place: ResultWriter, parts: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
+) -> None:
     """Remove what these parts wrote, as their manifests say, with `report` also the report; the manifests last, so that
     it can be done again. Raises `OutputError` before, where one of the `inputs` would go."""
     reader = to_reader(place.root)
@@ -110,7 +112,7 @@ def remove_runs(place: ResultWriter, parts: Iterable[Part], inputs: Iterable[Pat
             remove_empty(Path(folder))
 
 
-def _list_recorded(reader: RunReader, names: Collection[str], part: Part) -> Iterator[str]:
+def _list_recorded(reader: RunReader, names: Collection[str], part: ShardFiles) -> Iterator[str]:
     """The files that were written and recorded, by name; lines that are no records say nothing."""
     for name in list_manifests(names, part):
         with contextlib.suppress(OutputError):  # a line without an end is none either

@@ -18,7 +18,7 @@ from gradcam.images.files import is_called_after, open_file, write_whole
 from gradcam.storage.disk import BLOCK, LineFile, open_lines
 from gradcam.storage.output import RunReader, StoreReader, to_reader
 from gradcam.storage.records import Record, parse_whole
-from gradcam.storage.run_file import Part, find_last, find_parts, list_manifests, name_piece
+from gradcam.storage.run_file import ShardFiles, find_last, find_shard_files, list_manifests, name_piece
 from gradcam.storage.store import Store, to_place
 
 SECONDS = 1.0  # between two waits for the disk
@@ -70,7 +70,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
             return [record for _, record in pair_lines(lines, place.url)]
         reader = to_reader(place)
         names = reader.list_names()
-        manifests = [list_manifests(names, part) for part in find_parts(names)]
+        manifests = [list_manifests(names, part) for part in find_shard_files(names)]
         if not any(manifests):
             raise OutputError(
                 f"{reader.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
@@ -232,7 +232,7 @@ def find_done(
     return frozenset(done), other
 
 
-def sort_pieces(store: Store, part: Part, order: Sequence[str], unwanted: Collection[str]) -> None:
+def sort_pieces(store: Store, part: ShardFiles, order: Sequence[str], unwanted: Collection[str]) -> None:
     """Bring the records into the order of the pictures' names, each picture's last alone, without the unwanted. From
     the first piece on that is another, all are written anew, under higher numbers, and only then the old ones are
     removed: readers take the last record of a picture, so that a stop in between does no harm."""

@@ -33,7 +33,7 @@ def _naming(form: str) -> Any:
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class ShardFiles:
     """A shard, counted from 1, of so many; 0 of 0 is a whole run. In a store, `records` and `events` are the folders of
     a manifest's and a log's pieces. `lock` stays there, as taking it away could free it for two."""
 
@@ -61,13 +61,13 @@ class Part:
         return f"shard {self.index}/{self.of}" if self.of else "a run without shards"
 
 
-def find_parts(names: Iterable[str]) -> list[Part]:
+def find_shard_files(names: Iterable[str]) -> list[ShardFiles]:
     """The parts whose manifest, or a piece of it, or run.json is among these names of an output folder."""
     matches = [match for name in names if (match := OWN.fullmatch(name)) and match[1] != "log"]
-    return sorted({Part(int(match[3] or match[6] or 0), int(match[2] or match[5] or 0)) for match in matches})
+    return sorted({ShardFiles(int(match[3] or match[6] or 0), int(match[2] or match[5] or 0)) for match in matches})
 
 
-def list_manifests(names: Iterable[str], part: Part) -> list[str]:
+def list_manifests(names: Iterable[str], part: ShardFiles) -> list[str]:
     """The part's manifest, and the pieces of one, in their order, as far as they are among these names."""
     return [part.manifest for name in names if name == part.manifest] + list_pieces(names, part.records)
 

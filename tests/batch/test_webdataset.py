@@ -32,7 +32,7 @@ from gradcam.sources.list import list_inputs
 from gradcam.storage.clear import Mode
 from gradcam.storage.output import Bucket, Disk, ResultWriter, to_reader
 from gradcam.storage.records import Explained, Record
-from gradcam.storage.run_file import Part
+from gradcam.storage.run_file import ShardFiles
 from gradcam.storage.store import Store
 from tests.cli.test_cli import Command, Photo, folder, gradcam_command
 from tests.stores import objects
@@ -393,7 +393,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResultWrit
 
 def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) -> tuple[TarResults, Kept]:
     kept = Kept(done)
-    return TarResults(kept, place, Part(), STEMS, mode), kept
+    return TarResults(kept, place, ShardFiles(), STEMS, mode), kept
 
 
 def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,10 +404,10 @@ def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytes
     for number in (1, 2):
         results.append(*record(number))
     results.append(failed(3), {})
-    assert (results.recorded, Part().find_tars(to_reader(place.root).list_names())) == (1, [])
+    assert (results.recorded, ShardFiles().find_tars(to_reader(place.root).list_names())) == (1, [])
     results.append(*record(4))
     assert [one.image for one in kept.records] == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "4.jpg"]
-    assert Part().find_tars(to_reader(place.root).list_names()) == [1]
+    assert ShardFiles().find_tars(to_reader(place.root).list_names()) == [1]
     results.append(*record(5))
     results.close(["a"])
     results.close()
@@ -531,7 +531,7 @@ def test_fields_are_what_stands_behind_a_stem() -> None:
 def test_long_and_foreign_names_come_back(place: Any) -> None:
     stem = "ordner/" * 20 + "猫é" * 20
     kept = Kept()
-    results = TarResults(kept, place, Part(), {"x.jpg": stem}, "new")
+    results = TarResults(kept, place, ShardFiles(), {"x.jpg": stem}, "new")
     entry = Explained(1, "x", 1.0, "l", "gradcam", f"{stem}-gradcam.jpg", False)
     results.append(Record("x.jpg", "m", explained=(entry,)), {f"{stem}-gradcam.jpg": b"data"})
     results.close()

@@ -24,7 +24,7 @@ from gradcam.storage import manifest as store_manifest
 from gradcam.storage import retry as failures
 from gradcam.storage.output import Bucket
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part, find_last, find_parts, list_manifests
+from gradcam.storage.run_file import ShardFiles, find_last, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 from tests.storage.test_output_folder import ORDER, RUN, Shard, finish_files
 from tests.storage.test_output_folder import work as work_on_disk
@@ -540,8 +540,8 @@ def test_numbers_of_pieces_are_read_as_numbers() -> None:
     names = ["manifest/100000.jsonl", "manifest/99999.jsonl", "manifest-1-of-2/00007.jsonl"]
     names += ["manifest/x.jsonl", "run.json"]
     assert find_last(names, "manifest") == 100000
-    assert list_manifests(names, Part()) == ["manifest/99999.jsonl", "manifest/100000.jsonl"]
-    assert find_parts(names) == [Part(), Part(2, 1)]
+    assert list_manifests(names, ShardFiles()) == ["manifest/99999.jsonl", "manifest/100000.jsonl"]
+    assert find_shard_files(names) == [ShardFiles(), ShardFiles(2, 1)]
 
 
 # Copied from a disk to a store, or back

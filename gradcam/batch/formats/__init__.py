@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gradcam.storage.clear import Mode
     from gradcam.storage.output import ResultWriter
     from gradcam.storage.records import Record
-    from gradcam.storage.run_file import Part, Run
+    from gradcam.storage.run_file import Run, ShardFiles
     from gradcam.storage.store import Store
 
 
@@ -72,10 +72,10 @@ class Destination:
     report: bool = False
 
     @property
-    def part(self) -> Part:
-        from gradcam.sources.shards import to_part
+    def part(self) -> ShardFiles:
+        from gradcam.sources.shards import to_shard_files
 
-        return to_part(self.shard)
+        return to_shard_files(self.shard)
 
 
 @dataclass(frozen=True, kw_only=True)

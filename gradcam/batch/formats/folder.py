@@ -11,20 +11,20 @@ from filelock import Timeout
 
 from gradcam.errors import OutputError, warn
 from gradcam.images.files import UNFINISHED, write_whole
-from gradcam.sources.shards import Shard, to_part
+from gradcam.sources.shards import Shard, to_shard_files
 from gradcam.storage import disk, run_file
 from gradcam.storage.clear import Mode, check_earlier, remove_runs
 from gradcam.storage.manifest import Logbook, ManifestWriter, is_of, keep_lines, sort_lines
 from gradcam.storage.output import Disk, DiskReader
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part, Run, find_parts, list_manifests, list_pieces
+from gradcam.storage.run_file import Run, ShardFiles, find_shard_files, list_manifests, list_pieces
 
 
 class OutputFolder:
     """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `OpenRun`.
     `temporary`: a folder in it, for files that are not whole yet."""
 
-    def __init__(self, path: Path, part: Part, release: Callable[[], None], notes: Sequence[str]) -> None:
+    def __init__(self, path: Path, part: ShardFiles, release: Callable[[], None], notes: Sequence[str]) -> None:
         self.path, self.temporary, self.manifest = path, path / part.temporary, str(path / part.manifest)
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self.recorded, self.notes, self._is_closed = 0, notes, False
@@ -44,7 +44,7 @@ class OutputFolder:
     ) -> OutputFolder:
         """Make the folder, if need be, and take it for this run; all that may be in the way is found out here. `inputs`
         are never removed. `stems`: recorded files that are not called so are made again."""
-        part = to_part(shard)
+        part = to_shard_files(shard)
         with disk.blaming_disk(path), contextlib.ExitStack() as stack:
             _check_no_file(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class OutputFolder:
             fields = run.to_fields()
             notes = check_earlier(DiskReader(path), part, fields, mode)
             if mode == "overwrite":  # of a whole run all shards go, of which none may be at work, and the report
-                earlier = [part] if part.of else find_parts(DiskReader(path).list_names())
+                earlier = [part] if part.of else find_shard_files(DiskReader(path).list_names())
                 with contextlib.ExitStack() as others:
                     for other in filter(part.__ne__, earlier):
                         others.callback(_lock(path, other))
@@ -154,7 +154,7 @@ class OutputFolder:
             disk.remove(path)
 
 
-def check_folder(path: Path, part: Part) -> bool:
+def check_folder(path: Path, part: ShardFiles) -> bool:
     """Whether there is an output folder. Raises `OSError`, and `OutputError` for what is in the way of one."""
     _check_no_file(path)
     _check_own_files(path, part)
@@ -166,12 +166,12 @@ def _check_no_file(path: Path) -> None:
         raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
 
 
-def _check_own_files(folder: Path, part: Part) -> None:
+def _check_own_files(folder: Path, part: ShardFiles) -> None:
     for name in (part.run, part.manifest, part.log):
         disk.check_file(folder / name)
 
 
-def _lock(folder: Path, part: Part) -> Callable[[], None]:
+def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
     """Keep others out; gives what lets them in again. Raises `OutputError` where another process was first."""
     try:
         return disk.take_lock(folder / part.lock, seconds=0)

@@ -20,7 +20,7 @@ from gradcam.storage.clear import check_page, check_parts
 from gradcam.storage.manifest import read_manifest
 from gradcam.storage.output import blaming, to_reader
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Run, find_parts, list_manifests
+from gradcam.storage.run_file import Run, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classi
         return  # of no class at all, run.json says enough
     reader = to_reader(place)
     names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
-    if not any(list_manifests(names, part) for part in find_parts(names)):
+    if not any(list_manifests(names, part) for part in find_shard_files(names)):
         return
     for record in read_manifest(place):
         if record.model != classifier.name:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradcam.errors import GradcamError, OutputError, warn
-from gradcam.sources.shards import Shard, to_part
+from gradcam.sources.shards import Shard, to_shard_files
 from gradcam.storage import run_file
 from gradcam.storage.clear import Mode, check_earlier, remove_runs
 from gradcam.storage.manifest import PieceWriter, encode_event, find_done, sort_pieces
 from gradcam.storage.output import Bucket, StoreReader, blaming_store
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part, Run, find_parts, list_manifests
+from gradcam.storage.run_file import Run, ShardFiles, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 
 SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is written to the manifest
@@ -24,7 +24,7 @@ class StoreResults:
     """A folder in a store, open for one run, or for one shard of it: `OpenRun`. Nothing keeps a second process out. One
     that is killed loses the records of the last `SECONDS` at most."""
 
-    def __init__(self, store: Store, part: Part, notes: Sequence[str]) -> None:
+    def __init__(self, store: Store, part: ShardFiles, notes: Sequence[str]) -> None:
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self.recorded, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
         self._store, self._part, self._is_closed = store, part, False
@@ -43,11 +43,11 @@ class StoreResults:
     ) -> StoreResults:
         """Begin a run, as `OutputFolder.open`; what is written first is `run.json`. `inputs`: the URLs of pictures,
         which stay."""
-        part, reader, fields = to_part(shard), StoreReader(store), run.to_fields()
+        part, reader, fields = to_shard_files(shard), StoreReader(store), run.to_fields()
         with blaming_store(store):
             notes = check_earlier(reader, part, fields, mode)
             if mode == "overwrite":
-                parts = [part] if part.of else find_parts(reader.list_names())
+                parts = [part] if part.of else find_shard_files(reader.list_names())
                 remove_runs(Bucket(store), parts, inputs, report=not part.of)
             results = cls(store, part, notes)
             results._start(fields, reader, stems or {})

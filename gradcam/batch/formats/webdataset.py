@@ -17,7 +17,7 @@ from gradcam.storage.clear import Mode
 from gradcam.storage.disk import blaming_disk, uninterrupted
 from gradcam.storage.output import ResultWriter, blaming, to_reader, to_writer
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Part
+from gradcam.storage.run_file import ShardFiles
 from gradcam.storage.store import Store
 
 RECORD = "json"  # the field of a sample's record
@@ -51,7 +51,9 @@ class TarResults(ResultsAround):
     """Results whose files are samples in tars, by their stems; fields are the files by what they are of, and `json`,
     the record, which is kept once its tar is there whole. Tars that no record tells of are an `OutputError`."""
 
-    def __init__(self, records: OpenRun, place: ResultWriter, part: Part, stems: Mapping[str, str], mode: Mode) -> None:
+    def __init__(
+        self, records: OpenRun, place: ResultWriter, part: ShardFiles, stems: Mapping[str, str], mode: Mode
+    ) -> None:
         super().__init__(records, self._finish)
         self._tars, self._part, self._stems = place, part, stems
         self._keys = plan_keys(stems)
@@ -133,13 +135,13 @@ def open_tars(opening: Opening) -> TarResults:
     return TarResults(opening.records, writer, opening.part, opening.stems, opening.mode)
 
 
-def _list_tars(place: Path | Store, part: Part) -> list[int]:
+def _list_tars(place: Path | Store, part: ShardFiles) -> list[int]:
     with blaming(place):
         is_there = isinstance(place, Store) or place.is_dir()
         return part.find_tars(to_reader(place).list_names()) if is_there else []
 
 
-def _refuse_tars(place: Path | Store, part: Part) -> None:
+def _refuse_tars(place: Path | Store, part: ShardFiles) -> None:
     numbers = _list_tars(place, part)
     if numbers:
         raise OutputError(

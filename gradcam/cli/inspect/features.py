@@ -64,7 +64,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Features:
     inputs: tuple[str, ...]
     model: ModelChoice
     layers: tuple[str, ...]
@@ -117,7 +117,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     in memory there are only a few batches. The model's pass ends at the last of the layers.
     """
     own = {name: chosen[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
-    wish = _Wish(inputs=inputs, model=to_model_choice(chosen), output=Output(as_json, quiet), **own)
+    wish = _Features(inputs=inputs, model=to_model_choice(chosen), output=Output(as_json, quiet), **own)
     if wish.reshape is not None and not wish.pools:
         raise click.UsageError(
             "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
@@ -149,7 +149,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     return int(failed > 0)
 
 
-def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
+def _spare_what_is_read(wish: _Features, listing: Listing) -> None:
     read = [item.content.path for item in listing.items if item.content.path is not None]
     files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
     files += [path for path in read if path.name == wish.path.name]
@@ -157,7 +157,7 @@ def _spare_what_is_read(wish: _Wish, listing: Listing) -> None:
         raise click.UsageError(f"{wish.path} is read itself, and is never overwritten: choose another name.")
 
 
-def _prepare(wish: _Wish) -> Extractor:
+def _prepare(wish: _Features) -> Extractor:
     import_torch()
     from gradcam.batch.features import prepare_extractor
     from gradcam.batch.pool import choose_batch_size
@@ -170,7 +170,7 @@ def _prepare(wish: _Wish) -> Extractor:
         return prepare_extractor(classifier, layers, pools=wish.pools, reshape=wish.reshape, batch_size=size)
 
 
-def _gather(wish: _Wish, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
+def _gather(wish: _Features, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
     from gradcam.batch.cores import count_cores
     from gradcam.batch.features import extract_items
     from gradcam.batch.pool import choose_batch_size
