@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,13 @@ def tiny_model() -> nn.Sequential:
         nn.Dropout(),
         nn.Linear(6, 5),
     )
+
+
+def tiny_vit(**options: Any) -> Any:
+    """The configuration of Hugging Face's ViT with two layers of 16 features for pictures of 32 pixels."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return transformers.ViTConfig(**(sizes | {"image_size": 32, "patch_size": 8} | options))
 
 
 TINY = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))

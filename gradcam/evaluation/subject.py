@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.explain import Explanation
-from gradcam.cam.methods.perturbation import check_integer
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, join_names, nearest, shorten
 from gradcam.hooks.memory import Halving
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.models.results import to_probabilities
+from gradcam.options import check_count
 from gradcam.targets import check_classes
 
 BASELINES = ("blur", "mean", "zero")
@@ -56,7 +56,7 @@ class Subject:
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
             raise ImageError(f"The images are {describe(images)}, expected a floating tensor (N,C,H,W), preprocessed.")
         if batch_size is not None:
-            check_integer("Subject", "batch_size", batch_size, 1)
+            check_count(batch_size, "Subject: batch_size", "an int, 1 or more.")
         self.model = unwrap(model)
         self.images = images.detach()
         self.activation = activation

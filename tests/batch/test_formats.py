@@ -7,9 +7,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from gradcam import plugins
 from gradcam.batch.formats import FORMATS, find_format
+from gradcam.cli import cli
 from gradcam.errors import GradcamError
 from gradcam.images.files import hash_file
 from tests.batch.test_webdataset import batch, photos
@@ -126,11 +128,16 @@ def test_what_is_no_format_is_said_in_a_line(batch: Command, photos: Path, mine:
     assert not list(Path("out").glob("*")) or batch(photos / "z.jpg", "-o", "out", "--overwrite").status == 0
 
 
-def test_a_writer_that_fails_ends_the_run_and_is_named(batch: Command, photos: Path, mine: Path) -> None:
-    mine.write_text(MINE.replace("STOP", "z.jpg"))
+@pytest.mark.parametrize(
+    ("error", "said"), [('ValueError("no room")', "ValueError: no room"), ("SystemExit(3)", "SystemExit: 3")]
+)
+def test_a_writer_that_fails_ends_the_run_and_is_named(
+    batch: Command, photos: Path, mine: Path, error: str, said: str
+) -> None:
+    mine.write_text(MINE.replace("STOP", "z.jpg").replace('ValueError("no room")', error))
     outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped")
     assert outcome.status == 1
-    assert "The format zipped cannot write z.jpg: ValueError: no room" in outcome.err
+    assert f"The format zipped cannot write z.jpg: {said}" in outcome.err
     assert "z.jpg" not in [json.loads(line)["image"] for line in Path("out/manifest.jsonl").read_text().splitlines()]
 
 
@@ -146,3 +153,13 @@ def test_an_entry_point_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(GradcamError, match=r"broken \(not_there_at_all:x\) cannot be imported: .*not_there_at_all"):
         find_format("broken")
     assert find_format("files") is FORMATS["files"]
+
+
+def test_a_broken_command_is_named_and_tab_goes_on(gradcam_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "not_there_at_all:x", "gradcam.commands")
+    monkeypatch.setattr(plugins, "installed", lambda kind: {"broken": broken})
+    outcome = gradcam_command("broken")
+    assert outcome.status == 2
+    assert "broken (not_there_at_all:x) cannot be imported" in outcome.err
+    tab = ShellComplete(cli, {}, "gradcam", "_GRADCAM_COMPLETE").get_completions([], "r")
+    assert [item.value for item in tab] == ["run", "report", "recommend"]

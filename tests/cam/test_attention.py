@@ -24,7 +24,7 @@ from gradcam.errors import BlindLayerError, GradcamError, ModelError
 from tests import attention_oracles as slow
 from tests.attention_oracles import Block, OpenViT
 from tests.cli.test_cli import Command, folder, gradcam_command, run
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 
 __all__ = ["folder", "gradcam_command", "run"]  # fixtures
 
@@ -57,16 +57,7 @@ def torchvision_vit() -> nn.Module:
 def hugging_face_vit(attention: str) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=32,
-        patch_size=8,
-        num_labels=5,
-        attn_implementation=attention,
-    )
+    config = tiny_vit(num_hidden_layers=3, num_labels=5, attn_implementation=attention)
     return awake(transformers.ViTForImageClassification(config))
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam import TargetLayer
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 
 EXPECTED = gradcam.explain(tiny_model().eval(), TINY, "3", target=1).maps
 
@@ -84,16 +84,7 @@ def test_checkpoints_through_which_a_gradient_at_the_picture_flows(use_reentrant
 def _hugging_face_vit() -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=32,
-        patch_size=8,
-        num_labels=5,
-    )
-    model = transformers.ViTForImageClassification(config).eval()
+    model = transformers.ViTForImageClassification(tiny_vit(num_labels=5)).eval()
     nn.init.normal_(model.classifier.weight)
     return model
 

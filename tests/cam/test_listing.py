@@ -14,7 +14,7 @@ from torchvision import models
 import gradcam
 from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import ImageError, LayerError, ModelError
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 
 
 def by_name(rows: tuple[LayerRow, ...]) -> dict[str, LayerRow]:
@@ -337,14 +337,11 @@ def test_timms_and_transformers_suggestions_are_what_explain_takes() -> None:
     timm = pytest.importorskip("timm")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
-    )
     cases = [
         (timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=5), 64),
         (timm.create_model("deit_tiny_distilled_patch16_224", img_size=64, num_classes=5), 64),
         (timm.create_model("resnet10t", num_classes=5), 64),
-        (transformers.AutoModelForImageClassification.from_config(config), 32),
+        (transformers.AutoModelForImageClassification.from_config(tiny_vit()), 32),
     ]
     for model, size in cases:
         images = torch.randn(1, 3, size, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -121,7 +122,17 @@ def test_a_changed_file_is_another_method(mine: str) -> None:
     assert before is not None
     assert before["file"] == "mine.py"
     assert plugins.fingerprint(second) != before
+    assert plugins.fingerprint(functools.partial(second.function, power=2)) == plugins.fingerprint(second)
     assert plugins.fingerprint(gradcam.METHODS["gradcam"]) is None
+
+
+def test_two_files_of_one_name_are_two(mine: str, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "mine.py"
+    other.parent.mkdir()
+    other.write_text(MINE.replace("sum(2)", "mean(2)"))
+    first, second = (plugins.load("methods", f"{file}:mycam") for file in (mine, other))
+    assert plugins.fingerprint(first) != plugins.fingerprint(second)
+    assert not torch.equal(explain(first).maps, explain(second).maps)
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str) -> None:

@@ -6,8 +6,8 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,10 @@ from gradcam.cam.listing import list_layers
 from gradcam.cli import main
 from gradcam.models.skeletons import build_skeleton, survey
 from gradcam.plugins import find_function
-from tests.cli.test_cli import Photo, folder, gradcam_command, small
+from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command, small
+from tests.helpers import tiny_vit
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures
-
-
-@dataclass(frozen=True)
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -423,21 +414,11 @@ def test_a_model_that_ends_the_program_gets_one_error(layers: Command, tmp_path:
 
 def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("timm")
-    transformers = pytest.importorskip("transformers")
     outcome = layers("timm:vit_tiny_patch16_224")
     assert outcome.out.splitlines()[-1] == (
         "gradcam run photo.jpg --model timm:vit_tiny_patch16_224 --layer blocks.11.norm1"
     )
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=(32, 64),
-        patch_size=8,
-        num_channels=1,
-        architectures=["ViTForImageClassification"],
-    )
+    config = tiny_vit(image_size=(32, 64), num_channels=1, architectures=["ViTForImageClassification"])
     config.save_pretrained(tmp_path / "folder")
     outcome = layers(f"hf:{tmp_path / 'folder'}", "--json")
     rows = records(outcome)

@@ -41,6 +41,17 @@ def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folde
     assert Path(entry["overlay"]).read_bytes() == Path("class.png").read_bytes()
 
 
+def test_a_module_of_the_current_folder_and_methods_side_by_side(
+    gradcam_command: Command, small: Photo, folder: Path
+) -> None:
+    (folder / "ours_to_find.py").write_text(MINE)
+    outcome = gradcam_command("compare", small("coffee.jpg"), "--target", "ours_to_find:score", "--json")
+    assert outcome.status == 0, outcome.err
+    methods = [entry["method"] for entry in json.loads(outcome.out)["explained"]]
+    assert "gradcam" in methods
+    assert "finercam" not in methods, "it compares classes"
+
+
 def test_two_scores_are_two_results(run: Command, small: Photo, folder: Path, mine: str) -> None:
     assert run(small("coffee.jpg"), "--target", f"{mine}:two", "-q").status == 0
     assert sorted(it.name for it in folder.iterdir()) == ["coffee-gradcam-two_0.png", "coffee-gradcam-two_1.png"]
@@ -78,6 +89,7 @@ def test_from_python(small: Photo) -> None:
         (("--target", "MINE:score", "--class", "281"), "--target says what is explained, and so do"),
         (("--target", "MINE:score", "--top-k", "2"), "--target says what is explained, and so do"),
         (("--target", "MINE:number"), "mine.py:number is 3, expected a function"),
+        (("--target", "~no.such/mine.py:score"), "~no.such/mine.py: does not exist"),
         (("--target", "MINE:Kind"), "Kind'>, expected a function"),
         (("--target", "MINE:nothing"), "There is no 'nothing' in"),
         (("--target", "nowhere.py:score"), "nowhere.py: does not exist"),

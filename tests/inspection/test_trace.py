@@ -17,7 +17,7 @@ from torchvision import models, ops
 
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.inspection.tracing import Call, Trace, trace
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 
 
 def on_meta(name: str, side: int = 224) -> Trace:
@@ -242,10 +242,7 @@ def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
 
 def test_hugging_faces_outputs() -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
-    )
-    model = transformers.ViTForImageClassification(config)
+    model = transformers.ViTForImageClassification(tiny_vit())
     found = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
     assert found.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())

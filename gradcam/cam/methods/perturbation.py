@@ -19,8 +19,10 @@ from gradcam.errors import GradcamError, shorten
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch
+from gradcam.options import check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # of resizing, by how many sides a picture has
+MOST_SEED = 2**62 - 1  # that a generator takes
 MASKS_AT_ONCE = 64  # in RISE's sum; their scores are computed in chunks that fit the memory budget
 
 
@@ -96,24 +98,12 @@ def _windows(numbers: range, lengths: torch.Size) -> Tensor:
     return torch.cat([windows, windows.new_zeros(len(numbers) - len(places), *lengths)])
 
 
-def check_integer(method: str, option: str, value: Any, least: int) -> None:
-    """Raises `GradcamError` for anything but an int of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise GradcamError(f"{method}: {option} is {shorten(value)}, expected an int, {least} or more.")
-
-
 def check_number(method: str, option: str, value: Any, most: float = math.inf) -> None:
     """Raises `GradcamError` for anything but a number above 0, finite and below `most`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value < most:
         limit = "" if most == math.inf else f" and below {most:g}"
         raise GradcamError(f"{method}: {option} is {shorten(value)}, expected a number above 0{limit}.")
-
-
-def check_seed(method: str, value: Any) -> None:
-    """Raises `GradcamError` for anything but an int that a generator takes."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
-        raise GradcamError(f"{method}: seed is {shorten(value)}, expected an int, 0 or more.")
 
 
 def scorecam(recorded: Recorded, site: GridActivations, budget: RerunBudget, *, join: Join = add_up) -> Settled:
@@ -134,7 +124,7 @@ def fasterscorecam(
     """Faster-Score-CAM: Score-CAM of the channels that vary most over the grid, so many of each image. Maps (N,K,...),
     before the ReLU. From tf-keras-vis, which has no paper for it. Raises as `scorecam` does, and `GradcamError` for
     fewer than one channel."""
-    check_integer("fasterscorecam", "channels", channels, 1)
+    check_count(channels, "fasterscorecam: channels", "an int, 1 or more.")
     return _join(recorded, site, _weights(recorded, site, budget, most=channels), join)
 
 
@@ -152,9 +142,9 @@ def sscam(
     al., arXiv:2006.14255, its first kind: `samples` times noise of standard deviation `noise` is added to each mask in
     [0,1]. The same noise for all images, so that none depends on its neighbours; it depends on `seed` alone. Raises as
     `scorecam` does, and `GradcamError` for options that cannot be."""
-    check_integer("sscam", "samples", samples, 1)
+    check_count(samples, "sscam: samples", "an int, 1 or more.")
     check_number("sscam", "noise", noise)
-    check_seed("sscam", seed)
+    check_count(seed, "sscam: seed", "an int, 0 or more.", least=0, most=MOST_SEED)
 
     def add_noise(masks: Tensor, numbers: range) -> Tensor:
         drawn = torch.stack([_draw_noise(masks.shape[3:], seed + number) for number in numbers])
@@ -174,7 +164,7 @@ def iscam(
     """IS-CAM: Score-CAM with scores averaged on the way from an empty mask to the whole. Maps (N,K,...), before the
     ReLU. Naidu et al., arXiv:2010.03023: the integral as the mean of masks times 1/n, 2/n, ... 1. Raises as `scorecam`
     does, and `GradcamError` for fewer than one step."""
-    check_integer("iscam", "steps", steps, 1)
+    check_count(steps, "iscam: steps", "an int, 1 or more.")
 
     def scale(masks: Tensor, numbers: range) -> Tensor:
         shares = [(number % steps + 1) / steps for number in numbers]
@@ -249,10 +239,10 @@ def rise(recorded: Recorded, budget: RerunBudget, *, masks: int, cells: int, pro
     it is resized and shifted at random (section 3.2). The masks depend on `seed` alone, and are the same for all images.
     Raises `GradcamError` for options that cannot be, and where the memory budget holds not one variant.
     """
-    check_integer("rise", "masks", masks, 1)
-    check_integer("rise", "cells", cells, 1)
+    check_count(masks, "rise: masks", "an int, 1 or more.")
+    check_count(cells, "rise: cells", "an int, 1 or more.")
     check_number("rise", "probability", probability, most=1)
-    check_seed("rise", seed)
+    check_count(seed, "rise: seed", "an int, 0 or more.", least=0, most=MOST_SEED)
     pictures, size = budget.batch.pictures, budget.batch.size
 
     def draw(numbers: range) -> Tensor:
@@ -305,9 +295,9 @@ def smooth_gradcam_pp(
     activations are those of the picture without noise. The noise is the same for all images, and depends on `seed` alone.
     Raises `GradcamError` for options that cannot be, `LayerError` where no copy has a gradient at the layer.
     """
-    check_integer("smoothgradcam-pp", "samples", samples, 1)
+    check_count(samples, "smoothgradcam-pp: samples", "an int, 1 or more.")
     check_number("smoothgradcam-pp", "noise", noise)
-    check_seed("smoothgradcam-pp", seed)
+    check_count(seed, "smoothgradcam-pp: seed", "an int, 0 or more.", least=0, most=MOST_SEED)
     sums: list[Tensor] = []
     is_blind = True
     for sample in range(samples):

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradcam.cam.methods.perturbation import check_integer, check_number
+from gradcam.cam.methods.perturbation import check_number
 from gradcam.errors import BlindLayerError, GradcamError, shorten, show_fields
 from gradcam.evaluation.controls import Explain
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.metrics.imputation import NOISE, impute
 from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, draw, rank_pixels, to_unit
-from gradcam.options import refuse
+from gradcam.options import check_count, refuse
 
 STEPS = 50  # of a curve
 SHARE = 0.2  # of the pixels that is to suffice
@@ -48,7 +48,7 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     `steps=224` gives its numbers. Pixels of one value, such as all of a blank map, appear in an order drawn by `seed`.
     Raises `ImageError` for heatmaps that do not fit, and `GradcamError` for an unknown baseline and for steps below 1.
     """
-    check_integer("insertion", "steps", steps, 1)
+    check_count(steps, "insertion: steps", "an int, 1 or more.")
     return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=1)
 
 
@@ -57,7 +57,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
 
     Petsiuk et al., BMVC 2018 (RISE), section 4.2. All else, errors too, is as in `insertion`.
     """
-    check_integer("deletion", "steps", steps, 1)
+    check_count(steps, "deletion: steps", "an int, 1 or more.")
     return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=-1)
 
 
