@@ -62,7 +62,11 @@ def load(kind: Kind, name: str) -> Any:
         return _load_once(name, path, hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
     if name not in installed(kind):
         raise GradcamError(f"There is no entry point {shorten(name)} in the group gradcam.{kind}.")
-    entry = installed(kind)[name]
+    entry, same = installed(kind)[name], _list_all().select(group=f"gradcam.{kind}", name=name)
+    owners = sorted({each.dist.name for each in same if each.dist})
+    if len(owners) > 1:
+        packages = f"the {kind} of several packages, {join_names(owners)}"
+        raise GradcamError(f"{name} is in {packages}: keep one of them installed.")
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # whatever somebody's package does when it is imported

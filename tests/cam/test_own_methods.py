@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -110,6 +111,9 @@ def test_the_same_method_from_a_file_and_from_an_installed_package(
         explain("broken")
     with pytest.raises(GradcamError, match="There is no method 'mycan'. Nearest: 'mycam'"):
         explain("mycan")
+    install(tmp_path, monkeypatch, "mycam = other:mycam\n", "other")
+    with pytest.raises(GradcamError, match="mycam is in the methods of several packages, 'mine', 'other'"):
+        explain("mycam")
 
 
 def test_a_changed_file_is_another_method(mine: str) -> None:
@@ -135,16 +139,16 @@ def test_two_files_of_one_name_are_two(mine: str, tmp_path: Path) -> None:
     assert not torch.equal(explain(first).maps, explain(second).maps)
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str) -> None:
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package: str = "mine") -> None:
     """A package `mine` with these methods, as pip would leave it."""
-    info = folder / "mine-1.0.dist-info"
+    info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[gradcam.methods]\n{entries}")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.setattr(plugins, "_list_all", entry_points)
-    monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
+    monkeypatch.setattr(plugins, "installed", inspect.unwrap(plugins.installed))
 
 
 @pytest.mark.parametrize(
