@@ -48,9 +48,8 @@ class Request(Plan):
             return None
         return self.target.top if self.target.classes is None else len(self.target.classes[0])
 
-    @property
-    def places(self) -> int:
-        """At how many places each class is explained."""
+    def count_results(self) -> int:
+        """Of each picture; scores of a function of the user's count as one."""
         places = sum((len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods)
         return places * (self.classes or 1)
 

@@ -210,7 +210,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
     classifier, request = ask(settings, output)
     check_panel(saving, request)
-    each = request.places * len([*filter("panel".__ne__, saving.kinds)]) + ("panel" in saving.kinds)
+    each = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
     destination = find_destination(settings.output, images, len(images) * each, suffixes)
     ending, names = settings.model.ending, OutputNames(destination.folder, images)

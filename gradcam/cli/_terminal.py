@@ -322,20 +322,20 @@ def resume_line(arguments: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def shown_bar(output: Output, unit: str, shape: str, *, wanted: bool = True, **start: int) -> Iterator[tqdm[None]]:
+def shown_bar(output: Output, unit: str, shape: str, **start: int) -> Iterator[tqdm[None]]:
     """A bar on a terminal that goes away, none with `--quiet`; what a model prints goes to standard error meanwhile."""
     from tqdm import tqdm
 
     settings: dict[str, Any] = {"unit": f" {unit}", "bar_format": shape, "dynamic_ncols": True, "leave": False, **start}
-    is_hidden = True if output.quiet or not wanted else None  # None: unless standard error is a terminal
+    is_hidden = True if output.quiet else None  # None: unless standard error is a terminal
     with tqdm(disable=is_hidden, file=sys.stderr, **settings) as bar, contextlib.redirect_stdout(sys.stderr):
         yield bar
 
 
 @contextlib.contextmanager
-def shown_passes(output: Output, *, wanted: bool = True) -> Iterator[Progress]:
+def shown_passes(output: Output) -> Iterator[Progress]:
     """A bar that hears of passes done, and of how many."""
-    with shown_bar(output, "it", PASSES, wanted=wanted, total=1) as bar:
+    with shown_bar(output, "it", PASSES, total=1) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
