@@ -111,6 +111,14 @@ def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
 
 
+def name_files(
+    stem: str, request: Request, results: Sequence[MapResult], saving: Saving, *, suffix: str
+) -> list[dict[str, str]]:
+    """As `name_kinds`, of each result of one picture."""
+    overlays = list_endings(request, results, stem=stem, suffix=suffix)
+    return [name_kinds(overlay, saving) for overlay in overlays]
+
+
 INDEX, LABEL = "<index>", "<label>"  # in place of a class's, which nobody knows yet; no name has these characters
 
 Words = tuple[str, ...]  # of a name, which dashes divide

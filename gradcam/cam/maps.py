@@ -93,7 +93,6 @@ def compute_maps(
     for method in methods:
         if method.score is not None and method.score not in scores:
             scores[method.score] = _finer_scores(method.name, recorded.scored)
-    check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
     by_name = {site.layer: site for level in chosen.values() for site in level}  # a level may be named, too
     sites, values = list(by_name.values()), _Values()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
@@ -110,6 +109,7 @@ def compute_maps(
         values.add("input", of_input, [of_input.compute(recorded, budget)])
     for of_attention in _of(OfAttention, methods):
         values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, log, budget))])
+    check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
     maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
     _judge_blindness(chosen, values, recorded)
     found = {}

@@ -160,13 +160,12 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
 
 def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
     """Write each kind of file that is asked for, and give their paths for each result."""
-    from gradcam.batch.names import list_endings, name_kinds, panel_ending
+    from gradcam.batch.names import name_files, panel_ending
     from gradcam.models.results import panel
 
     saving, suffix = job.saving, job.ending
     look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    overlays = list_endings(job.request, found.results, stem=image.stem, suffix=suffix)
-    named = [name_kinds(overlay, saving) for overlay in overlays]
+    named = name_files(image.stem, job.request, found.results, saving, suffix=suffix)
     names = [name for kinds in named for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_ending(job.request.options["evidence"], suffix=suffix)))
@@ -248,12 +247,12 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     """The model of that choice; its code may be imported from the current folder, and prints to standard error."""
     check_model_name(choice.model)
+    others = {name: value for name, value in vars(choice).items() if name != "model"}
     import_torch()
     from gradcam.models.load import load_classifier
     from gradcam.models.providers import DEFAULT
 
     with code_of_the_user(choice.model, choice.reader):
-        others = {name: value for name, value in vars(choice).items() if name != "model"}
         return load_classifier(choice.model or DEFAULT, layer=layer, **others)
 
 

@@ -405,7 +405,7 @@ class TargetLayer:
                 raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
             raise no_floating_tensor([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
-            if tensor._version != version:
+            if not tensor.is_inference() and tensor._version != version:
                 raise LayerError(
                     f"What layer '{self.name}' gave is changed in place behind it, under another name: choose a layer "
                     "behind that, or explain this one alone."
@@ -534,7 +534,7 @@ class TargetLayer:
         if source is not None and is_changed:
             handed_on = source.replace(handed_on)  # has to lead to the gradient under its old name as well
         self._recorded[keys] = start
-        self._versions.append(start._version)
+        self._versions.append(0 if start.is_inference() else start._version)
         return handed_on
 
     def _close_other_ways(self) -> None:
