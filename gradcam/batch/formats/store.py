@@ -26,7 +26,7 @@ class StoreResults:
 
     def __init__(self, store: Store, part: ShardFiles, notes: Sequence[str]) -> None:
         self.done, self.failed = frozenset[str](), frozenset[str]()
-        self.recorded, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
+        self._appended, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
         self._store, self._part, self._is_closed = store, part, False
         self._again: dict[str, bool] = {}  # pictures that are recorded, and to be done once more
 
@@ -72,10 +72,16 @@ class StoreResults:
     def place(self) -> Bucket:
         return Bucket(self._store)
 
+    @property
+    def recorded(self) -> int:
+        """How many records are in pieces that are written, also where a signal comes right behind one of them."""
+        return self._appended - len(self._manifest)
+
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add the record of a picture whose files are written, with the next piece of the manifest. Where that cannot
         be written, records wait for the next try."""
         self._manifest.add(record.to_json().encode() + b"\n")
+        self._appended += 1
         self._again.pop(record.image, None)
         if len(self._manifest) >= RECORDS or time.monotonic() - self._written >= SECONDS:
             with blaming_store(self._store):
@@ -96,9 +102,7 @@ class StoreResults:
 
     def _write(self) -> None:
         """The manifest first: a log that cannot be written stops no run."""
-        waiting = len(self._manifest)
         self._manifest.write()
-        self.recorded += waiting
         if not self._store.is_file(self._part.run):  # without it nobody could go on with what is recorded
             self._store.write(self._part.run, self._contents)
             warn(f"{self._store.below(self._part.run).url}: was removed by somebody else, and is written again.")
