@@ -20,17 +20,26 @@ from gradcam.errors import GradcamError, describe_unexpected
     context_settings=SETTINGS,
     has_plugins=True,
     places={
-        "run": "gradcam.cli.run:run_command",
-        "batch": "gradcam.cli.batch:batch_command",
-        "report": "gradcam.cli.batch:report_command",
-        "compare": "gradcam.cli.run:compare_command",
-        "check": "gradcam.cli.check:check_command",
-        "evaluate": "gradcam.cli.evaluate:evaluate_command",
-        "recommend": "gradcam.cli.recommend:recommend_command",
-        "layers": "gradcam.cli.layers:layers_command",
-        "inspect": "gradcam.cli.inspect:inspect_group",
-        "methods": "gradcam.cli.methods:methods_command",
-        "models": "gradcam.cli.models:models_command",
+        "run": ("gradcam.cli.run:run_command", "Explain pictures: write an overlay for each."),
+        "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size, and go on where it was stopped."),
+        "report": ("gradcam.cli.batch:report_command", "Make the gallery of a batch again."),
+        "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),
+        "check": ("gradcam.cli.check:check_command", "A verdict on a map: four tests that it can fail."),
+        "evaluate": (
+            "gradcam.cli.evaluate:evaluate_command",
+            "Judge methods by metrics, on a folder of your own pictures.",
+        ),
+        "recommend": (
+            "gradcam.cli.recommend:recommend_command",
+            "Find the best method, score and layer for a model on one's pictures.",
+        ),
+        "layers": ("gradcam.cli.layers:layers_command", "List a model's layers, and where a map can be taken."),
+        "inspect": (
+            "gradcam.cli.inspect:inspect_group",
+            "Look inside a network: its calls, features, activations, gradients.",
+        ),
+        "methods": ("gradcam.cli.methods:methods_command", "List the methods, their cost and their papers."),
+        "models": ("gradcam.cli.models:models_command", "List the models that can be named."),
     },
 )
 @click.version_option(__version__, prog_name="gradcam")

@@ -57,10 +57,12 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands by name, each imported from its `module:attribute` when it is asked for, so that none waits for another.
-    What is typed in place of a command is answered with the line that was meant."""
+    """Commands by name, each with its line of help, and imported from its `module:attribute` when it is asked for, so that
+    none waits for another, and help for none. What is typed in place of one is answered with the line that was meant."""
 
-    def __init__(self, *arguments: Any, places: Mapping[str, str], has_plugins: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, places: Mapping[str, tuple[str, str]], has_plugins: bool = False, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
         self._places = places
         self._has_plugins = has_plugins
@@ -80,8 +82,10 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, or None. Raises `GradcamError` for one of another package that cannot be had."""
         if cmd_name in self._places:
-            module, _, attribute = self._places[cmd_name].partition(":")
+            place, line = self._places[cmd_name]
+            module, _, attribute = place.partition(":")
             command: click.Command = getattr(importlib.import_module(module), attribute)
+            command.short_help = line
             return command
         if cmd_name not in self._list_installed():
             return None
@@ -96,10 +100,8 @@ class Group(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [(name, self.get_command(ctx, name)) for name in self._places]
-        width = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in own if command])
+            formatter.write_dl([(name, line) for name, (_, line) in self._places.items()])
         if self._list_installed():
             with formatter.section("Commands of other packages"):
                 formatter.write_dl(list(self._list_installed().items()))

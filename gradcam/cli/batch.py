@@ -270,7 +270,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
             self.fail(str(error), parameter, context)
 
 
-@click.command("batch", cls=Command, short_help="Explain a folder of any size, and go on where it was stopped.")
+@click.command("batch", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
     "-o",
@@ -345,7 +345,7 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))
 
 
-@click.command("report", cls=Command, short_help="Make the gallery of a batch again.")
+@click.command("report", cls=Command)
 @click.argument("folder", metavar="DIR", type=options.FOLDER)
 @options.max_pixels
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")

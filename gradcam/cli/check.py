@@ -88,7 +88,7 @@ def _style(outcome: str) -> str:
     return click.style(outcome, fg=COLOURS[outcome])
 
 
-@click.command("check", cls=Command, short_help="A verdict on a map: four tests that it can fail.")
+@click.command("check", cls=Command)
 @options.pictures
 @options.model
 @options.layer("Layer to look at, as `gradcam layers` lists it.")

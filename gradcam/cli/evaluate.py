@@ -58,7 +58,7 @@ NAMED = 3  # methods in the last line
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} left{postfix}"  # of a bar
 
 
-@click.command("evaluate", cls=Command, short_help="Judge methods by metrics, on a folder of your own pictures.")
+@click.command("evaluate", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.several(
     "--method",

@@ -97,7 +97,7 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
     return to_command(["gradcam", "run", "photo.jpg", *words, "--layer", suggested.name])
 
 
-@click.command("layers", cls=Command, short_help="List a model's layers, and where a map can be taken.")
+@click.command("layers", cls=Command)
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]", shell_complete=complete(list_models))
 @options.model
 @options.number("--depth", "Only names of so many parts, or fewer.")

@@ -16,7 +16,7 @@ from gradcam.errors import GradcamError
 from gradcam.plugins import installed
 
 
-@click.command("methods", cls=Command, short_help="List the methods, their cost and their papers.")
+@click.command("methods", cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete(lambda _: [*METHODS, *ATTRIBUTIONS]))
 @click.option("--bibtex", is_flag=True, help="Print the papers' BibTeX entries.")
 def methods_command(names: tuple[str, ...], bibtex: bool) -> int:

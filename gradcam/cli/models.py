@@ -23,7 +23,7 @@ class Listed:
     weights: dict[str, bool] = field(default_factory=dict)
 
 
-@click.command("models", cls=Command, short_help="List the models that can be named.")
+@click.command("models", cls=Command)
 @click.argument("pattern", required=False, shell_complete=complete(list_models))
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each.")
 def models_command(pattern: str | None, as_json: bool) -> int:

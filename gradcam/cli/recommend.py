@@ -48,9 +48,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     return [name.lower() for name in names]
 
 
-@click.command(
-    "recommend", cls=Command, short_help="Find the best method, score and layer for a model on one's pictures."
-)
+@click.command("recommend", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
 @options.model
 @options.layer("Layer to try, as `gradcam layers` lists it; repeatable.  [default: a handful]", "layers", multiple=True)

@@ -20,7 +20,7 @@ METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigenca
 SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 
 
-@click.command("run", cls=Command, short_help="Explain pictures: write an overlay for each.")
+@click.command("run", cls=Command)
 @options.pictures
 @options.choices(methods=("gradcam",))
 @options.output
@@ -37,7 +37,7 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
     return work(prepare(to_settings(chosen), images, output), images, output)
 
 
-@click.command("compare", cls=Command, short_help="Draw methods, layers and classes side by side.")
+@click.command("compare", cls=Command)
 @options.pictures
 @options.choices(methods=())
 @options.output

@@ -16,9 +16,23 @@ from gradcam.cli._terminal import to_name
 @click.group(
     "inspect",
     cls=Group,
-    short_help="Look inside a network: its calls, features, activations, gradients.",
     places={
-        name: f"gradcam.cli.inspect.{name}:{name}_command" for name in ("trace", "features", "activations", "gradients")
+        "trace": (
+            "gradcam.cli.inspect.trace:trace_command",
+            "List each call of each layer: shapes, cost, memory, time.",
+        ),
+        "features": (
+            "gradcam.cli.inspect.features:features_command",
+            "Write what layers give for many pictures to one file.",
+        ),
+        "activations": (
+            "gradcam.cli.inspect.activations:activations_command",
+            "Draw what the channels of layers give for pictures.",
+        ),
+        "gradients": (
+            "gradcam.cli.inspect.gradients:gradients_command",
+            "How a class's gradient flows back: vanishing and exploding layers.",
+        ),
     },
 )
 def inspect_group() -> None:

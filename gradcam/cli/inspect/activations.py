@@ -80,7 +80,7 @@ class _Job:
     ending: str
 
 
-@click.command("activations", cls=Command, short_help="Draw what the channels of layers give for pictures.")
+@click.command("activations", cls=Command)
 @options.pictures
 @options.layers("Layers to look at", default="the one that is explained")
 @options.number("--channels", "Channels of each layer, at most.", 64)

@@ -82,7 +82,7 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
     return path
 
 
-@click.command("features", cls=Command, short_help="Write what layers give for many pictures to one file.")
+@click.command("features", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
     "-o",

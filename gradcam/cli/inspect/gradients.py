@@ -177,9 +177,7 @@ class _Job:
         return str(path)
 
 
-@click.command(
-    "gradients", cls=Command, short_help="How a class's gradient flows back: vanishing and exploding layers."
-)
+@click.command("gradients", cls=Command)
 @options.pictures
 @options.class_("wanted", "The class.  [default: each picture's most probable]")
 @options.layers("Layers to look at", default="all")

@@ -123,7 +123,7 @@ class _Subject:
     what: str
 
 
-@click.command("trace", cls=Command, short_help="List each call of each layer: shapes, cost, memory, time.")
+@click.command("trace", cls=Command)
 @click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
 @options.model
 @options.layers("Layers whose calls are listed", default="all")
