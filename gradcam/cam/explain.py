@@ -26,7 +26,7 @@ from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import map_tensors, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
-from gradcam.layers.find import find_layers, unwrap
+from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets import refuse_features
@@ -155,7 +155,7 @@ def one_map(
         return None if layer is None else [layer]
     if layer is not None or join is None:
         raise LayerError("explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare().")
-    return layers
+    return check_layers(layers)
 
 
 def compare(

@@ -90,11 +90,16 @@ def refuse_other_kinds(model: object) -> None:
 
 
 def find_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[Outlet]:
-    """Several, each once. Raises as `find_layer`, and for what is no list of at least one."""
+    """Several, each once. Raises as `check_layers` and `find_layer`."""
+    found = [find_layer(model, layer) for layer in check_layers(layers)]
+    return list({outlet.name: outlet for outlet in found}.values())
+
+
+def check_layers(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]:
+    """The layers. Raises `LayerError` for what is no list of at least one."""
     if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one layer, by name or as modules.")
-    found = [find_layer(model, layer) for layer in layers]
-    return list({outlet.name: outlet for outlet in found}.values())
+    return layers
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
