@@ -192,13 +192,12 @@ def _kind_of_map(shape: Lengths, size: Lengths, module: nn.Module | None) -> str
         return "channels first"
     if axis == -1:  # windows of a partition lie in the place of rows, and have no aspect
         return "channels last" if fits_last else None
-    has_channels_last = module is not None and _has_channels_last(module, shape)
-    if _gives_matrices(module) or (fits_first == fits_last and has_channels_last):
+    if _gives_matrices(module) or (
+        fits_first == fits_last and module is not None and _has_channels_last(module, shape)
+    ):
         return None
     # Behind convolutions, or with a part that works on that many channels, strides down and across may differ.
-    parts = [part for part in (() if module is None else module.modules()) if isinstance(part, CHANNELS_FIRST)]
-    counts = [getattr(part, name, None) for part in parts for name in ("out_channels", "num_features", "num_channels")]
-    if fits_first != fits_last or isinstance(module, BEHIND_CONVOLUTIONS) or shape[1] in counts:
+    if fits_first != fits_last or isinstance(module, BEHIND_CONVOLUTIONS) or shape[1] in _list_channels(module):
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
         return None
@@ -241,6 +240,11 @@ def _try_axes(module: nn.Module, features: int, rank: int) -> int | None:
 
 def _has_channels_last(module: nn.Module, shape: Lengths) -> bool:
     return any(_channel_axis(part, shape) == -1 for part in module.modules())
+
+
+def _list_channels(module: nn.Module | None) -> list[Any]:
+    parts = [part for part in (() if module is None else module.modules()) if isinstance(part, CHANNELS_FIRST)]
+    return [getattr(part, name, None) for part in parts for name in ("out_channels", "num_features", "num_channels")]
 
 
 def _has_aspect(grid: Lengths, size: Lengths) -> bool:
