@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import click
 
-from gradcam._version import __version__
-from gradcam.cli._commands import SETTINGS, Group, show_usage_error
+from gradcam.cli._commands import SETTINGS, Group, show_usage_error, show_version, tell_all
 from gradcam.cli._terminal import Terminated, heed_nothing, heeding_signals, make_streams_safe, settle_warnings
 from gradcam.errors import GradcamError, describe_unexpected
 
@@ -42,7 +41,15 @@ from gradcam.errors import GradcamError, describe_unexpected
         "models": ("gradcam.cli.models:models_command", "List the models that can be named."),
     },
 )
-@click.version_option(__version__, prog_name="gradcam")
+@click.option("--version", is_flag=True, expose_value=False, callback=show_version, help="Show the version and exit.")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=tell_all,
+    help="With --version: those of Python, torch and the rest, and the devices.",
+)
 def cli() -> None:
     """Show where a vision model looked.
 

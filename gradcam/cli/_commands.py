@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from gradcam import plugins
+from gradcam._version import __version__
 from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
@@ -39,6 +41,28 @@ SETTINGS = {  # of all commands; options may be typed in the plural
     "max_content_width": 110,
     "token_normalize_func": partial(re.compile("^(?:(method|metric|score|layer)s|(class)es)$").sub, r"\1\2"),
 }
+
+
+def tell_all(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    """Of `--verbose`: remembered for `show_version`, wherever in the line it stands."""
+    context.meta["verbose"] = is_wanted
+
+
+def show_version(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    """Print the version and end; with `--verbose` all that a report of a problem should hold."""
+    if not is_wanted or context.resilient_parsing:
+        return
+    click.echo(f"gradcam, version {__version__}")
+    if context.meta["verbose"]:
+        import torch
+
+        from gradcam.storage.run_file import describe_versions
+
+        gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        facts = describe_versions() | {"system": platform.platform(), "cpu threads": torch.get_num_threads()}
+        for name, value in (facts | {"gpu": ", ".join(gpus) or "none"}).items():
+            click.echo(f"{name:12} {value}")
+    context.exit()
 
 
 class Command(click.Command):

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -817,6 +818,16 @@ def finish(process: subprocess.Popen[str]) -> Outcome:
 
 def test_the_version_is_the_packages() -> None:
     assert finish(start("--version")) == Outcome(0, f"gradcam, version {gradcam.__version__}\n", "")
+
+
+def test_a_report_of_a_problem_has_all_versions() -> None:
+    for typed in (("--version", "--verbose"), ("--verbose", "--version")):
+        ended = finish(start(*typed))
+        assert (ended.status, ended.err) == (0, "")
+        told = dict(line.split(maxsplit=1) for line in ended.out.splitlines()[1:])
+        assert told["torch"] == torch.__version__
+        assert told["python"] == platform.python_version()
+        assert {"torchvision", "opencv", "numpy", "pillow", "system", "gpu"} <= told.keys()
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"]])
