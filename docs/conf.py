@@ -1,0 +1,92 @@
+"""How the site is built: `sphinx-build -W docs docs/_build/html`, without the network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sphinx_gallery.scrapers import figure_rst
+
+import gradcam
+
+HERE = Path(__file__).parent
+PICTURES = {".png", ".jpg", ".webp"}
+
+project = "gradcam"
+author = copyright = "the developers of gradcam"
+version = release = gradcam.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "gallery"]
+nitpicky = False
+suppress_warnings = ["config.cache"]  # the gallery's functions cannot be pickled
+
+myst_enable_extensions = ["colon_fence", "attrs_block"]
+myst_heading_anchors = 3
+copybutton_prompt_text = r"\$ "
+copybutton_prompt_is_regexp = True
+
+autosummary_generate = True
+autodoc_typehints = "none"  # the sections of docstrings say shapes and ranges as well
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "gradcam"
+html_logo = html_favicon = "_static/mark.svg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_extra_path = ["../llms.txt"]
+html_theme_options = {
+    "logo": {"text": "gradcam"},
+    "navbar_align": "left",
+    "header_links_before_dropdown": 8,
+    "show_prev_next": True,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+
+class Written:
+    """Shows the pictures that a script of the gallery wrote, below the block that wrote them."""
+
+    def __repr__(self) -> str:
+        return "Written"
+
+    def __call__(self, block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+        folder = Path(block_vars["src_file"]).parent
+        new = sorted((it for it in folder.iterdir() if it.suffix in PICTURES), key=lambda it: it.stat().st_mtime_ns)
+        shown = []
+        for file in new:
+            target = Path(next(block_vars["image_path_iterator"])).with_suffix(file.suffix)
+            shutil.move(file, target)
+            shown.append(str(target))
+        return figure_rst(shown, gallery_conf["src_dir"]) if shown else ""
+
+
+def forget(gallery_conf: dict[str, Any], file: str) -> None:
+    """Between two scripts: what the one before wrote that is no picture."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+# Scripts find `assets/` beside themselves, as somebody finds it who runs them where the repository is.
+shutil.copytree(HERE.parent / "assets", HERE / "gallery" / "assets", dirs_exist_ok=True)
+os.environ.setdefault("OMP_NUM_THREADS", "2")

@@ -1,0 +1,98 @@
+"""The folder in which pages are read along: pictures, models with random weights, and files of a user's own."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from tests.docs.pages import ROOT
+
+MINE = """
+import gradcam
+
+
+@gradcam.method("mycam", summary="activations times positive gradients")
+def mycam(activations, gradients):
+    return (activations[:, None] * gradients.clamp(min=0)).sum(2)
+
+
+@gradcam.evaluation.metric("mymetric", summary="mean of the heatmap", better="lower")
+def mymetric(subject, heatmaps):
+    return heatmaps.flatten(1).mean(1)
+
+
+def score(output):
+    return output[:, 967] - output[:, 968]
+"""
+TRAIN = """
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
+"""
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages name, made once: random weights of five kinds of checkpoints, pictures, a shard, code."""
+    import timm
+    from safetensors.torch import save_file
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    folder, assets = tmp_path_factory.mktemp("made"), ROOT / "assets"
+    (folder / "torch/hub/checkpoints").mkdir(parents=True)
+    file = torchvision.models.ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
+    torch.save(torchvision.models.resnet18().state_dict(), folder / "torch/hub/checkpoints" / file)
+    save_file(timm.create_model("resnet18").state_dict(), folder / "timm.safetensors")
+    names = {0: "nothing", 1: "coffee", 2: "tea"}
+    config = ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, id2label=names)
+    ViTForImageClassification(config).save_pretrained(folder / "my-vit")
+    ViTImageProcessor().save_pretrained(folder / "my-vit")
+    chest = torchvision.models.densenet121(num_classes=14).state_dict()
+    torch.save({"state_dict": {f"module.{name}": it for name, it in chest.items()}, "epoch": 3}, folder / "chest.ckpt")
+    (folder / "findings.txt").write_text("\n".join(f"finding {number}" for number in range(14)))
+    torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), folder / "best.pth")
+    (folder / "labels.txt").write_text("nothing\ncoffee\ntea\n")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "mine.py").write_text(MINE)
+    network: dict = {}
+    exec(TRAIN, network)
+    torch.save(network["build"]().state_dict(), folder / "last.pth")
+    Image.fromarray(np.random.default_rng(0).integers(100, 4000, (80, 100), dtype=np.uint16)).save(folder / "scan.png")
+    for place, pictures in {"photos": ("coffee.jpg", "rocket.jpg"), "more": ("camera.png",)}.items():
+        (folder / place).mkdir()
+        for name in pictures:
+            shutil.copy(assets / name, folder / place)
+    (folder / "chosen.csv").write_text("path,class\nphotos/coffee.jpg,cup\nmore/camera.png,\n")
+    for number, name in enumerate(("coffee.jpg", "rocket.jpg")):
+        with tarfile.open(folder / f"photos-{number:06}.tar", "w") as tar:
+            tar.add(assets / name, name)
+    shutil.copytree(assets, folder / "assets")
+    shutil.copy(assets / "coffee.jpg", folder / "photo.jpg")
+    shutil.copy(assets / "camera.png", folder / "other.png")
+    return folder
+
+
+@pytest.fixture
+def desk(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, as the current folder; big files are links."""
+    shutil.copytree(made, tmp_path / "desk", copy_function=_link_or_copy)
+    monkeypatch.chdir(tmp_path / "desk")
+    monkeypatch.setenv("TORCH_HOME", str(made / "torch"))
+    monkeypatch.syspath_prepend(str(tmp_path / "desk"))
+    return tmp_path / "desk"
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if Path(source).stat().st_size > 1_000_000:
+        Path(target).symlink_to(source)
+    else:
+        shutil.copy(source, target)

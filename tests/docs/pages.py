@@ -1,0 +1,144 @@
+"""Runs what is printed: each block of Python and each command of a page, in order, in a folder with the files that it names.
+
+A comment in front of a block says what is special about it:
+
+    <!-- raises LayerError: has no layer -->    the block of Python ends in this error, with these words
+    <!-- status 1 -->                           the last command ends with this status
+    <!-- prints -->                             a block of text: what the block before it has printed, times aside
+    <!-- elsewhere -->                          it takes several machines: run by a test of its own
+    <!-- slow -->                               the page's test is a slow one
+
+Commands of `gradcam` run in this process, everything else in a shell. `pip install` is not run: its extras have to exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from gradcam.cli import cli
+
+ROOT = Path(__file__).parent.parent.parent
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.S | re.M)
+NOTE = re.compile(r"<!-- (.+?) -->\s*\Z")
+MARKS = ("raises ", "status ", "prints", "slow", "line ", "elsewhere")
+EXTRAS = re.compile(r"gradcam-torch\[([\w,]+)\]|\.\[([\w,]+)\]")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `line`: where its code begins; `mark`: the comment in front of it, or nothing."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+    mark: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def read_blocks(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    page = path.relative_to(ROOT).as_posix()
+    blocks = []
+    for found in FENCE.finditer(text):
+        note = NOTE.search(text[: found.start()])
+        mark = note[1] if note and note[1].startswith(MARKS) else ""
+        code = re.sub(rf"^{found['indent']}", "", found["code"], flags=re.M)
+        blocks.append(Block(page, text[: found.start("code")].count("\n"), found["language"], code, mark))
+    return blocks
+
+
+def run_page(path: Path) -> dict[str, Any]:
+    """Run a page's blocks in the current folder; the names that its Python made."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in read_blocks(path):
+        if block.mark == "elsewhere":
+            continue
+        if block.language == "python":
+            printed = run_python(block, names)
+        elif block.language == "bash":
+            printed = run_commands(block)
+        elif block.mark == "prints":
+            assert settle(printed) == settle(block.code), block.where
+    return names
+
+
+def run_python(block: Block, names: dict[str, Any]) -> str:
+    """What it printed. An error says in which line of the page it is."""
+    code = compile("\n" * block.line + block.code, block.page, "exec")
+    kind, _, words = block.mark.removeprefix("raises ").partition(": ")
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        if block.mark.startswith("raises "):
+            with pytest.raises(Exception, match=re.escape(words)) as caught:
+                exec(code, names)
+            assert caught.type.__name__ == kind, f"{block.where}: {caught.type}"
+        else:
+            exec(code, names)
+    return output.getvalue()
+
+
+def run_commands(block: Block) -> str:
+    """What they printed to standard output."""
+    lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    printed = ""
+    for number, line in enumerate(lines):
+        expected = int(block.mark.split()[1]) if block.mark.startswith("status ") and number == len(lines) - 1 else 0
+        status, output = run_command(line)
+        printed += output
+        assert status == expected, f"{block.where}: {line}\n{output}"
+    return printed
+
+
+def run_command(line: str) -> tuple[int, str]:
+    words = shlex.split(line, comments=True)
+    if words[:2] == ["pip", "install"]:
+        check_extras(line)
+        return 0, ""
+    if words[0] != "gradcam" or {"|", ">", "&&", ";"} & set(words) or "$" in line:
+        ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=environment())
+        return ended.returncode, ended.stdout + (ended.stderr if ended.returncode else "")
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        try:
+            status = cli.main(words[1:], standalone_mode=False, prog_name="gradcam")
+        except click.ClickException as error:
+            return error.exit_code, f"{output.getvalue()}{error.format_message()}"
+        except SystemExit as error:
+            status = error.code
+    return status or 0, output.getvalue()
+
+
+def environment() -> dict[str, str]:
+    """With the commands of this Python, and this package."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def check_extras(line: str) -> None:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        asked = {name for found in EXTRAS.findall(line) for name in "".join(found).split(",")}
+        assert asked <= known.keys(), f"no such extra: {line}"
+
+
+def settle(text: str) -> str:
+    """Without what changes from run to run: times, and spaces at the end of lines."""
+    text = re.sub(r"\d+\.\d s", "T s", text)
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
