@@ -88,5 +88,21 @@ def forget(gallery_conf: dict[str, Any], file: str) -> None:
 
 
 # Scripts find `assets/` beside themselves, as somebody finds it who runs them where the repository is.
-shutil.copytree(HERE.parent / "assets", HERE / "gallery" / "assets", dirs_exist_ok=True)
+for section in (HERE / "gallery").glob("[0-9]*"):
+    shutil.copytree(HERE.parent / "assets", section / "assets", dirs_exist_ok=True)
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "filename_pattern": r"\.py",
+    "ignore_pattern": r"__init__|assets",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": (Written(),),
+    "reset_modules": (forget,),
+    "show_memory": False,
+    "min_reported_time": 1e6,
+    "remove_config_comments": True,
+    "abort_on_example_error": True,
+    "copyfile_regex": "",
+}

@@ -1,0 +1,31 @@
+"""
+Your own model and tensor
+=========================
+
+Any PyTorch model, with what it takes. Here a small network of one's own, and a picture as a tensor.
+"""
+
+import torch
+from torch import nn
+
+import gradcam
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(3, 16, 5, stride=4),
+    nn.ReLU(inplace=True),
+    nn.Conv2d(16, 32, 3, stride=2),
+    nn.ReLU(inplace=True),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(32, 5),
+)
+picture = gradcam.read_image("assets/astronaut.jpg")
+images = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255
+
+explanation = gradcam.explain(model, images, target=3)
+print(explanation)
+
+# %%
+# Random weights look at nothing in particular; the drawing is the same.
+gradcam.write_image("own.png", gradcam.overlay(picture, explanation.heatmaps[0, 0]))

@@ -1,0 +1,20 @@
+"""
+A regression: one number
+========================
+
+An output (N,1) is explained itself. Both signs count.
+"""
+
+import torch
+import torchvision
+
+import gradcam
+
+torch.manual_seed(0)
+model = torchvision.models.resnet18(weights=None, num_classes=1).eval()
+picture = gradcam.read_image("assets/astronaut.jpg")
+images = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255
+
+explanation = gradcam.explain(model, images, "layer4", evidence="signed")
+print(f"it gives {explanation.output.item():.3f}")
+gradcam.write_image("regression.png", gradcam.overlay(picture, explanation.heatmaps[0, 0], signed=True))

@@ -1,0 +1,27 @@
+"""
+Segmentation: why is this region called that?
+=============================================
+
+The score is a class's mean logit over a region; the map is taken at the encoder's end.
+"""
+
+import torch
+import torchvision
+
+import gradcam
+
+torch.manual_seed(0)
+model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
+picture = gradcam.read_image("assets/chelsea.jpg")
+images = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255
+mask = torch.zeros(images.shape[2:])
+mask[100:200, 150:300] = 1
+
+
+def cat_in_the_middle(output):
+    return (output["out"][:, 8] * mask).sum((1, 2)) / mask.sum()
+
+
+explanation = gradcam.explain(model, images, target=cat_in_the_middle)
+print(explanation.layer, tuple(explanation.maps.shape))
+gradcam.write_image("region.png", gradcam.overlay(picture, explanation.heatmaps[0, 0]))

@@ -1,0 +1,24 @@
+"""
+A vision transformer
+====================
+
+Nothing to pass: the layer and the grid of its tokens are found. Random weights here, so look at the shapes.
+"""
+
+import timm
+import torch
+
+import gradcam
+
+torch.manual_seed(0)
+model = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
+picture = gradcam.read_image("assets/chelsea.jpg")
+classifier = gradcam.load_classifier(model, mean=[0.5] * 3, std=[0.5] * 3, size=224)
+
+explanation = classifier.explain(picture, target=3)
+print(explanation.layer, tuple(explanation.maps.shape))
+explanation.save("vit.png")
+
+# %%
+# Methods that follow the attention through all blocks are of no layer.
+classifier.explain(picture, target=3, method="rollout").save("rollout.png")

@@ -1,0 +1,17 @@
+"""
+Where a map can be taken
+========================
+
+What `gradcam layers` prints, in Python.
+"""
+
+import torch
+
+import gradcam
+
+classifier = gradcam.load_classifier()
+rows = gradcam.list_layers(classifier.model, torch.zeros(1, 3, 224, 224))
+for row in rows:
+    if row.cam and row.name.count(".") == 0:
+        mark = "  <- suggested" if row.is_suggested else ""
+        print(f"{row.name:8} {row.grid!s:10} both signs: {row.both_signs}{mark}")

@@ -1,0 +1,14 @@
+"""
+A map that knows nothing
+========================
+
+A blob in the centre looks convincing on many photographs. It fails.
+"""
+
+import gradcam
+
+classifier = gradcam.load_classifier()
+verdict = gradcam.evaluation.check(classifier, "assets/coffee.jpg", method="centre")
+print(verdict.outcome)
+for test in verdict.tests:
+    print(f"{test.name:14} {test.outcome}")

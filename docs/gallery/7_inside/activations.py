@@ -1,0 +1,14 @@
+"""
+What layers give
+================
+
+The strongest channels of an early and a late layer.
+"""
+
+import gradcam
+from gradcam import inspection
+
+classifier = gradcam.load_classifier()
+images = classifier.batch([classifier.prepare("assets/chelsea.jpg")])
+grids = inspection.activations(classifier.model, images, ["stem.0", "layer2", "head.0"])
+gradcam.write_image("activations.png", inspection.draw_activations(grids, channels=8))

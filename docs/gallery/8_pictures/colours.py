@@ -1,0 +1,16 @@
+"""
+Colour maps and opacity
+=======================
+
+One heatmap, drawn in four ways.
+"""
+
+import numpy as np
+
+import gradcam
+
+classifier = gradcam.load_classifier()
+explanation = classifier.explain("assets/rocket.jpg")
+looks = [("turbo", 0.5), ("viridis", 0.5), ("magma", 0.7), ("jet", 0.3)]
+drawn = [explanation.overlay(colormap=name, alpha=alpha) for name, alpha in looks]
+gradcam.write_image("colours.jpg", np.concatenate([np.concatenate(drawn[:2], 1), np.concatenate(drawn[2:], 1)]))

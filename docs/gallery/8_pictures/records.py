@@ -1,0 +1,20 @@
+"""
+Results as they come
+====================
+
+A generator over many files: pictures are read and drawn in threads while the model is at work.
+"""
+
+from pathlib import Path
+
+import gradcam
+
+Path("broken.jpg").write_bytes(Path("assets/koala.webp").read_bytes()[:2000])
+classifier = gradcam.load_classifier()
+files = ["assets/koala.webp", "assets/rocket.jpg", "broken.jpg"]
+for result in gradcam.explain_files(files, classifier, layers=["layer4"]):
+    if result.error is None:
+        print(result.name, result.explanations["layer4", "gradcam"].caption())
+    else:
+        print(result.name, "failed:", result.error)
+Path("broken.jpg").unlink()
