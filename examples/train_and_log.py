@@ -1,0 +1,64 @@
+"""Train a small classifier, and log after each epoch what it looks at.
+
+    python examples/train_and_log.py                     the photographs in assets/, two classes: animal or not
+    tensorboard --logdir runs                            then look at "gradcam"
+
+To make it yours: the lists of files and classes in `load_data`, and the model in `main`. The explanation changes nothing in
+the training: `explain` leaves flags, gradients, running statistics and random state as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+import gradcam
+
+ASSETS = Path(__file__).parent.parent / "assets"
+CLASSES = {"animal": ["koala.webp", "panda.webp", "lemur.webp"], "thing": ["coffee.jpg", "rocket.jpg", "china.jpg"]}
+SIZE = 96
+
+
+def load_data() -> tuple[list[np.ndarray], Tensor, Tensor]:
+    """Pictures (H,W,3) to draw on, the images (N,3,H,W) that the model takes, and their classes (N,)."""
+    files = [(ASSETS / name, index) for index, names in enumerate(CLASSES.values()) for name in names]
+    pictures = [cv2.resize(gradcam.read_image(file), (SIZE, SIZE)) for file, _ in files]
+    images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255
+    return pictures, images, torch.tensor([index for _, index in files])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small classifier, and log what it looks at.")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--log", default="runs")
+    typed = parser.parse_args()
+
+    torch.manual_seed(0)
+    pictures, images, classes = load_data()
+    model = torchvision.models.mobilenet_v3_small(num_classes=len(CLASSES))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    with SummaryWriter(typed.log) as writer:
+        for epoch in range(typed.epochs):
+            model.train()
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images), classes)
+            loss.backward()
+            optimizer.step()
+            writer.add_scalar("loss", loss.item(), epoch)
+
+            explanation = gradcam.explain(model, images, "features", target=classes, evidence="signed")
+            overlays = [gradcam.overlay(it, explanation.heatmaps[i, 0], signed=True) for i, it in enumerate(pictures)]
+            writer.add_image("gradcam", np.concatenate(overlays, axis=1), epoch, dataformats="HWC")
+            print(f"epoch {epoch}: loss {loss.item():.3f}")
+
+
+if __name__ == "__main__":
+    main()
