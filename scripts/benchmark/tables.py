@@ -16,7 +16,7 @@ from benchmark.measuring import Settings
 
 @dataclass(frozen=True)
 class Table:
-    """A Markdown table with its notes, and `raw`, the numbers that it was made from; `key`: its mark in the README."""
+    """A Markdown table with its notes, and `raw`, the numbers that it was made from; `key`: its mark in the pages."""
 
     key: str
     title: str

@@ -6,6 +6,7 @@ A comment in front of a block says what is special about it:
     <!-- status 1 -->                           the last command ends with this status
     <!-- prints -->                             a block of text: what the block before it has printed, times aside
     <!-- elsewhere -->                          it takes several machines: run by a test of its own
+    <!-- line test -->                          scripts/check runs it
     <!-- slow -->                               the page's test is a slow one
 
 Commands of `gradcam` run in this process, everything else in a shell. `pip install` is not run: its extras have to exist.
@@ -68,7 +69,7 @@ def run_page(path: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in read_blocks(path):
-        if block.mark == "elsewhere":
+        if block.mark in ("elsewhere", "line test"):
             continue
         if block.language == "python":
             printed = run_python(block, names)
@@ -108,8 +109,9 @@ def run_commands(block: Block) -> str:
 def run_command(line: str) -> tuple[int, str]:
     words = shlex.split(line, comments=True)
     if words[:2] == ["pip", "install"]:
-        check_extras(line)
-        return 0, ""
+        installed, _, rest = line.partition(" && ")
+        check_extras(installed)
+        return run_command(rest) if rest else (0, "")
     if words[0] != "gradcam" or {"|", ">", "&&", ";"} & set(words) or "$" in line:
         ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=environment())
         return ended.returncode, ended.stdout + (ended.stderr if ended.returncode else "")

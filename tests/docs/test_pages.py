@@ -1,15 +1,153 @@
-"""Every command and every block of Python in docs/ runs as printed."""
+"""Every command and every block of Python in README.md and docs/ runs as printed, and shows what the page says."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+import gradcam
+from gradcam.cli import cli
 from tests.docs.pages import ROOT, read_blocks, run_page
 
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+README = ROOT / "README.md"
+PAGES = [README, *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 RUN = [page for page in PAGES if any(block.language in ("python", "bash") for block in read_blocks(page))]
+BENCHMARKS = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+
+SHOWN: dict[str, Callable[[dict[str, Any]], None]] = {}
+
+
+def shown(page: str) -> Callable[[Callable[[dict[str, Any]], None]], Callable[[dict[str, Any]], None]]:
+    """Check what a page leaves: the names that its Python made, and the files in the current folder."""
+
+    def add(check: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        SHOWN[page] = check
+        return check
+
+    return add
+
+
+@shown("README.md")
+def _(names: dict[str, Any]) -> None:
+    expected = gradcam.load_classifier().explain("photo.jpg")
+    assert np.array_equal(gradcam.read_image("overlay.png"), expected.overlay())
+    assert names["explanation"].heatmaps.shape == (2, 2, 224, 224)
+    assert len(list(Path("explained").glob("*gradcam*.jpg"))) == 2
+
+
+@shown("docs/howto/timm.md")
+def _(names: dict[str, Any]) -> None:
+    assert names["explanation"].layer == "blocks.11.norm1"
+    assert names["classifier"].label(967) == "espresso"
+    assert names["classifier"].layer == "layer4"
+
+
+@shown("docs/howto/huggingface.md")
+def _(names: dict[str, Any]) -> None:
+    classifier = names["classifier"]
+    assert list(classifier.labels) == ["nothing", "coffee", "tea"]
+    by_hand = classifier.explain("photo.jpg", target=1)
+    torch.testing.assert_close(names["explanation"].maps, by_hand.maps, rtol=1e-4, atol=1e-7)
+
+
+@shown("docs/howto/deep.md")
+def _(names: dict[str, Any]) -> None:
+    assert names["explanation"].classes.tolist() == [[1]]
+    (note,) = names["explanation"].notes
+    assert "65535" in note
+    assert gradcam.read_image("scan-fracture.png").shape == (80, 100, 3)
+
+
+@shown("docs/howto/logging.md")
+def _(names: dict[str, Any]) -> None:
+    assert names["network"].training
+    assert all(parameter.grad is None for parameter in names["network"].parameters())
+    pictures = logged("runs")["gradcam"]
+    assert [step for step, _ in pictures] == [0, 1]
+    assert np.array_equal(pictures[1][1], names["overlay"])
+    check_callback(names)
+
+
+@shown("docs/howto/records.md")
+def _(names: dict[str, Any]) -> None:
+    assert [record.image for record in names["records"]] == ["coffee.jpg", "rocket.jpg"]
+    assert names["result"].name == "other.png"
+
+
+@shown("docs/howto/inside.md")
+def _(names: dict[str, Any]) -> None:
+    with np.load("features.npz") as file:
+        assert file["names"].tolist() == ["coffee.jpg", "rocket.jpg"]
+        assert file["head.1"].shape == (2, 1280, 1, 1)
+    assert names["recorder"].steps == [0, 2]
+    assert [it.shape[1] for it in names["features"].values()] == [256, 512]
+
+
+@shown("docs/howto/trust.md")
+def _(names: dict[str, Any]) -> None:
+    assert names["verdict"].outcome == "passed"
+    assert gradcam.read_image("photo-gradcam-check.png").ndim == 3
+
+
+@shown("docs/howto/which_method.md")
+def _(names: dict[str, Any]) -> None:
+    written = {path.name for path in Path("results").iterdir()}
+    assert {"results.csv", "results.json", "results.tex", "curves.png", "examples.png"} <= written
+
+
+@shown("docs/start/folder.md")
+def _(names: dict[str, Any]) -> None:
+    counts = {}
+    for folder in ("explained", "patterns", "chosen", "archive", "found"):
+        counts[folder] = len([it for it in Path(folder).glob("**/*gradcam*.jpg") if "report" not in it.parts])
+    assert counts == {"explained": 2, "patterns": 1, "chosen": 2, "archive": 1, "found": 2}
+
+
+def logged(folder: str | Path) -> dict[str, list[tuple[int, Any]]]:
+    """The pictures that TensorBoard would show, by tag: the step and the pixels of each."""
+    import io
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(each.step, np.array(Image.open(io.BytesIO(each.encoded_image_string)))) for each in events.Images(tag)]
+        for tag in events.Tags()["images"]
+    }
+
+
+def check_callback(names: dict[str, Any]) -> None:
+    """Lightning calls the page's callback after each validation, and TensorBoard has its pictures."""
+    pictures = [np.full((64, 64, 3), level, np.uint8) for level in (40, 200)]
+    images = torch.randn(2, 3, 64, 64)
+    callback = names["LogOverlays"](pictures, images, "network.layer4")
+    lightning, module = names["lightning"], names["Classifier"]()
+    data = torch.utils.data.DataLoader([(torch.randn(3, 64, 64), number % 2) for number in range(8)], batch_size=4)
+    logger = lightning.pytorch.loggers.TensorBoardLogger(".")
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=logger, callbacks=[callback], enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(module, data, data)
+    found = logged(logger.log_dir)
+    assert [step for step, _ in found["gradcam/0"]] == [step for step, _ in found["gradcam/1"]] == [0, 1]
+    module.eval()  # validation comes last in an epoch: the weights are those of the last picture
+    heatmaps = gradcam.explain(module, images, "network.layer4").heatmaps
+    last = found["gradcam/1"][1][1].astype(int)
+    assert abs(last - gradcam.overlay(pictures[1], heatmaps[1, 0])).max() <= 1
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def is_slow(page: Path) -> bool:
@@ -19,10 +157,91 @@ def is_slow(page: Path) -> bool:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=[pytest.mark.slow] if is_slow(page) else [])
-        for page in RUN
-    ],
+    [pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if is_slow(page) else []) for page in RUN],
 )
 def test_what_the_page_prints_runs(page: Path, desk: Path) -> None:
-    run_page(page)
+    names = run_page(page)
+    SHOWN.get(name_of(page), lambda _: None)(names)
+
+
+def test_what_is_shown_is_of_pages() -> None:
+    assert set(SHOWN) <= {name_of(page) for page in RUN}
+
+
+def test_the_readme_is_of_one_screen_and_its_links_lead_somewhere() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 10_000
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / link).exists(), link
+
+
+def strict(schema: Any) -> Any:
+    """The schema, with keys that it does not describe as errors: none is forgotten."""
+    if isinstance(schema, list):
+        return [strict(it) for it in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: strict(it) for key, it in schema.items()}
+    return found if "properties" not in found else {"additionalProperties": False, **found}
+
+
+def test_records_are_as_the_schemas_say(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of pictures explained in many ways, and of one that fails."""
+    schemas = {
+        name: strict(json.loads((ROOT / f"docs/reference/{name}.schema.json").read_text(encoding="utf-8")))
+        for name in ("record", "run")
+    }
+    Path("photos/broken.jpg").write_bytes(b"nothing")
+    several = [
+        "--method",
+        "gradcam,layercam",
+        "--layer",
+        "layer3",
+        "--layer",
+        "layer4",
+        "--class",
+        "cup",
+        "--save",
+        "map",
+    ]
+    cli.main(["batch", "photos/", "-o", "out", "--quiet", *several], standalone_mode=False)
+    cli.main(["batch", "more/", "-o", "tiles", "--quiet", "--fit", "tiles"], standalone_mode=False)
+    capsys.readouterr()
+    cli.main(["run", "photo.jpg", "--json"], standalone_mode=False)
+    records = [json.loads(capsys.readouterr().out)]
+    for folder, count in (("out", 3), ("tiles", 1)):
+        lines = Path(folder, "manifest.jsonl").read_text(encoding="utf-8").splitlines()
+        assert len(lines) == count
+        records += [json.loads(line) for line in lines]
+        jsonschema.validate(json.loads(Path(folder, "run.json").read_text(encoding="utf-8")), schemas["run"])
+    assert [record["error"] is None for record in records].count(False) == 1
+    for record in records:
+        jsonschema.validate(record, schemas["record"])
+
+
+def test_every_mark_of_the_bench_has_its_table() -> None:
+    pages = BENCHMARKS + README.read_text(encoding="utf-8")
+    marks = re.findall(r"<!-- bench (.+?) -->\n(.*?)<!-- end -->", pages, re.S)
+    assert {key for key, _ in marks} == {
+        "summary", "environment", "agreement", "time cpu", "classes cpu", "methods cpu", "precision cpu", "memory cpu",
+        "perturbation cpu", "shell", "traits", "transformers cpu",
+        "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu",
+        "evaluation", "quality", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "million", "engines",
+        "engines shares", "engines memory",
+    }  # fmt: skip
+    for key, text in marks:
+        assert "not measured" not in text
+        assert text.count("\n|") > 2 or key == "environment"
+        assert text.strip()
+
+
+def test_every_map_that_is_not_theirs_has_its_reason() -> None:
+    section = BENCHMARKS.split("## The same name, another map")[1].split("\n## ")[0]
+    table, reasons = section.split("<!-- end -->")
+    said = reasons.lower().replace("++", "pp").replace("-", "")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 19
+    for name, _, *cells in rows:
+        least = min(float(cell.partition(" to ")[0]) for cell in cells if cell != "-")
+        if least < 0.99:
+            assert name.lower().replace("-", "") in said, name

@@ -26,7 +26,7 @@ WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 # Of the candidates, where all methods together localise best: scripts/choose_defaults.md. `layer4` is a linear bottleneck:
-# behind the next activation, methods that assume positive activations localise two to five times as well: README.
+# behind the next activation, methods that assume positive activations localise 2 to 5 times as well: docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
 CLASSES = 1000
 NOTE = "Its 1000 classes are taken for ImageNet's: give labels if they are others."

@@ -1,4 +1,4 @@
-"""The tables of the README."""
+"""The tables of docs/benchmarks.md, and the few of the README."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from benchmark.cases import ROOT
 from benchmark.contenders import CONTENDERS
 from benchmark.tables import Table
 
+PAGES = ("README.md", "docs/benchmarks.md")
 
-def fill_readme(tables: Sequence[Table], environment: dict[str, str], *, only: Sequence[str]) -> None:
+
+def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Sequence[str]) -> None:
     """Put every table between its marks, with a line on where the figures are from; marks without a table are an error.
 
     `only`: the sections of a run in part. Then the other marks are left alone, and each table has a line of its own.
     """
-    path = ROOT / "README.md"
-    text = path.read_text(encoding="utf-8")
     origin = describe_briefly(environment)
     parts = {table.key: f"{table.lines()}\n\n{origin}" if only else table.lines() for table in tables}
     if not only:
         parts |= {"environment": origin, "summary": summarise(tables).lines()}
-    for key in re.findall(r"<!-- bench (.+?) -->", text):
-        if key not in parts and (only or key.endswith(" cuda")):  # no machine has to have a GPU
-            continue
-        if not parts.get(key):
-            raise click.ClickException(
-                f"README.md has marks for '{key}', of which there is no table: run all sections."
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for key in re.findall(r"<!-- bench (.+?) -->", text):
+            if key not in parts and (only or key.endswith(" cuda")):  # no machine has to have a GPU
+                continue
+            if not parts.get(key):
+                raise click.ClickException(
+                    f"{page} has marks for '{key}', of which there is no table: run all sections."
+                )
+            pattern = rf"(<!-- bench {key} -->\n).*?(<!-- end -->)"
+            text = re.sub(
+                pattern, lambda marks, key=key: f"{marks[1]}\n{parts[key]}\n\n{marks[2]}", text, flags=re.DOTALL
             )
-        pattern = rf"(<!-- bench {key} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda marks, key=key: f"{marks[1]}\n{parts[key]}\n\n{marks[2]}", text, flags=re.DOTALL)
-    path.write_text(text, encoding="utf-8")
+        (ROOT / page).write_text(text, encoding="utf-8")
 
 
 def describe_briefly(environment: dict[str, str]) -> str:
