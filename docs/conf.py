@@ -18,6 +18,7 @@ project = "gradcam"
 author = copyright = "the developers of gradcam"
 version = release = gradcam.__version__
 language = "en"
+smartquotes = False  # --option is not –option
 
 extensions = [
     "myst_parser",
@@ -51,6 +52,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # they are fetched, which a page opened from a disk may not do
+html_context = {"default_mode": "auto"}  # dark or light as the system is
 html_extra_path = ["../llms.txt"]
 html_theme_options = {
     "logo": {"text": "gradcam"},
@@ -106,3 +109,20 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "copyfile_regex": "",
 }
+
+
+def show_as_typed(app: Any, context: Any, lines: list[str]) -> None:
+    """Help is no markup: *.jpg is not emphasised, and what has lines of its own keeps them."""
+    found: list[str] = []
+    for line in lines:
+        in_block = bool(found) and found[-1].startswith("   ")
+        if not line.startswith("| "):
+            found += ["", line.replace("*", r"\*")] if in_block else [line.replace("*", r"\*")]
+        else:
+            found += [f"   {line[2:]}"] if in_block else ["", ".. code-block:: text", "", f"   {line[2:]}"]
+    lines[:] = found
+
+
+def setup(app: Any) -> None:
+    app.connect("sphinx-click-process-description", show_as_typed)
+    app.connect("sphinx-click-process-epilog", show_as_typed)

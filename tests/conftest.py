@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import gradcam
 from tests import s3 as s3_protocol
+from tests.browser import CHROMIUM, FLAGS, Visit, sync_playwright
 
 torch.set_num_threads(1)  # several test processes at once would otherwise wait for one another's threads
 
@@ -50,3 +52,28 @@ def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty bucket there, `s3://...`, which the environment has an address and credentials for."""
     with s3_protocol.bucket(s3_address, monkeypatch) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+    """Opens pages; in the end nothing may have gone wrong on any, nor been asked of the network."""
+    visits: list[Visit] = []
+
+    def start(**options: Any) -> Visit:
+        visits.append(Visit(browser, **options))
+        return visits[-1]
+
+    yield start
+    for each in visits:
+        each.context.close()
+    assert [wrong for each in visits for wrong in each.wrongs] == []
+    requests = [url for each in visits for url in each.requests]
+    assert [url for url in requests if not url.startswith(("file:///", "data:", "about:blank"))] == []

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,66 +20,12 @@ from gradcam.images.write import write_image
 from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem
 from gradcam.storage.records import Explained, Prediction, Record
+from tests.browser import PHONE, Visit, expect, needs_browser
 from tests.report.test_report import HOSTILE, done, result, write_run
 from tests.views import write_views
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 GREEN, RED = (30, 160, 60), (210, 30, 40)
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A page that was opened, and what it did that no page of ours may do."""
-
-    def __init__(self, browser: Any, **options: Any) -> None:
-        self.context = browser.new_context(**({"viewport": DESKTOP} | options))
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
-        self.wrongs: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.wrongs.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrongs.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.wrongs.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-
-    def open(self, folder: Path, state: str = "") -> Any:
-        self.page.goto("about:blank")  # another state alone would not load it anew
-        self.page.goto((folder / "index.html").as_uri() + (f"#{state}" if state else ""))
-        return self.page
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Opens pages; in the end nothing may have gone wrong on any, nor been asked of the network."""
-    visits: list[Visit] = []
-
-    def start(**options: Any) -> Visit:
-        visits.append(Visit(browser, **options))
-        return visits[-1]
-
-    yield start
-    for each in visits:
-        each.context.close()
-    assert [wrong for each in visits for wrong in each.wrongs] == []
-    requests = [url for each in visits for url in each.requests]
-    assert [url for url in requests if not url.startswith(("file:///", "data:", "about:blank"))] == []
 
 
 def plain(colour: tuple[int, ...]) -> Pixels:
@@ -165,8 +111,8 @@ def colour_of(locator: Any) -> Any:
 
 
 def wait_for_detail(page: Any, name: str) -> None:
-    playwright.expect(page.locator("#detail-name")).to_have_text(name)
-    playwright.expect(page.locator("#detail")).to_have_attribute("data-state", "ready")
+    expect(page.locator("#detail-name")).to_have_text(name)
+    expect(page.locator("#detail")).to_have_attribute("data-state", "ready")
 
 
 def test_every_picture_has_a_card(visit: Callable[..., Visit], zoo: Path) -> None:
@@ -287,7 +233,7 @@ def test_the_way_back_leads_to_the_gallery(visit: Callable[..., Visit], zoo: Pat
     page.keyboard.press("ArrowRight")
     wait_for_detail(page, "animals/9.jpg")
     page.go_back()
-    playwright.expect(page.locator("#detail")).not_to_be_visible()
+    expect(page.locator("#detail")).not_to_be_visible()
     assert list_cards(page) == INPUT
 
 
@@ -452,7 +398,7 @@ def test_the_keyboard_is_enough(visit: Callable[..., Visit], zoo: Path) -> None:
     page.keyboard.press("ArrowRight")
     wait_for_detail(page, "animals/9.jpg")
     page.keyboard.press("Escape")
-    playwright.expect(page.locator("#detail")).not_to_be_visible()
+    expect(page.locator("#detail")).not_to_be_visible()
     page.wait_for_function("document.activeElement.title === 'animals/9.jpg'")  # what was looked at last, not first
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
@@ -628,7 +574,7 @@ def test_a_phone_is_wide_enough(visit: Callable[..., Visit], tmp_path: Path, zoo
     assert page.locator("#least").is_visible()
     assert reach() <= size["width"]
     page.locator(".card").click()
-    playwright.expect(page.locator("#detail")).to_have_attribute("data-state", "ready")
+    expect(page.locator("#detail")).to_have_attribute("data-state", "ready")
     assert reach() <= size["width"]
     page = visit(viewport=size, is_mobile=True).open(zoo)
     boxes = [card.bounding_box() for card in page.locator("#grid li").all()]

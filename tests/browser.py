@@ -1,0 +1,46 @@
+"""Pages in a real browser: Chromium from the system's packages, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:
+    expect = sync_playwright = None
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+WRONG = ("error", "warning")
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+needs_browser = pytest.mark.skipif(
+    sync_playwright is None or CHROMIUM is None,
+    reason="there is no Playwright, or no Chromium (Debian: apt-get install chromium)",
+)
+
+
+class Visit:
+    """A page that was opened, and what it did that no page of ours may do."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(**({"viewport": DESKTOP} | options))
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.wrongs: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.wrongs.append(message.text) if message.type in WRONG else None)
+        self.page.on("pageerror", lambda error: self.wrongs.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.wrongs.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, folder: Path, state: str = "") -> Any:
+        self.page.goto("about:blank")  # another state alone would not load it anew
+        self.page.goto((folder / "index.html").as_uri() + (f"#{state}" if state else ""))
+        return self.page

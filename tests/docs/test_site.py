@@ -1,0 +1,82 @@
+"""The site that scripts/check has built, in a real browser, opened from the disk: sphinx-build -W docs docs/_build/html."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser
+from tests.docs.pages import ROOT
+
+SITE = ROOT / "docs/_build/html"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SITE.exists(), reason="the site is not built: sphinx-build docs docs/_build/html"),
+]
+
+
+class Page(HTMLParser):
+    """What a page links to, and the places that can be linked to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.places: set[str] = set()
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value and name in ("id", "name"):
+                self.places.add(value)
+            elif value and name in ("href", "src"):
+                self.links.add(value)
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = {file: Page(file) for file in SITE.rglob("*.html") if "_static" not in file.parts}
+    assert len(pages) > 150
+    broken = []
+    for file, page in pages.items():
+        for link in page.links:
+            address, place = urldefrag(link)
+            if urlsplit(address).scheme:
+                continue
+            target = (file.parent / unquote(urlsplit(address).path)).resolve() if address else file
+            lost = place and target in pages and unquote(place) not in pages[target].places
+            if not target.exists() or lost:
+                broken.append(f"{file.relative_to(SITE)}: {link}")
+    assert broken == []
+
+
+@needs_browser
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_somebody_finds_what_they_search(visit: Callable[..., Visit], size: dict[str, int]) -> None:
+    """No request leaves the machine: `visit` sees to it."""
+    page = visit(viewport=size).open(SITE)
+    assert page.locator("h1").inner_text().startswith("gradcam")
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    page.keyboard.press("Control+k")
+    page.keyboard.type("transformer")
+    page.keyboard.press("Enter")
+    first = page.locator("ul.search li a").first
+    expect(first).to_be_visible()
+    title = first.inner_text()
+    first.click()
+    expect(page.locator("h1")).to_contain_text(title.partition(" (")[0])
+    assert "transformer" in page.locator("main").inner_text().lower()
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+@needs_browser
+def test_dark_and_light(visit: Callable[..., Visit]) -> None:
+    def brightness(page: Any) -> int:
+        script = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+        return sum(page.evaluate(script))
+
+    assert brightness(visit(color_scheme="light").open(SITE)) > 700
+    assert brightness(visit(color_scheme="dark").open(SITE)) < 150
