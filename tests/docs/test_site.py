@@ -53,6 +53,15 @@ def test_every_link_leads_somewhere() -> None:
     assert broken == []
 
 
+def test_every_script_of_the_gallery_drew_a_picture() -> None:
+    scripts = list((ROOT / "docs/gallery").glob("*/*.py"))
+    assert len(scripts) >= 25
+    for script in scripts:
+        assert list((SITE / "_images").glob(f"sphx_glr_{script.stem}_001.*")), script
+        assert list((SITE / "_downloads").rglob(script.name))
+        assert list((SITE / "_downloads").rglob(f"{script.stem}.ipynb"))
+
+
 @needs_browser
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_somebody_finds_what_they_search(visit: Callable[..., Visit], size: dict[str, int]) -> None:

@@ -5,20 +5,22 @@ Frozen, in training, half precision
 Three models on which naive hooks fail, and the same map from each.
 """
 
+import numpy as np
 import torch
-import torchvision
 
 import gradcam
 
-torch.manual_seed(0)
-model = torchvision.models.resnet18(weights=None).eval()
-images = torch.rand(1, 3, 224, 224)
-plain = gradcam.explain(model, images, "layer4", target=7).maps
+classifier = gradcam.load_classifier()
+model, prepared = classifier.model, classifier.prepare("assets/coffee.jpg")
+images = classifier.batch([prepared])
+maps = {"as it came": gradcam.explain(model, images, "layer4").heatmaps}
 
-model.requires_grad_(False)
-print("frozen      ", torch.equal(gradcam.explain(model, images, "layer4", target=7).maps, plain))
-model.train()
-print("in training ", torch.equal(gradcam.explain(model, images, "layer4", target=7).maps, plain))
-model.eval().bfloat16()
-half = gradcam.explain(model, images.bfloat16(), "layer4", target=7).maps
-print("bfloat16    ", f"correlation {torch.corrcoef(torch.stack([half.flatten(), plain.flatten()]))[0, 1]:.4f}")
+maps["frozen"] = gradcam.explain(model.requires_grad_(False), images, "layer4").heatmaps
+maps["in training"] = gradcam.explain(model.train(), images, "layer4").heatmaps
+maps["bfloat16"] = gradcam.explain(model.eval().bfloat16(), images.bfloat16(), "layer4").heatmaps
+for name, each in maps.items():
+    both = torch.stack([maps["as it came"].flatten(), each.flatten()])
+    print(f"{name:12} correlation {torch.corrcoef(both)[0, 1]:.4f}")
+
+picture = ((images[0] + 1) * 127.5).byte()
+gradcam.write_image("four.png", np.hstack([gradcam.overlay(picture, each[0, 0]) for each in maps.values()]))

@@ -6,18 +6,20 @@ Activations and gradients of a layer, for what you write yourself.
 """
 
 import torch
-import torchvision
 
 import gradcam
 
-torch.manual_seed(0)
-model = torchvision.models.vgg11(weights=None).eval()
-images = torch.rand(1, 3, 224, 224)
+classifier = gradcam.load_classifier()
+model = classifier.model
+images = classifier.batch([classifier.prepare("assets/macaw.webp")])
 
-with gradcam.TargetLayer(model.features[18]) as layer:  # a convolution in front of an in-place ReLU
+with gradcam.TargetLayer(model.get_submodule("layer4")) as layer:
     output = model(images)
-    gradients = layer.backward(output[:, 281].sum())
+    gradients = layer.backward(output.max())
 
 weights = gradients.mean((2, 3), keepdim=True)
 maps = (weights * layer.activations).sum(1).relu()
-print(torch.allclose(maps, gradcam.explain(model, images, "features.18", target=281).maps[:, 0]))
+print(torch.allclose(maps, gradcam.explain(model, images, "layer4").maps[:, 0]))
+
+picture = ((images[0] + 1) * 127.5).byte()
+gradcam.write_image("by_hand.png", gradcam.overlay(picture, maps[0] / maps.max()))

@@ -5,16 +5,21 @@ How much lies on the object?
 The energy pointing game: the share of a map's mass inside a box.
 """
 
+import cv2
 import torch
 
 import gradcam
 from gradcam.evaluation import energy_pointing_game
 
 classifier = gradcam.load_classifier()
-explanation = classifier.explain("assets/coffee.jpg")
-box = torch.tensor([[60, 40, 170, 190]])  # left, top, right, bottom, in pixels of what the network saw
+images = classifier.batch([classifier.prepare("assets/coffee.jpg")])
+heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
+left, top, right, bottom = 60, 40, 170, 190  # of the cup, in pixels of what the network saw
 masks = torch.zeros(1, 224, 224, dtype=torch.bool)
-left, top, right, bottom = box[0].tolist()
 masks[0, top:bottom, left:right] = True
-share = energy_pointing_game(explanation.heatmaps[:, 0], masks)
+share = energy_pointing_game(heatmaps, masks)
 print(f"{share.item():.0%} of the map, on {masks.float().mean():.0%} of the picture")
+
+picture = ((images[0] + 1) * 127.5).byte()
+overlay = gradcam.overlay(picture, heatmaps[0])
+gradcam.write_image("box.png", cv2.rectangle(overlay, (left, top), (right, bottom), (255, 255, 255), 2))

@@ -12,3 +12,4 @@ verdict = gradcam.evaluation.check(classifier, "assets/coffee.jpg")
 print(verdict.outcome)
 for test in verdict.tests:
     print(f"{test.name:14} {test.outcome:9} {test.value:6.3f}  {test.reason}")
+gradcam.write_image("check.png", verdict.panel())

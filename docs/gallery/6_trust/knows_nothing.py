@@ -12,3 +12,4 @@ verdict = gradcam.evaluation.check(classifier, "assets/coffee.jpg", method="cent
 print(verdict.outcome)
 for test in verdict.tests:
     print(f"{test.name:14} {test.outcome}")
+gradcam.write_image("knows_nothing.png", verdict.panel())

@@ -5,6 +5,7 @@ Features for a classifier of your own
 A pass that ends at the layer that is asked for.
 """
 
+import matplotlib.pyplot as plt
 import torch
 
 import gradcam
@@ -17,3 +18,10 @@ features = inspection.features(classifier.model, images, ["head.1"])["head.1"].f
 likeness = torch.nn.functional.cosine_similarity(features[:, None], features[None], dim=2)
 for name, row in zip(names, likeness):
     print(f"{name:11}", " ".join(f"{value:.2f}" for value in row))
+
+figure, axes = plt.subplots(figsize=(4.5, 4), layout="constrained")
+drawn = axes.imshow(likeness, vmin=0, vmax=1, cmap="viridis")
+axes.set_xticks(range(4), names, rotation=30)
+axes.set_yticks(range(4), names)
+figure.colorbar(drawn, label="cosine similarity")
+figure.savefig("likeness.png")

@@ -5,6 +5,7 @@ Every call of every layer
 Shapes, parameters and multiply-adds, in the order of execution.
 """
 
+import matplotlib.pyplot as plt
 import torch
 import torchvision
 
@@ -15,3 +16,10 @@ trace = inspection.trace(model, torch.zeros(1, 3, 224, 224))
 for call in trace.calls[:8]:
     print(call)
 print(f"{len(trace.calls)} calls")
+
+convolutions = [call for call in trace.calls if call.type == "Conv2d"]
+figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+axes.barh([call.name for call in convolutions], [call.multiply_adds / 1e6 for call in convolutions])
+axes.invert_yaxis()
+axes.set_xlabel("million multiply-adds")
+figure.savefig("trace.png")

@@ -5,6 +5,7 @@ Watch a training
 Statistics of gradients at every second step; the training goes the same way as without.
 """
 
+import matplotlib.pyplot as plt
 import torch
 import torchvision
 
@@ -16,10 +17,18 @@ optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 images, classes = torch.rand(4, 3, 64, 64), torch.arange(4)
 
 with inspection.record(network, "layer*.0.conv1", every=2) as recorder:
-    for _ in range(4):
+    for _ in range(8):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(network(images), classes).backward()
         optimizer.step()
 
 for name, statistics in recorder.gradients.items():
     print(f"{name:16} norm {float(statistics.norm):.4f}")
+
+figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+for name in recorder.gradients:
+    rows = [row for row in recorder.rows() if row["layer"] == name and row["kind"] == "gradient"]
+    axes.semilogy([row["step"] for row in rows], [row["norm"] for row in rows], marker="o", label=name)
+axes.set(xlabel="step", ylabel="norm of the gradient")
+axes.legend()
+figure.savefig("gradients.png")

@@ -5,6 +5,7 @@ Maps for NumPy
 Raw values in one file, and back.
 """
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import gradcam
@@ -15,3 +16,9 @@ explanation.save("maps.npz")
 with np.load("maps.npz") as file:
     for name in file.files:
         print(f"{name:9} {file[name].shape} {file[name].dtype}")
+    maps = file["maps"][:, 0]
+
+figure, axes = plt.subplots(1, 2, figsize=(6, 3), layout="constrained")
+for each, axis in zip(maps, axes):
+    axis.imshow(each, cmap="magma")  # 7 x 7 values, as the method gave them
+figure.savefig("maps.png")

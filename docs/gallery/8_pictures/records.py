@@ -14,7 +14,9 @@ classifier = gradcam.load_classifier()
 files = ["assets/koala.webp", "assets/rocket.jpg", "broken.jpg"]
 for result in gradcam.explain_files(files, classifier, layers=["layer4"]):
     if result.error is None:
-        print(result.name, result.explanations["layer4", "gradcam"].caption())
+        explanation = result.explanations["layer4", "gradcam"]
+        print(result.name, explanation.caption())
+        explanation.save(Path(result.name).stem + ".jpg")
     else:
         print(result.name, "failed:", result.error)
 Path("broken.jpg").unlink()
