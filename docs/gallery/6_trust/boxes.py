@@ -14,7 +14,7 @@ from gradcam.evaluation import energy_pointing_game
 classifier = gradcam.load_classifier()
 images = classifier.batch([classifier.prepare("assets/coffee.jpg")])
 heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-left, top, right, bottom = 60, 40, 170, 190  # of the cup, in pixels of what the network saw
+left, top, right, bottom = 22, 5, 205, 115  # of the cup, in pixels of what the network saw
 masks = torch.zeros(1, 224, 224, dtype=torch.bool)
 masks[0, top:bottom, left:right] = True
 share = energy_pointing_game(heatmaps, masks)
