@@ -101,7 +101,7 @@ def _(names: dict[str, Any]) -> None:
 @shown("docs/howto/which_method.md")
 def _(names: dict[str, Any]) -> None:
     written = {path.name for path in Path("results").iterdir()}
-    assert {"results.csv", "results.json", "results.tex", "curves.png", "examples.png"} <= written
+    assert {"results.csv", "results.json", "results.tex", "examples.png"} <= written
 
 
 @shown("docs/start/folder.md")
