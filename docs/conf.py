@@ -30,7 +30,9 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "gallery"]
+exclude_patterns = ["_build", "_templates", "gallery"]
+templates_path = ["_templates"]
+default_role = "py:obj"  # `explain` is a link in docstrings
 nitpicky = False
 suppress_warnings = ["config.cache"]  # the gallery's functions cannot be pickled
 
@@ -42,8 +44,10 @@ copybutton_prompt_is_regexp = True
 autosummary_generate = True
 autodoc_typehints = "none"  # the sections of docstrings say shapes and ranges as well
 autodoc_member_order = "bysource"
+autodoc_default_options = {"exclude-members": "reader, find"}  # fields that hold a function
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = "gradcam"

@@ -36,6 +36,15 @@ class GradcamError(Exception):
     """Something that a user can mend; every error that this package raises on purpose is one.
 
     Each of its arguments is a line of its message, in which control characters are escaped.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> try:
+    ...     gradcam.load_classifier("resnet51")
+    ... except gradcam.GradcamError as error:
+    ...     print(type(error).__name__)
+    ModelError
     """
 
     def __str__(self) -> str:
@@ -43,47 +52,137 @@ class GradcamError(Exception):
 
 
 class ModelError(GradcamError):
-    """The model cannot be explained, or cannot be loaded."""
+    """The model cannot be explained, or cannot be loaded.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.load_classifier("photo.jpg:model")
+    Traceback (most recent call last):
+    gradcam.errors.ModelError: ...
+    """
 
 
 class LayerError(GradcamError):
-    """The layer does not exist, or no class activation map can be taken there."""
+    """The layer does not exist, or no class activation map can be taken there.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.load_classifier().explain("photo.jpg", "layer9")
+    Traceback (most recent call last):
+    gradcam.errors.LayerError: ...
+    """
 
 
 class BlindLayerError(LayerError):
-    """The score does not depend on the layer, or its gradient there is exactly zero."""
+    """The score does not depend on the layer, or its gradient there is exactly zero.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.load_classifier().explain("photo.jpg", target=lambda logits: 0 * logits[:, 0])
+    Traceback (most recent call last):
+    gradcam.errors.BlindLayerError: ...
+    """
 
 
 class GradientError(GradcamError):
-    """What an edit makes of a gradient cannot take its place, or gradients are not what was asked for."""
+    """What an edit makes of a gradient cannot take its place, or gradients are not what was asked for.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with gradcam.inspection.edit_gradients(model, lambda gradient: gradient[:1, :1]):
+    ...     model(torch.rand(3, 2)).sum().backward()
+    Traceback (most recent call last):
+    gradcam.errors.GradientError: ...
+    """
 
 
 class TargetError(GradcamError):
-    """What is to be explained does not fit the model's output."""
+    """What is to be explained does not fit the model's output.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.load_classifier().explain("photo.jpg", target="expresso")
+    Traceback (most recent call last):
+    gradcam.errors.TargetError: ...espresso...
+    """
 
 
 class ImageError(GradcamError):
-    """A picture, or an input tensor, cannot be read, used or written."""
+    """A picture, or an input tensor, cannot be read, used or written.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.read_image("missing.jpg")
+    Traceback (most recent call last):
+    gradcam.errors.ImageError: missing.jpg: ...
+    """
 
 
 class InputError(GradcamError):
-    """What was given to be explained cannot be listed."""
+    """What was given to be explained cannot be listed.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> list(gradcam.explain_files("nowhere/"))
+    Traceback (most recent call last):
+    gradcam.errors.InputError: ...
+    """
 
 
 class OutputError(GradcamError):
-    """The folder that results go to, or what an earlier run left in it, cannot be used, written to or read back."""
+    """The folder that results go to, or what an earlier run left in it, cannot be used, written to or read back.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.read_manifest("photos/")
+    Traceback (most recent call last):
+    gradcam.errors.OutputError: ...holds no manifest.jsonl...
+    """
 
 
 class StoreError(GradcamError):
-    """An object store cannot be asked, or does not answer as it should."""
+    """An object store cannot be asked, or does not answer as it should.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.read_manifest("nowhere://bucket/explained/")
+    Traceback (most recent call last):
+    gradcam.errors.StoreError: ...
+    """
 
 
 class ClusterError(GradcamError):
-    """Ray cannot be started or joined, or what works there cannot do its work."""
+    """Ray cannot be started or joined, or what works there cannot do its work.
+
+    Examples
+    --------
+    >>> from gradcam.cli import cli
+    >>> options = ["--engine", "ray", "--ray-address", "nowhere:1"]
+    >>> cli.main(["batch", "photos/", "-o", "out", *options], standalone_mode=False)
+    Traceback (most recent call last):
+    gradcam.errors.ClusterError: ...
+    """
 
 
 class GradcamWarning(UserWarning):
-    """A map that was made, and what a person should know before believing it."""
+    """A map that was made, and what a person should know before believing it.
+
+    Examples
+    --------
+    >>> import gradcam, warnings
+    >>> warnings.simplefilter("error", gradcam.GradcamWarning)  # to stop at the first
+    >>> warnings.simplefilter("default", gradcam.GradcamWarning)
+    """
 
 
 def warn(message: str) -> None:

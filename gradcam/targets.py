@@ -134,16 +134,37 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
 class ClassTarget:
     """Classes to explain, and which of their numbers.
 
-    `classes`: as in `gradcam.explain` (int, N ints, (N,K)), or None for the `top` classes of each image.
-    `score`: a key of `SCORES`: "logit", "probability", or "contrast", which is the class's logit minus the mean of its
-    five strongest rivals, or of the classes `against` (an int, or a sequence of them).
-    `output`: which of several heads has the classes: its key in the model's output, or its index there; None where there is
-    but one, or one that is called `logits`.
-    `activation`: a key of `options.ACTIVATIONS`, how logits become probabilities. With "sigmoid" or "none" a single logit
-    is two classes, of which 1 is for it and 0 against it; otherwise it is class 0, and explained itself.
+    Parameters
+    ----------
+    classes : int, sequence or Tensor, default None
+        An int for all images, N ints, or (N,K); None for the `top` classes of each image.
+    top : int, default 1
+        How many of the most probable classes.
+    score : str, default "logit"
+        "logit", "probability", or "contrast": the class's logit minus the mean of its five strongest rivals.
+    against : int or sequence of int, default ()
+        The rivals of a contrast, in place of the strongest.
+    activation : str, default "auto"
+        How logits become probabilities: "softmax", "sigmoid", "none" (they are probabilities), or "auto": softmax, and
+        sigmoid for a single logit. With "sigmoid" or "none" a single logit is two classes, 1 for it and 0 against it;
+        otherwise it is class 0.
+    output : str or int, default None
+        Which of several heads has the classes: its key or index in the model's output. None where there is one, or one
+        that is called `logits`.
 
-    Raises `TargetError` for an unknown score or activation, for `top` below 1, and for `against` with a score other than
-    "contrast". When it meets a model: for classes that it does not have, and for a class against itself.
+    Raises
+    ------
+    TargetError
+        For an unknown score or activation, for `top` below 1, and for `against` with a score other than "contrast".
+        When it meets a model: for classes that it does not have, and for a class against itself.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.targets import ClassTarget
+    >>> why_espresso_and_no_cup = ClassTarget(967, score="contrast", against=968)
+    >>> gradcam.load_classifier().explain("photo.jpg", target=why_espresso_and_no_cup).label()
+    'espresso'
     """
 
     classes: Any = None
@@ -169,9 +190,24 @@ class ClassTarget:
             )
 
     def resolve(self, logits: Tensor, images: int) -> ClassTarget:
-        """The target with its classes (N,K), and a contrast's rivals, as they are in these logits (N,C).
+        """Choose the classes (N,K), and a contrast's rivals, as they are in these logits.
 
-        Raises `TargetError` for classes that the model does not have, and for a class against itself.
+        Parameters
+        ----------
+        logits : Tensor (N,C)
+            The model's.
+        images : int
+            How many images they are of.
+
+        Returns
+        -------
+        ClassTarget
+            With `classes` as a tensor.
+
+        Raises
+        ------
+        TargetError
+            For classes that the model does not have, and for a class against itself.
         """
         count = logits.shape[1]
         if self.classes is None:
@@ -193,25 +229,38 @@ class ClassTarget:
         return replace(self, classes=classes, _rivals=rivals)
 
     def find_logits(self, output: Any, images: int) -> Tensor:
-        """The logits (N,C) in a model's output, as this target counts classes."""
+        """Find the logits in a model's output, as this target counts classes.
+
+        Parameters
+        ----------
+        output : Any
+            The model's.
+        images : int
+            How many images it is for.
+
+        Returns
+        -------
+        Tensor (N,C)
+            Two columns for a single logit with "sigmoid" or "none".
+        """
         logits = find_logits(output, images, head=self.output)
         is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "none")
         return to_two_classes(logits, self.activation) if is_pair else logits
 
     def compute(self, logits: Tensor) -> Tensor:
-        """The scores (N,K) in logits (N,C), once the target is resolved."""
+        """Compute the scores (N,K) from logits (N,C), once the target is resolved."""
         if self.score == "contrast":
             return difference(logits, self.classes, cast("Tensor", self._rivals))
         is_logit = self.score == "logit"
         return logit(logits, self.classes) if is_logit else probability(logits, self.classes, self.activation)
 
     def one(self, i: int) -> ClassTarget:
-        """The same, resolved, for image i alone."""
+        """Take the same, resolved, for image i alone."""
         rivals = None if self._rivals is None else self._rivals[i : i + 1]
         return replace(self, classes=self.classes[i : i + 1], _rivals=rivals)
 
     def repeat(self, times: int) -> ClassTarget:
-        """The same, resolved, for so many blocks of the images' rows, one behind another."""
+        """Repeat the same, resolved, for so many blocks of the images' rows, one behind another."""
         rivals = None if self._rivals is None else self._rivals.repeat(times, 1, 1)
         return replace(self, classes=self.classes.repeat(times, 1), _rivals=rivals)
 

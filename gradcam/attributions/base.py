@@ -37,12 +37,34 @@ Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """How much each value of N pictures matters to K scores of each.
+    """How much each value of N pictures matters to K scores of each. Tensors are on the images' device.
 
-    `values`: float32 (N,K,C,H,W), or (N,K,C,D,H,W) for volumes; signed, in units of the score (per unit of the picture,
-    where the method gives gradients), neither cut off nor normalised. `classes`: int64 (N,K), None where the target was a
-    function. `scores`: float32 (N,K), what was explained. `output`: the model's own, detached. `layer`: where Grad-CAM was
-    taken, None without. `gaps`: float32 (N,K), of integrated gradients alone. All are on the images' device.
+    Attributes
+    ----------
+    values : Tensor (N,K,C,H,W)
+        float32, or (N,K,C,D,H,W) for volumes; signed, in units of the score (per unit of the picture, where the method
+        gives gradients), neither cut off nor normalised.
+    classes : Tensor (N,K) or None
+        int64; None where the target was a function.
+    scores : Tensor (N,K)
+        What was explained, float32.
+    output : Any
+        The model's own, detached.
+    method : str
+        The method's name.
+    layer : str or None
+        Where Grad-CAM was taken.
+    gaps : Tensor (N,K) or None
+        Of integrated gradients alone, float32.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> found = gradcam.attributions.input_gradients(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> isinstance(found, gradcam.attributions.Attribution), found.classes.tolist()
+    (True, [[285]])
+    >>> found.save("gradients.npz")
     """
 
     values: Tensor
@@ -61,9 +83,23 @@ class Attribution:
         return f"{type(self).__name__}({of}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write it for NumPy: all of it to an `.npz` file, or the values (C,H,W) of one score to an `.npy` file.
+        """Write it for NumPy: all of it to an ``.npz`` file, or the values (C,H,W) of one score to an ``.npy`` file.
 
-        As `Explanation.save`, with `values`, `classes`, `scores`, `gaps`, `method` and `layer`. Raises `ImageError` as that.
+        The file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`, as far as there are.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+        i : int, default None
+            Image `i` alone.
+        k : int, default None
+            Its k-th score alone.
+
+        Raises
+        ------
+        ImageError
+            As `Explanation.save` does.
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(

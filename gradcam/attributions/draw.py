@@ -21,12 +21,32 @@ GREY = 128
 
 
 def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
-    """One attribution (C,H,W) as a picture: RGB, uint8 (H,W,3). Neutral grey, 128, is zero; brighter is positive.
+    """Draw one attribution: neutral grey, 128, is zero; brighter is positive.
 
     Three channels are taken for red, green and blue, of any other number the sum is shown in grey. Full brightness, and
-    black, is the 99th percentile of the absolute values that are not zero, so that a single pixel does not fade the
-    rest, nor does a wide blank make it loud. All zero is all grey.
-    Raises `ImageError` for values of another form, and for NaN and infinity.
+    black, is the 99th percentile of the absolute values that are not zero.
+
+    Parameters
+    ----------
+    values : Tensor or array (C,H,W)
+        Signed.
+
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    ImageError
+        For values of another form, and for NaN and infinity.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.attributions import draw_attribution
+    >>> draw_attribution(torch.zeros(3, 2, 2))[0, 0].tolist()
+    [128, 128, 128]
     """
     array = _to_array(values)
     if len(array) != 3:

@@ -27,16 +27,52 @@ def integrated_gradients(
     chunk: int = 1,
     progress: Progress | None = None,
 ) -> Attribution:
-    """The picture's difference to a baseline, times the mean gradient on the straight line between them.
+    """Compute the picture's difference to a baseline, times the mean gradient on the straight line between them.
 
-    Sundararajan et al. 2017, equation 1; the integral by Gauss-Legendre quadrature at `steps` points. `baseline`: what
-    stands for "nothing", a tensor that broadcasts to the pictures; zeros without it, the mean colour once normalised.
-    `gaps` of the result, (N,K), is how far its values are from being complete: their sum, minus the score of the picture
-    less the baseline's. Completeness (their proposition 1) says that the integral itself has a gap of 0: where the gap is
-    not small beside that difference, take more `steps`. Each image's top class is the picture's own.
-    `chunk`: how many steps share one forward pass, as in `smoothgrad`. `progress`: called with the steps done and all.
-    `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose errors this raises too.
-    Raises `GradcamError` for `steps` or `chunk` below 1, `ImageError` for a baseline of another form.
+    The integral is by Gauss-Legendre quadrature. Completeness (the paper's proposition 1) says that the values add up
+    to the score of the picture less the baseline's; `gaps` says how far they are from that. Where a gap is not small,
+    take more `steps`. Each image's top class is the picture's own.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `gradcam.explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `input_gradients`.
+    target : Any, default None
+        As in `gradcam.explain`.
+    baseline : Tensor, default None
+        What stands for "nothing", broadcast to the pictures; None is zeros, the mean colour once normalised.
+    steps : int, default 50
+        Points of the quadrature.
+    chunk : int, default 1
+        How many steps share one forward pass, as in `smoothgrad`.
+    progress : callable, default None
+        Called with the steps done and all.
+
+    Returns
+    -------
+    Attribution
+        Signed values (N,K,C,H,W), with `gaps` (N,K).
+
+    Raises
+    ------
+    GradcamError
+        For `steps` or `chunk` below 1, and as `input_gradients` does.
+    ImageError
+        For a baseline of another form.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> found = gradcam.attributions.integrated_gradients(classifier.model, classifier.batch(["photo.jpg"]), steps=4)
+    >>> found.gaps.shape
+    torch.Size([1, 1])
+
+    References
+    ----------
+    Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017, equation 1.
     """
     check_count(steps, "steps")
     check_count(chunk, "chunk")
@@ -76,12 +112,43 @@ def _to_baseline(baseline: Any, pictures: Tensor) -> Tensor:
 
 
 def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
-    """The gradient of the score at each value of the picture: how much the score changes with it.
+    """Compute the gradient of the score at each value of the picture: how much the score changes with it.
 
-    Simonyan et al. 2014, equation 3, with its sign; their saliency map is `values.abs().amax(2)`. `images`, `target`, and
-    what is left of it on the model (nothing): as in `gradcam.explain`. The picture is the first floating 4-D or 5-D tensor
-    among the images; all K scores share the forward pass.
-    Raises `ModelError` where the score has no gradient at the picture, or one of zeros alone, and as `gradcam.explain` does.
+    All K scores share the forward pass. The model is left as it was.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `gradcam.explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `gradcam.explain`. The picture is its first floating 4-D or 5-D tensor.
+    target : Any, default None
+        As in `gradcam.explain`.
+
+    Returns
+    -------
+    Attribution
+        `values` (N,K,C,H,W), with their sign; the paper's saliency map is `values.abs().amax(2)`.
+
+    Raises
+    ------
+    ModelError
+        Where the score has no gradient at the picture, or one of zeros alone.
+    GradcamError
+        As `gradcam.explain` does.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> found = gradcam.attributions.input_gradients(classifier.model, images, target=[[285, 967]])
+    >>> found.values.shape
+    torch.Size([1, 2, 3, 224, 224])
+
+    References
+    ----------
+    Simonyan et al., "Deep Inside Convolutional Networks", ICLR Workshops 2014, equation 3.
     """
     with differentiable(model, images) as subject:
         run = subject.run(subject.pictures, target)
@@ -101,17 +168,53 @@ def smoothgrad(
     chunk: int = 1,
     progress: Progress | None = None,
 ) -> Attribution:
-    """The mean of the gradients at `samples` copies of each picture, with Gaussian noise on them.
+    """Compute the mean of the gradients at copies of each picture with Gaussian noise on them.
 
-    Smilkov et al. 2017, section 3. `noise`: the noise's standard deviation, as a share of the picture's largest value minus
-    its smallest. It is drawn from a generator of its own, started with `seed`, on the CPU, once for all images: an image's
-    attribution depends neither on its neighbours nor on the device. Each image's top class, scores and output are those of
-    the picture without noise.
-    `chunk`: how many copies of all images share one forward pass. More is faster where the device is not busy, and takes
-    that many times the memory; every other tensor of the input that has a row for each image is repeated with them.
-    `progress`: called with the copies done and all. `images`, `target`: as in `gradcam.explain`, `input_gradients`, whose
-    errors this raises too.
-    Raises `GradcamError` for `samples` or `chunk` below 1, `noise` that is negative or not finite, and a `seed` below 0.
+    The noise is drawn by a generator of its own, on the CPU, once for all images: an image's attribution depends
+    neither on its neighbours nor on the device. Each image's top class, scores and output are those of the picture
+    without noise.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `gradcam.explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `input_gradients`.
+    target : Any, default None
+        As in `gradcam.explain`.
+    samples : int, default 25
+        How many copies.
+    noise : float, default 0.15
+        Its standard deviation, as a share of the picture's largest value minus its smallest.
+    seed : int, default 0
+        Of the noise.
+    chunk : int, default 1
+        How many copies of all images share one forward pass. More is faster where the device is not busy, and takes
+        that many times the memory.
+    progress : callable, default None
+        Called with the copies done and all.
+
+    Returns
+    -------
+    Attribution
+        Signed values (N,K,C,H,W).
+
+    Raises
+    ------
+    GradcamError
+        For `samples` or `chunk` below 1, `noise` that is negative or not finite, a `seed` below 0, and as
+        `input_gradients` does.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> found = gradcam.attributions.smoothgrad(classifier.model, classifier.batch(["photo.jpg"]), samples=3)
+    >>> gradcam.write_image("smooth.png", gradcam.attributions.draw_attribution(found.values[0, 0]))
+
+    References
+    ----------
+    Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017, section 3.
     """
     check_count(samples, "samples")
     check_count(chunk, "chunk")

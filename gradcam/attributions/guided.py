@@ -15,7 +15,8 @@ from torch.autograd.graph import Node
 from gradcam.attributions.base import Attribution, differentiable, with_classes
 from gradcam.cam.explain import explain
 from gradcam.errors import ModelError
-from gradcam.hooks.hooks import Hooks, refuse_vmap
+from gradcam.hooks.autograd import refuse_vmap
+from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import map_tensors
 
 # What autograd calls an operation's derivative, and what is zero where the operation is a ReLU. A clamp between 0 and
@@ -117,15 +118,46 @@ def _is_relu_node(node: Node) -> bool:
 
 
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
-    """The gradient at the picture, of which every ReLU lets the positive part through alone.
+    """Compute the gradient at the picture, of which every ReLU lets the positive part through alone.
 
-    Springenberg et al. 2015, section 3.4. It shows fine detail, and hardly depends on the class: what it shows is what the
-    network sees at all (Adebayo et al., "Sanity Checks for Saliency Maps", 2018). All zero is an answer. Hooks on the
-    modules do it: `nn.ReLU`, `nn.ReLU6`, kinds of them, and `nn.Hardtanh` from 0 on, in place or not, however often used.
-    Other nonlinearities keep their gradient. `images`, `target`: as in `gradcam.explain`, `input_gradients`.
-    Raises `ModelError` where hooks do not reach a ReLU on the way from the picture to the score (F.relu, torch.relu,
-    clamp(min=0) or clamp(0, 6), F.threshold at 0; `x * (x > 0)` and the like are not recognised), and where there is no
-    ReLU at all; otherwise as `input_gradients` does.
+    It shows fine detail, and hardly depends on the class: what it shows is what the network sees at all. All zero is an
+    answer. Hooks on the modules do it: `nn.ReLU`, `nn.ReLU6`, kinds of them, and `nn.Hardtanh` from 0 on, in place or
+    not. Other nonlinearities keep their gradient.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `gradcam.explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `gradcam.explain`.
+    target : Any, default None
+        As in `gradcam.explain`.
+
+    Returns
+    -------
+    Attribution
+        Signed values (N,K,C,H,W).
+
+    Raises
+    ------
+    ModelError
+        Where there is no ReLU, and where hooks do not reach one on the way from the picture to the score (F.relu,
+        torch.relu, clamp(min=0) or clamp(0, 6), F.threshold at 0; `x * (x > 0)` and the like are not recognised).
+    GradcamError
+        As `input_gradients` does.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> found = gradcam.attributions.guided_backpropagation(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> found.method
+    'guided-backprop'
+
+    References
+    ----------
+    Springenberg et al., "Striving for Simplicity", ICLR Workshops 2015, section 3.4; Adebayo et al., "Sanity Checks for
+    Saliency Maps", NeurIPS 2018, for how little it depends on the class.
     """
     with differentiable(model, images) as subject, guided(subject.modules) as outputs:
         run = subject.run(subject.pictures, target)
@@ -137,10 +169,42 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
 def guided_gradcam(
     model: nn.Module, images: Any, layer: str | nn.Module | None = None, *, target: Any = None, reshape: Any = None
 ) -> Attribution:
-    """Guided backpropagation, times the Grad-CAM heatmap in [0,1] at the picture's size: fine, and of the class.
+    """Multiply guided backpropagation by the Grad-CAM heatmap at the picture's size: fine, and of the class.
 
-    Selvaraju et al. 2017, section 3.2. `layer`, `reshape`: as in `gradcam.explain`, whose heatmap it is; `images`, `target`:
-    as there. Raises as `gradcam.explain` and `guided_backpropagation` do.
+    Parameters
+    ----------
+    model : nn.Module
+        As in `gradcam.explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `gradcam.explain`.
+    layer : str or nn.Module, default None
+        As in `gradcam.explain`, whose heatmap in [0,1] it is.
+    target : Any, default None
+        As in `gradcam.explain`.
+    reshape : tuple, str or callable, default None
+        As in `gradcam.explain`.
+
+    Returns
+    -------
+    Attribution
+        Signed values (N,K,C,H,W).
+
+    Raises
+    ------
+    GradcamError
+        As `gradcam.explain` and `guided_backpropagation` do.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> gradcam.attributions.guided_gradcam(classifier.model, images, "layer4", target=967).values.shape
+    torch.Size([1, 1, 3, 224, 224])
+
+    References
+    ----------
+    Selvaraju et al., "Grad-CAM", ICCV 2017, section 3.2.
     """
     fine = guided_backpropagation(model, images, target=target)
     copies = map_tensors(images, torch.Tensor.clone)  # the model may change its input in place

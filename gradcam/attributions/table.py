@@ -18,10 +18,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionMethod:
-    """One way to attribute a score to the picture: its name, what it does in one line, where it is from, what it costs.
+    """One way to attribute a score to the picture.
 
-    `cost`: forward passes, in words. `function_name`: of the function in this package. `has_layer`: whether that takes
-    a layer, as `gradcam.explain` does. `has_progress`: whether it takes many passes, and `progress=`.
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    summary : str
+        What it does, in one line.
+    source : Paper
+        Where it is from.
+    cost : str
+        Forward passes, in words.
+    function_name : str
+        Of the function in this package.
+    has_layer : bool
+        Whether it takes a layer, as `gradcam.explain` does.
+    has_progress : bool
+        Whether it takes many passes, and `progress=`.
+
+    Examples
+    --------
+    >>> from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
+    >>> found: AttributionMethod = ATTRIBUTIONS["smoothgrad"]
+    >>> found.function.__name__, found.has_layer
+    ('smoothgrad', False)
     """
 
     name: str
@@ -34,11 +55,14 @@ class AttributionMethod:
 
     @property
     def paper(self) -> str:
+        """Where it is from, in words."""
         return str(self.source)
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """Called with a model and images, `target=`, and where there is a layer `layer=` and `reshape=`. Loads torch."""
+        """What is called with a model and images, `target=`, and where there is a layer `layer=` and `reshape=`. Loads
+        torch.
+        """
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 
@@ -63,7 +87,29 @@ ATTRIBUTIONS: dict[str, AttributionMethod] = {
 
 
 def find_attribution(name: str) -> AttributionMethod:
-    """The method of that name. Raises `GradcamError` for an unknown one, and offers the nearest."""
+    """Find the method of that name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `ATTRIBUTIONS`.
+
+    Returns
+    -------
+    AttributionMethod
+        Its row of the table.
+
+    Raises
+    ------
+    GradcamError
+        For an unknown one; the message offers the nearest.
+
+    Examples
+    --------
+    >>> from gradcam.attributions import find_attribution
+    >>> find_attribution("guided-gradcam").has_layer
+    True
+    """
     if not isinstance(name, str) or name not in ATTRIBUTIONS:
         offers = (nearest(name, ATTRIBUTIONS) if isinstance(name, str) else []) or list(ATTRIBUTIONS)
         raise GradcamError(f"There is no attribution {name!r}. Nearest: {join_names(offers)}.")

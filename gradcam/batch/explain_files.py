@@ -60,20 +60,51 @@ def explain_files(
 ) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
-    `inputs`: files, folders, globs, lists and archives, one or several, by their paths or URLs (`s3://bucket/photos/`); and
-    pictures in any other form that `gradcam.read_image` takes.
-    `classifier`: None for the one that comes with the package. `layers`: dotted names, None for each method's own.
-    `methods`: keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
-    `gradcam.METHODS["rise"].using(masks=2000)`. `target`: of every picture that no list asks a class for: a class by
-    index or label, or several of them, or a `ClassTarget` with one row of classes at most; a function from the model's
-    output to scores (N,) or (N,K); None for each picture's top class. `options`: as in `gradcam.explain`.
-    `batch_size`: pictures to explain at once; halved on a device that they do not fit into. `workers`: threads that read,
-    None for one on each core.
+    Only a few batches are in memory at once. The model runs in the thread that asks for results; close the generator to
+    stop. A picture that cannot be explained has its result too, with the error in it, and stops nothing.
 
-    A picture that cannot be explained has its result too, with the error in it, and stops nothing. Only a few batches are in
-    memory at once. The model runs in the thread that asks for results; close the generator to stop.
-    Raises `GradcamError`, before any picture is read, for whatever of this is unknown or does not fit; `StoreError` also
-    later, where a store does not answer any more.
+    Parameters
+    ----------
+    inputs : path, URL or picture, or several
+        Files, folders, globs, lists and archives, by their paths or URLs (`s3://bucket/photos/`), and pictures in any
+        other form that `gradcam.read_image` takes.
+    classifier : Classifier, default None
+        None for the one that comes with the package.
+    layers : sequence of str, default None
+        Dotted names; None for each method's own.
+    methods : iterable of str, Method or AttributionMethod, default ("gradcam",)
+        Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
+        `gradcam.METHODS["rise"].using(masks=2000)`.
+    target : Any, default None
+        Of every picture that no list asks a class for: a class by index or label, or several of them, a `ClassTarget`
+        with one row of classes at most, or a function from the model's output to scores; None for each picture's top
+        class.
+    batch_size : int or "auto", default "auto"
+        Pictures to explain at once; halved on a device that they do not fit into.
+    workers : int, default None
+        Threads that read; None for one on each core.
+    **options : Any
+        The options of `explain`.
+
+    Yields
+    ------
+    FileResult
+        `name`, `error` (None where there is none), and `explanations`, a dict by layer name and method name.
+
+    Raises
+    ------
+    GradcamError
+        Before any picture is read, for whatever of this is unknown or does not fit.
+    StoreError
+        Also later, where a store does not answer any more.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> for result in gradcam.explain_files("photos/"):
+    ...     print(result.name, result.explanations["layer4", "gradcam"].label())
+    coffee.jpg espresso
+    rocket.jpg missile
     """
     if classifier is not None and not isinstance(classifier, Classifier):
         raise ModelError(

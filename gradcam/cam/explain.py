@@ -42,13 +42,37 @@ _BLIND = (
 class Explanation:
     """Where a model looked: K maps for each of N images.
 
-    `maps`: float32 (N,K,h,w), what the method gave, at the layer's resolution: the positive values, or the negative
-    ones without their sign, or both, as `evidence` says.
-    `heatmaps`: float32 (N,K,H,W) in [0,1], at the input's size, each divided by its own maximum; a blank map stays
-    zero. Signed ones are in [-1,1].
-    `classes`: int64 (N,K), None where the target was a function. `scores`: float32 (N,K), what was explained.
-    `output`: the model's own, detached. `layer`: its dotted name, or "input", or "attention". `method`: its name.
     Volumes have (d,h,w) and (D,H,W) in place of (h,w) and (H,W). Tensors are on the images' device.
+
+    Attributes
+    ----------
+    maps : Tensor (N,K,h,w)
+        What the method gave, float32, at the layer's resolution: the positive values, the negative ones without their
+        sign, or both, as `evidence` says.
+    heatmaps : Tensor (N,K,H,W)
+        The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
+        evidence. A blank map stays zero.
+    classes : Tensor (N,K) or None
+        The explained classes, int64; None where the target was a function.
+    scores : Tensor (N,K)
+        What was explained, float32.
+    output : Any
+        The model's own output, detached.
+    layer : str
+        The layer's dotted name, or "input", or "attention".
+    method : str
+        The method's name.
+    evidence : str
+        "positive", "negative" or "signed".
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> explanation = gradcam.explain(model, torch.rand(2, 3, 64, 64), "layer4", target=[[1, 2, 3]] * 2)
+    >>> explanation
+    Explanation(2 image(s), 3 map(s) each, gradcam at layer4, 2 x 2 to 64 x 64, cpu)
+    >>> explanation.save("maps.npz")
     """
 
     maps: Tensor
@@ -70,12 +94,34 @@ class Explanation:
         )
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write it for NumPy: all of it to an `.npz` file, or a single map (h,w) to an `.npy` file.
+        """Write the explanation for NumPy: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
 
         `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
-        `method` and `evidence`; a map alone is as `gradcam batch --save map` writes it. `i`, `k`: image i, or its k-th map,
-        alone. The file is whole, or not there, and its folder has to be.
-        Raises `ImageError` for another suffix, where there is no such map, and where the file cannot be written.
+        `method` and `evidence`. A map alone is as `gradcam batch --save map` writes it. The file is whole, or not
+        there.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+        i : int, default None
+            Image `i` alone.
+        k : int, default None
+            Its k-th map alone.
+
+        Raises
+        ------
+        ImageError
+            For another suffix, where there is no such map, and where the file cannot be written.
+
+        Examples
+        --------
+        >>> import gradcam, numpy, torch, torchvision
+        >>> model = torchvision.models.resnet18(weights=None).eval()
+        >>> explanation = gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4")
+        >>> explanation.save("map.npy", 0, 0)
+        >>> numpy.load("map.npy").shape
+        (2, 2)
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(
@@ -96,47 +142,94 @@ def explain(
     layers: Sequence[str | nn.Module] | None = None,
     **options: Unpack[ExplainOptions],
 ) -> Explanation:
-    """Show where `model` looked in `images`, in one forward pass and a backward pass through the tail of the network.
+    """Show where a model looked, in one forward pass and a backward pass through the tail of the network.
 
-    `images`: what the model takes, usually a floating tensor (N,C,H,W) or (N,C,D,H,W), preprocessed. A tuple is passed as
-    positional arguments, a dict as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor.
-    `layer`: dotted name, or module. None takes the last layer that has a grid and through which all of the picture reaches
-    the score; behind an activation such as ReLU for methods that assume activations that are not negative; for scores of
-    places in a dense output, as in segmentation, the last of the coarsest grid. That costs one more forward pass (of one
-    image, where the input is one tensor), and another where there is no gradient: name the layer in loops. A name may say
-    which of several tensors is meant, by its key or index ("backbone:out", "backbone.fpn:2"), and which run of a layer that
-    runs several times, counted from 0 ("encoder.layer4#1"). Where the output holds several tensors and none is named, it is
-    the first with a grid that the score depends on, and of a pyramid, whose levels all have different grids, their sum.
-    `layers`, `join`: in place of `layer`, with "sum", the raw maps of several layers, added at the finest of their grids;
-    one that nothing reaches contributes nothing.
-    `method`: a key of `gradcam.METHODS`, or one of its values. Those that follow attention (rollout, gradient-rollout,
-    legrad) are for transformers whose tokens all attend to one another; they and RISE look at no layer.
-    `target`: None for each image's top class, an int for all, N ints, an (N,K) nested sequence or tensor for K maps per
-    image, a `targets.ClassTarget`, or a function from the model's output to scores (N,) or (N,K).
-    `evidence`: "positive", what speaks for the class; "negative", what speaks against it; "signed", both, in [-1,1].
-    The last two have a meaning for methods with `is_signed`. A regression, or a single logit, needs them.
-    `augmentation`: "flip" adds the mirrored images to the batch, "flip-scale" also both of them times 0.9 and times 1.1;
-    maps are the mean over all of these views, which are explained for the classes of the images themselves.
-    `smoothing`: "eigen" takes the first principal component of the weighted channels in place of their sum.
-    `reshape`: how the layer's output lies on the picture, where that is not certain: the grid (h, w) or (d, h, w) that the
-    last of its tokens form; "channels first", "channels last", "tokens" (N,T,D) or "tokens first" (T,N,D); or a function
-    from the layer's tensor to (N,C,h,w), or (N,C,d,h,w), which may pick values and move them, and compute nothing.
-    `memory_budget`: bytes that a method which runs the model again may take for that, in tensors alive at once, beside what
-    is there after the plain pass; None for 256 MB, or one variant of the images if that is more. `progress`: for the same
-    methods, called in this thread with the passes done and the number of all, of one layer and method after another; what
-    it raises ends the explanation. The other methods need neither.
+    The model is left as it was: hooks, training flags, buffers, `requires_grad`, ``.grad``, grad mode, random state. It
+    is explained in evaluation mode. Several threads may explain one model at once. A training step that overlaps with
+    an explanation runs in evaluation mode, since a module's training flag is one for all threads: take turns there.
 
-    The model is left as it was: hooks, training flags, buffers, `requires_grad`, `.grad`, grad mode, PyTorch's random state.
-    It is explained in evaluation mode. Several threads may explain with one model at once; since a module's training flag
-    is one for all threads, a training step that overlaps with an explanation runs in evaluation mode, and a counter that it
-    advances may be put back: take turns there. Running statistics are left to whoever trains.
+    Parameters
+    ----------
+    model : nn.Module
+        Any PyTorch model; it may be frozen, in training, in half precision or compiled.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        What the model takes, usually a floating tensor, preprocessed. A tuple is passed as positional arguments, a dict
+        as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor.
+    layer : str or nn.Module, default None
+        A layer's dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several tensors that it
+        gives, by key or index; "encoder.layer4#1" one of several runs, counted from 0. Where several tensors are given
+        and none is named, the first that has a grid and that the score depends on is taken; of a pyramid, the sum of
+        its levels. None takes the last layer that has a grid and through which all of the picture reaches the score
+        (behind an activation such as ReLU, for methods that assume activations that are not negative; the last of the
+        coarsest grid, for dense outputs). To find it costs one more forward pass of one image, or two: name the layer
+        in loops.
+    method : str or Method, default "gradcam"
+        A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
+        attention; they and RISE look at no layer.
+    target : Any, default None
+        What is explained: None for each image's top class, an int for all images, N ints, a nested (N,K) sequence or
+        tensor for K maps of each, a `gradcam.targets.ClassTarget`, or a function from the model's output to scores (N,)
+        or (N,K).
+    layers : sequence of str or nn.Module, default None
+        Several layers in place of `layer`, to be joined as `join` says.
 
-    Warns (`GradcamWarning`) where it is a guess how a named layer lies on the picture, as of tokens, and its cells do not
-    answer to places that are changed in the picture. That is tried out once for a layer and a size, by running the model up
-    to it seven times, or fewer with several images.
+    Other Parameters
+    ----------------
+    join : str, default None
+        "sum" adds the raw maps of `layers`, at the finest of their grids.
+    evidence : str, default "positive"
+        "positive" speaks for the class, "negative" against it; "signed" is both, in [-1,1]. The last two are for
+        methods with `is_signed`; a regression, or a single logit, needs them.
+    augmentation : str, default "none"
+        "flip" adds the mirrored images to the batch; "flip-scale" also both times 0.9 and times 1.1. Maps are means
+        over these views.
+    smoothing : str, default "none"
+        "eigen" takes the first principal component of the weighted channels in place of their sum.
+    reshape : tuple, str or callable, default None
+        How the layer's output lies on the picture, where that is not certain: the grid (h, w) or (d, h, w) of the last
+        of its tokens; "channels first", "channels last", "tokens" (N,T,D) or "tokens first" (T,N,D); or a function from
+        the layer's tensor to (N,C,h,w) or (N,C,d,h,w), which picks and moves values and computes nothing.
+    memory_budget : int, default None
+        Bytes that a method which runs the model again may take for that; None is 256 MB, or one variant of the images.
+    progress : callable, default None
+        Called by such methods with the passes done and the number of all. What it raises ends the explanation.
 
-    Raises `ModelError`, `LayerError`, `TargetError`, `ImageError`, all of them `GradcamError`: see each one's message.
-    Errors of the model itself come through as they are.
+    Returns
+    -------
+    Explanation
+        `maps` as the method gave them, and `heatmaps` from 0 to 1 at the images' size.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot be explained.
+    LayerError
+        If there is no such layer, or no map can be taken there; `BlindLayerError` if the score does not depend on it.
+    TargetError
+        If the target does not fit the model's output.
+    ImageError
+        If the images are not what a model takes.
+    GradcamError
+        For unknown methods and options. Errors of the model itself come through as they are.
+
+    Warns
+    -----
+    GradcamWarning
+        Where it is a guess how a layer lies on the picture and its cells do not answer to changes there (tried out once
+        for a layer and a size, in up to seven passes); where a map holds nothing but rounding.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> explanation = gradcam.explain(model, torch.rand(2, 3, 224, 224), "layer4", target=281)
+    >>> explanation.maps.shape, explanation.heatmaps.shape
+    (torch.Size([2, 1, 7, 7]), torch.Size([2, 1, 224, 224]))
+
+    References
+    ----------
+    Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017,
+    equations 1 and 2. `gradcam methods` lists the papers of the others.
     """
     plan = Plan.of([find_method(method)], target, options, "explain")
     chosen = one_map(layer, layers, plan.options["join"])
@@ -169,11 +262,45 @@ def compare(
 ) -> dict[tuple[str, str], Explanation]:
     """Explain at several layers with several methods, all from one forward and one backward pass.
 
-    Shapley-CAM takes two more backward passes for each class and layer, and methods that run the model again do so for
-    each layer. Gives a dict from (layer name, method name). A layer that nothing reaches has blank maps, and a warning
-    says so. With `join="sum"` the layers' raw maps are added at the finest of their grids, as one layer, "layer3 + layer4".
-    Methods whose maps are of no layer are in it once, RISE as ("input", "rise"), those that follow attention as
-    ("attention", method name), and alone need no layers. Arguments and errors are as in `explain`.
+    Shapley-CAM takes two more backward passes for each class and layer; methods that run the model again do so for each
+    layer.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `explain`.
+    layers : sequence of str or nn.Module
+        Layers by name or module; methods that look at no layer need none. With `join="sum"` they make one map.
+    methods : iterable of str or Method
+        Keys or values of `gradcam.METHODS`.
+    target : Any, default None
+        As in `explain`.
+    **options : Any
+        The options of `explain`.
+
+    Returns
+    -------
+    dict of (str, str) to Explanation
+        By layer name and method name. RISE is in it once, as ("input", "rise"), methods that follow attention as
+        ("attention", name), joined layers as "layer3 + layer4". A layer that nothing reaches has blank maps, and a
+        warning.
+
+    Raises
+    ------
+    GradcamError
+        As `explain` does.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> found = gradcam.compare(
+    ...     model, torch.rand(1, 3, 64, 64), layers=["layer3", "layer4"], methods=["gradcam", "layercam"]
+    ... )
+    >>> [f"{method} at {layer}" for layer, method in found]
+    ['gradcam at layer3', 'layercam at layer3', 'gradcam at layer4', 'layercam at layer4']
     """
     return carry_out(model, images, layers, Plan.of(find_methods(methods), target, options, "compare"))
 
@@ -313,15 +440,35 @@ AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
 def fuse(
     explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], how: str = "mean"
 ) -> AnyExplanation:
-    """One explanation from several of the same images and classes, such as those of `compare`: layers or methods joined.
+    """Make one explanation of several of the same images and classes: layers or methods joined.
 
-    Each heatmap has its own maximum first, so that all count alike; then they are averaged ("mean"), or the strongest
-    value at each pixel is taken ("max", whatever its sign). `maps` is float32 (N,K,H,W): that, at the input's size;
-    `heatmaps` is it divided by its maximum.
-    `layer` and `method` name all that went in, with "+" between; `scores`, `output` and pictures are the first one's.
+    Each heatmap is divided by its own maximum first, so that all count alike.
 
-    Raises `GradcamError` for none, for an unknown `how`, and where sizes, classes or evidence differ. That the images
-    are the same, and the functions where targets were such, is the caller's to see to.
+    Parameters
+    ----------
+    explanations : sequence or mapping of Explanation
+        At least one; what `compare` gives may be passed as it is. That the images and target functions are the same is
+        the caller's to see to.
+    how : str, default "mean"
+        "mean" averages them; "max" takes the strongest value at each pixel, whatever its sign.
+
+    Returns
+    -------
+    Explanation
+        Its `maps` are float32 (N,K,H,W), at the input's size; `layer` and `method` name all that went in, with "+"
+        between; `scores`, `output` and pictures are the first one's.
+
+    Raises
+    ------
+    GradcamError
+        For none, for an unknown `how`, and where sizes, classes or evidence differ.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> found = gradcam.load_classifier().compare("photo.jpg", layers=["layer3", "layer4"], methods=["gradcam"])
+    >>> gradcam.fuse(found).layer
+    'layer3+layer4'
     """
     found = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
     if not isinstance(found, Sequence) or not found or not all(isinstance(each, Explanation) for each in found):

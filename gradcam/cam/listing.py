@@ -57,23 +57,46 @@ class LayerRow:
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
-    """All layers of `model`, in the order of `model.named_modules()`: one row for each, from one forward pass.
+    """List all layers of a model, and where a class activation map can be taken, from one forward pass.
 
-    One that runs several times has a row of its last run, too, where that is the suggestion: "layer4.1.relu#1".
+    Where it is a guess how layers lie on the picture, it takes seven more passes to see whether their cells lie there.
+    The model is run in evaluation mode, and left as it was.
 
-    Where a guess says how layers lie on the picture, it takes seven more, all layers in each, to see whether their cells lie
-    there (`LayerRow.places`).
+    Parameters
+    ----------
+    model : nn.Module
+        Any model. On the meta device it needs no weights, and nothing is computed.
+    images : int, tuple, Tensor or dict, default 224
+        The side of a square RGB picture in pixels, its (height, width), or the (depth, height, width) of a volume or
+        clip, which is 16 deep where only the others are given; or what the model takes, as in `explain`: values do not
+        matter.
 
-    `images`: what the model takes, as in `gradcam.explain`; their values do not matter. Or the side of a square RGB picture
-    in pixels, its (height, width), or the (depth, height, width) of a volume or clip, which for a network of those is 16
-    deep where only the others are given. On the meta device a model needs no weights, and nothing is computed. Any other is
-    run, in evaluation mode, and left as it was.
+    Returns
+    -------
+    tuple of LayerRow
+        In the order of `model.named_modules()`: `name`, `type`, `shape`, `grid`, `stride`, `parameters`, `cam` (whether
+        a map can be taken) and `reason` (why not), `is_suggested` (what `explain` takes by itself), `both_signs`,
+        `places`. A layer that runs several times has a row of its last run too, where that is the suggestion:
+        "layer4.1.relu#1".
 
-    The suggestion is the layer that `gradcam.explain` takes by itself: see there. It is read off autograd's graph: a
-    gradient that is zero by its value, as behind a head of zeros, is not seen there.
+    Raises
+    ------
+    ModelError
+        For what is no module.
+    ImageError
+        For images that are none. Errors of the model itself come through as they are.
 
-    Raises `ModelError` for what is no module, `ImageError` for images that are none. Errors of the model itself come
-    through as they are; one may be that it does not run on the meta device.
+    Notes
+    -----
+    The suggestion is read off autograd's graph: a gradient that is zero by its value, as behind a head of zeros, is not
+    seen.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> rows = gradcam.list_layers(torchvision.models.resnet18(weights=None))
+    >>> [(row.name, row.grid) for row in rows if row.is_suggested]
+    [('layer4', (7, 7))]
     """
     model = unwrap(model)
     batch = to_batch(_to_images(model, images))

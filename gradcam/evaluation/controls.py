@@ -23,7 +23,25 @@ Explain = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 
 @dataclass(frozen=True)
 class Control:
-    """A map that is made without the model: `make` takes images (N,C,H,W) and a seed, and gives heatmaps (N,H,W)."""
+    """A map that is made without the model.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    summary : str
+        What it is, in one line.
+    function : str or callable
+        From images (N,C,H,W) and a seed to heatmaps (N,H,W); "module:name" is imported when it is first used.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import CONTROLS
+    >>> blob = CONTROLS["centre"]
+    >>> blob.make(torch.rand(2, 3, 64, 64), 0).shape
+    torch.Size([2, 64, 64])
+    """
 
     name: str
     summary: str
@@ -31,6 +49,7 @@ class Control:
 
     @property
     def make(self) -> Callable[[Tensor, int], Tensor]:
+        """The function, imported: from images (N,C,H,W) and a seed to heatmaps (N,H,W)."""
         return load_late(self.function, __package__)
 
 

@@ -34,9 +34,31 @@ def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Ten
 class Explainer:
     """Methods and controls, all under the same conditions: one layer, one score, and heatmaps at the images' size.
 
-    `names`: keys of `METHODS` and `CONTROLS`, `Method` objects, or functions, as `check` takes them. `layer`: dotted name,
-    or one by method; None where no method is of one. `score`: a key of `SCORES`; a method that explains a score of its own
-    does so. `seed`: of the controls that are drawn.
+    Parameters
+    ----------
+    names : sequence of str, Method or callable
+        Keys of `METHODS` and `CONTROLS`, methods, or functions as `check` takes them.
+    layer : str or mapping of str to str
+        A dotted name, or one by method; None where no method is of one.
+    score : str, default "logit"
+        As in `targets.ClassTarget`; a method that explains a score of its own does so.
+    activation : str, default "auto"
+        How logits become probabilities, as in `targets.ClassTarget`.
+    reshape : tuple, str or callable, default None
+        As in `gradcam.explain`.
+    seed : int, default 0
+        Of the controls that are drawn.
+    options : mapping of str to Any, default {}
+        More options of `gradcam.explain`.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> classifier = gradcam.load_classifier()
+    >>> explainer = gradcam.evaluation.Explainer(["gradcam", "centre"], "layer4")
+    >>> found = explainer.explain(classifier.model, classifier.batch(["photo.jpg"]), torch.tensor([[285, 967]]))
+    >>> {name: tuple(heatmaps.shape) for name, heatmaps in found.items()}
+    {'gradcam': (1, 2, 224, 224), 'centre': (1, 2, 224, 224)}
     """
 
     names: Sequence[Any]
@@ -53,10 +75,29 @@ class Explainer:
         return {it.name: it for it in map(find_explained, self.names)}
 
     def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
-        """Heatmaps (N,K,H,W) in [0,1] for classes (N,K), by name, in the names' order; as many as can be from one pass.
+        """Make heatmaps with all of them, as many as can be from one pass.
 
-        Those of somebody's own function are of the scale that it gives them. Raises as `gradcam.compare` does, and
-        `ImageError` where such a function makes no heatmaps of the images' size.
+        Parameters
+        ----------
+        model : nn.Module
+            The model.
+        images : Tensor (N,C,H,W)
+            Preprocessed.
+        classes : Tensor (N,K)
+            What is explained.
+
+        Returns
+        -------
+        dict of str to Tensor (N,K,H,W)
+            By name, in the names' order, in [0,1]; those of somebody's own function are of the scale that it gives
+            them.
+
+        Raises
+        ------
+        GradcamError
+            As `gradcam.compare` does.
+        ImageError
+            Where a function makes no heatmaps of the images' size.
         """
         methods = [it for it in self.explained.values() if isinstance(it, Method)]
         with_score = [it for it in methods if it.score is None or self.score == "logit"]
@@ -71,7 +112,7 @@ class Explainer:
         return {name: found[name] for name in self.explained}
 
     def only(self, name: str) -> Explain:
-        """One of them as a function of a model, images and a class of each, which gives heatmaps (N,H,W)."""
+        """Take one of them as a function of a model, images and a class of each, which gives heatmaps (N,H,W)."""
         own = self.explained[name]
         if isinstance(own, OwnFunction):
             return lambda model, images, classes: own.function(model, images.detach().clone(), classes)

@@ -84,11 +84,39 @@ class Row:
 class Recommendation:
     """The best combination of method, score and layer for a model, on somebody's pictures.
 
-    `rows`: all combinations; first those that ROAD was measured of, the best ROAD first, then the others by mass.
-    `best`: of those whose mass is not clearly less than the most, the one with the best ROAD. `default`: what is taken
-    where nothing is said, None where no map can be taken there; `gain` and `road_gain` are the best one's mass and ROAD
-    minus the default's, picture by picture. `pictures`: the names of those that took part, and `mosaics`, how many were
-    made of them, each of `size` (height, width). `left_out`: combinations that have no map, and why.
+    Attributes
+    ----------
+    model : str
+        The classifier's name.
+    rows : tuple of Row
+        All combinations: first those that ROAD was measured of, the best ROAD first, then the others by mass.
+    best : Row
+        Of those whose mass is not clearly less than the most, the one with the best ROAD.
+    default : Row or None
+        What is taken where nothing is said; None where no map can be taken there.
+    gain : Interval or None
+        The best one's mass minus the default's, picture by picture.
+    road_gain : Interval or None
+        The same of ROAD.
+    pictures : tuple of str
+        The names of those that took part.
+    mosaics : int
+        How many were made of them.
+    size : (int, int)
+        Height and width of each mosaic.
+    seed : int
+        Of all that was drawn.
+    left_out : mapping of Combination to str
+        Combinations that have no map, and why.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
+    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
+    >>> found.is_default, found.to_dict()["mosaics"]
+    (True, 1)
     """
 
     model: str
@@ -114,7 +142,7 @@ class Recommendation:
         return self.default is not None and self.best.combination == self.default.combination
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in lists, dicts, strings and numbers, as JSON has them."""
+        """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
         numbers = ("mass", "maximum", "behind", "road", "road_behind")
         return {
             "model": self.model,
@@ -149,18 +177,56 @@ def recommend(
 ) -> Recommendation:
     """Try methods, scores and layers on pictures that need no annotations, and name the best combination.
 
-    `pictures`, `least`: as in `make_mosaics`; `mosaics`: how many at most. `methods`: by default those of one forward pass;
-    `scores`: keys of `SCORES`; `layers`: by default the handful that `find_candidates` tells of.
-
     First the grid pointing game measures all combinations: is a class's map on the class's picture? Then ROAD, at five
-    shares of the pixels, measures those whose mass is not clearly less than the most (the 95 % interval of the difference,
-    by the bootstrap over pictures, holds zero), at most five, in the single pictures: do the pixels that a map marks matter
-    to the model? The best ROAD of these is recommended; of equal ones, the default: Grad-CAM of the logit at the
-    classifier's layer, which is measured in any case. Combinations that have the same maps share their numbers.
+    shares of the pixels, measures at most five of those whose mass is not clearly less than the most: do the pixels
+    that a map marks matter to the model? The best ROAD is recommended; of equal ones, the default: Grad-CAM of the
+    logit at the classifier's layer, which is measured in any case.
 
-    `seed`: of the mosaics, the noise and the bootstrap. `progress`: called with the steps done and the number of all.
-    Raises `InputError` for fewer than four classes, `LayerError` where no combination has a map, `GradcamError` for unknown
-    methods, scores and layers, and as the model does.
+    Parameters
+    ----------
+    classifier : Classifier
+        The model.
+    pictures : mapping of str to picture
+        By name, as in `make_mosaics`.
+    methods : sequence of str or Method, default None
+        None for those of one forward pass.
+    scores : sequence of str, default ("logit", "probability", "contrast")
+        As in `targets.ClassTarget`.
+    layers : sequence of str, default None
+        None for a handful.
+    mosaics : int, default 12
+        How many at most.
+    least : float, default 0.5
+        As in `make_mosaics`.
+    seed : int, default 0
+        Of the mosaics, the noise and the bootstrap.
+    reshape : tuple, str or callable, default None
+        As in `gradcam.explain`.
+    progress : callable, default None
+        Called with the steps done and the number of all.
+
+    Returns
+    -------
+    Recommendation
+        Its `best` has a method, a score and a layer.
+
+    Raises
+    ------
+    InputError
+        For fewer than four classes.
+    LayerError
+        Where no combination has a map.
+    GradcamError
+        For unknown methods, scores and layers, and as the model does.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> few = {"methods": ["gradcam", "hirescam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
+    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
+    >>> found.best.combination.layer, len(found.rows)
+    ('layer4', 2)
     """
     model = classifier.model
     default = Combination("gradcam", "logit", check_layers(model, [classifier.layer])[0])

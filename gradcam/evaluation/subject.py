@@ -32,16 +32,49 @@ PIXELS_ON_CPU = 4 * 224 * 224
 class Subject:
     """N images, a model, and one class of each: what the maps of any method, of any library, are judged on.
 
-    `images`: (N,C,H,W), preprocessed. `classes`: an int for all, N ints, or None for each image's most probable one.
-    `activation`: how logits become probabilities, a key of `options.ACTIVATIONS`. `batch_size`: images in one pass, None for
-    as many as are fast; halved where they do not fit into memory.
-    What all methods share, the probabilities of the images and of baselines, is computed once, here.
+    What all metrics share, the probabilities of the images and of baselines, is computed once, here. The model runs in
+    evaluation mode and is left as it was.
 
-    `all_probabilities`: float32 (N,C) of all classes; `classes`: int64 (N,); `probabilities`: float32 (N,), of those.
-    All are on the images' device. The model runs in evaluation mode and is left as it was.
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    images : Tensor (N,C,H,W)
+        Preprocessed.
+    classes : int or sequence of int, default None
+        One for all, or N; None for each image's most probable one.
+    activation : str, default "auto"
+        How logits become probabilities, as in `targets.ClassTarget`.
+    batch_size : int, default None
+        Images in one pass; None for as many as are fast. Halved where they do not fit into memory.
 
-    Raises `ImageError` for images of another form, `TargetError` for classes that do not fit, `ModelError` where the
-    output is NaN or infinite, and `GradcamError` for a batch size that is none.
+    Attributes
+    ----------
+    classes : Tensor (N,)
+        int64.
+    probabilities : Tensor (N,)
+        Of the classes, float32, on the images' device.
+    all_probabilities : Tensor (N,C)
+        Of all classes, float32.
+
+    Raises
+    ------
+    ImageError
+        For images of another form.
+    TargetError
+        For classes that do not fit.
+    ModelError
+        Where the output is NaN or infinite.
+    GradcamError
+        For a batch size that is none.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> subject = gradcam.evaluation.Subject(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> subject.classes, subject.size
+    (tensor([285]), (1, 224, 224))
     """
 
     def __init__(
@@ -82,23 +115,39 @@ class Subject:
         return (len(self.images), *self.images.shape[2:])
 
     def baseline(self, kind: str) -> Tensor:
-        """What hides the images' pixels (N,C,H,W), as `make_baseline` makes it, which says what it raises; made once."""
+        """Make what hides the images' pixels (N,C,H,W), of a kind in `BASELINES`; made once."""
         if not isinstance(kind, str) or kind not in self._baselines:
             self._baselines[kind] = make_baseline(self.images, kind)
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """The classes' probabilities in the baseline alone: float32 (N,); computed once. Raises as `baseline` does."""
+        """Compute the classes' probabilities in the baseline alone: float32 (N,); computed once. Raises as `baseline`
+        does.
+        """
         baseline = self.baseline(kind)
         if kind not in self._of_baselines:
             (self._of_baselines[kind],) = self.score([baseline])
         return self._of_baselines[kind]
 
     def score(self, variants: Iterable[Tensor]) -> Tensor:
-        """The classes' probabilities in V variants of the images, each (N,C,H,W): float32 (V,N).
+        """Compute the classes' probabilities in variants of the images, in batches, as they are needed.
 
-        Variants are taken as they are needed, and computed in batches. Raises `ImageError` for one of another shape, and
-        `ModelError` where a probability is NaN.
+        Parameters
+        ----------
+        variants : iterable of Tensor (N,C,H,W)
+            V of them.
+
+        Returns
+        -------
+        Tensor (V,N)
+            float32.
+
+        Raises
+        ------
+        ImageError
+            For a variant of another shape.
+        ModelError
+            Where a probability is NaN.
         """
         classes = cycle(self.classes.split(1))
         with preserve_state(self.model), torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradcam.errors import BlindLayerError, ModelError, join_names
+from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
 
 # Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
@@ -233,3 +233,19 @@ def no_dependence(layers: Sequence[str]) -> BlindLayerError:
         f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from it to the score. "
         "Choose a layer on the way to the score, and a score that is not detached from the model's output."
     )
+
+
+def no_floating_tensor(layers: Iterable[str]) -> LayerError:
+    """The error for layers whose output holds nothing that a gradient can be taken at."""
+    return LayerError(
+        f"Layer {join_names(layers)} gave no floating-point tensor: choose a layer whose output is one, or holds one."
+    )
+
+
+def refuse_vmap(tensor: Tensor) -> None:
+    """Raises `ModelError` for what only torch.func sees, and takes back."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ModelError(
+            "The model runs under torch.func (vmap, grad, jvp), where a hook cannot keep what it sees: "
+            "call the model, or gradcam.explain(), on the whole batch instead."
+        )

@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,11 @@ from gradcam.hooks.nested import (
     IN_FLOATS,
     LayerInput,
     floating_by_keys,
+    format_of,
     is_in_8_bits,
+    is_untrained,
     replace_tensor,
+    shares_storage,
     take_inputs,
 )
 
@@ -295,20 +298,40 @@ def recording_off() -> Iterator[None]:
 
 
 class TargetLayer:
-    """Records one layer's activations and the gradient of a score with respect to them.
+    """One layer's activations, and the gradient of a score with respect to them.
 
-        with gradcam.TargetLayer(model.layer4) as layer:
-            output = model(images)
-            gradients = layer.backward(output[:, 281].sum())
+    Nothing before the layer is recorded for autograd: the backward pass runs through the tail of the network only,
+    touches no ``.grad``, and needs no parameter that requires gradients. The layer's output goes on as a clone, so that
+    operations in place behind it cannot change what was recorded. Several may be open at once. Recording stays on from
+    the layer's first run to the end of the context: give each forward pass a context of its own.
 
-    Nothing before the layer is recorded for autograd, so that the backward pass runs through the tail of the network
-    only: it touches no parameter's `.grad` and needs no parameter that requires gradients. The layer's output goes on as
-    a clone, so that operations in place behind it cannot change what was recorded. Several `TargetLayer`s may be open
-    at once. When the context ends the hooks are gone and the grad mode is what it was; until then recording stays on from
-    the layer's first run, so that each forward pass is best given a context of its own.
+    Parameters
+    ----------
+    module : nn.Module
+        The layer.
+    name : str, default the module's type
+        What messages call it.
+    keys : sequence of str, default ()
+        The keys and indices that lead to one of several tensors that the layer gives.
+    run : int, default None
+        Which run of a layer that runs several times, counted from 0.
 
-    Raises `ModelError` where recording is impossible: inside `torch.inference_mode()`, on a TorchScript module, under
-    `torch.func.vmap`.
+    Raises
+    ------
+    LayerError
+        Where the layer is no module.
+    ModelError
+        Where recording is impossible: in `torch.inference_mode()`, on a TorchScript module, under `torch.func`.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> with gradcam.TargetLayer(model.layer4) as layer:
+    ...     output = model(torch.rand(2, 3, 64, 64))
+    ...     gradients = layer.backward(output[:, 281].sum())
+    >>> layer.activations.shape, layer.gradients is gradients
+    (torch.Size([2, 512, 2, 2]), True)
     """
 
     # How it works. A full backward hook on the layer itself would make the layer's output a view, which the in-place
@@ -381,7 +404,9 @@ class TargetLayer:
 
     @property
     def recorded(self) -> dict[tuple[str, ...], Tensor]:
-        """Every floating tensor that the layer gave, by the keys and indices that lead to it. Raises as `activations`."""
+        """Every floating tensor that the layer gave, by the keys and indices that lead to it. Raises as `activations`
+        does.
+        """
         if self._runs == 0:
             raise LayerError(
                 f"Layer '{self.name}' did not run in the forward pass: choose one on the way from the input to the score. "
@@ -403,7 +428,7 @@ class TargetLayer:
                 )
             if self._is_in_8_bits:
                 raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
-            raise no_floating_tensor([self.name])
+            raise gradients.no_floating_tensor([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
             if not tensor.is_inference() and tensor._version != version:
                 raise LayerError(
@@ -414,7 +439,7 @@ class TargetLayer:
 
     @property
     def gradients(self) -> Tensor:
-        """The gradient of the last score at the layer, shaped as `activations`. Raises `LayerError` before there is one."""
+        """The gradient of the last score, shaped as `activations`. Raises `LayerError` before there is one."""
         if self._gradients is None:
             raise LayerError(
                 f"Layer '{self.name}' has no gradients yet: call layer.backward(score) after the forward pass."
@@ -422,11 +447,25 @@ class TargetLayer:
         return self._gradients
 
     def backward(self, score: Tensor) -> Tensor:
-        """The gradient of `score`, a tensor of one value, at the layer: shaped as `activations`, kept as `gradients`.
+        """Compute the gradient of a score at the layer; call it again for other scores of the same forward pass.
 
-        May be called again for other scores of the same forward pass. Where the activations or the score are float16 the
-        gradient is float32: on its way it is scaled, because small values would be lost. Raises `LayerError` if the score
-        does not depend on the layer, `ModelError` if recording was off or a plain `backward()` has used up the graph.
+        Parameters
+        ----------
+        score : Tensor
+            A floating tensor of one value.
+
+        Returns
+        -------
+        Tensor
+            Shaped as `activations`. It is float32 where the activations or the score are float16: small values would be
+            lost.
+
+        Raises
+        ------
+        LayerError
+            If the score does not depend on the layer.
+        ModelError
+            If recording was off, or a plain `backward()` has used up the graph.
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
             what = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
@@ -464,7 +503,18 @@ class TargetLayer:
             self._given_on.pop().let_go()
 
     def require_only_way(self, score: Tensor) -> None:
-        """Raises `LayerError` where the score depends on the layer's output by a way that is not recorded."""
+        """Raise where the score depends on the layer's output by a way that is not recorded.
+
+        Parameters
+        ----------
+        score : Tensor
+            With its graph.
+
+        Raises
+        ------
+        LayerError
+            Where it does.
+        """
         if self._other_ways and any(way.is_among(gradients.leaves(score)) for way in self._other_ways):
             raise LayerError(
                 f"What layer '{self.name}' gave is also read as another view of the same memory, whose gradient is not "
@@ -507,13 +557,13 @@ class TargetLayer:
 
     def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], given: list[Tensor]) -> Tensor:
         """Keep what the layer gave; gives what goes on, which is the same object wherever that can be."""
-        refuse_vmap(tensor)
+        gradients.refuse_vmap(tensor)
         torch.set_grad_enabled(True)
         source = next((each for each in inputs if each.given is tensor), None)
         is_changed = source is not None and source.is_changed
         # Dropout in evaluation mode and Identity return their input, which may be changed in place later, and which the
         # model goes on using as what came to the layer, not as what left it.
-        is_shared = _shares_storage(tensor, [each.given for each in inputs])
+        is_shared = shares_storage(tensor, [each.given for each in inputs])
         is_kept = is_owned(tensor, self._module) or (source is not None and not is_changed)
         is_free = not is_kept and can_exchange(tensor)
         is_view = tensor._is_view()
@@ -521,13 +571,13 @@ class TargetLayer:
             start = tensor.clone() if is_shared else tensor
         else:
             start = (tensor.detach() if is_free and not is_shared else tensor.detach().clone()).requires_grad_()
-        handed_on = self._passage(start).clone(memory_format=_format_of(start))
+        handed_on = self._passage(start).clone(memory_format=format_of(start))
         if is_free:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
             # Asked last: to walk through a block's buffers takes a small network's layer.
-            if memory is not None and _is_free(memory) and not self._holds(memory, given):
+            if memory is not None and is_untrained(memory) and not self._holds(memory, given):
                 self._other_ways.append(OtherWay(memory))  # of this pass alone
         elif not (is_kept or is_view or tensor.requires_grad):
             handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
@@ -538,7 +588,7 @@ class TargetLayer:
         return handed_on
 
     def _holds(self, memory: Tensor, given: list[Tensor]) -> bool:
-        return _shares_storage(memory, [*self._module.buffers(), *given])
+        return shares_storage(memory, [*self._module.buffers(), *given])
 
     def _close_other_ways(self) -> None:
         while self._other_ways:
@@ -546,37 +596,3 @@ class TargetLayer:
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
-
-
-def _format_of(tensor: Tensor) -> torch.memory_format:
-    # Channels last by name where it is so: of one image a view's strides may be read as those of another order, and
-    # PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
-    by_name = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    is_plain = by_name is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=by_name)
-    return torch.preserve_format if by_name is None or is_plain else by_name
-
-
-def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    address = tensor.untyped_storage().data_ptr()
-    dense = (other for other in others if other.layout == torch.strided)
-    return any(other.untyped_storage().data_ptr() == address for other in dense)
-
-
-def _is_free(memory: Tensor) -> bool:
-    return memory.is_leaf and not (memory.requires_grad or isinstance(memory, nn.Parameter))
-
-
-def no_floating_tensor(layers: Iterable[str]) -> LayerError:
-    """The error for layers whose output holds nothing that a gradient can be taken at."""
-    return LayerError(
-        f"Layer {join_names(layers)} gave no floating-point tensor: choose a layer whose output is one, or holds one."
-    )
-
-
-def refuse_vmap(tensor: Tensor) -> None:
-    """Raises `ModelError` for what only torch.func sees, and takes back."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise ModelError(
-            "The model runs under torch.func (vmap, grad, jvp), where a hook cannot keep what it sees: "
-            "call the model, or gradcam.explain(), on the whole batch instead."
-        )

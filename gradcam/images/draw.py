@@ -39,17 +39,46 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Pixels:
-    """A heatmap in colour on a picture: RGB, uint8 (H,W,3), at the picture's own size.
+    """Draw a heatmap in colour on a picture, at the picture's own size.
 
-    `image`: the picture in any form that `gradcam.read_image` takes: an array, a tensor, a picture of PIL's, a path, bytes.
-    `heatmap`: (h,w) in [0,1], an array or a tensor of any size; it is stretched over `region` (top, left, height, width),
-    the pixels that the network saw, or over the whole picture. Pixels outside the region stay as they are.
-    `alpha`: the opacity, in [0,1], where the heatmap is at half its maximum or above; below it fades, so that nothing
-    lies over what has no evidence. `colormap`: a name in `COLORMAPS`, OpenCV's. `signed`: the heatmap is in [-1,1], and
-    drawn in red above zero and in blue below, whatever the colour map. `outline`: draw a fine line around a region that is
-    not the whole picture, within it, unless the heatmap is blank.
+    Parameters
+    ----------
+    image : picture
+        In any form that `gradcam.read_image` takes.
+    heatmap : array or Tensor (h,w)
+        In [0,1], of any size; it is stretched over the region.
+    alpha : float, default 0.5
+        The opacity, in [0,1], where the heatmap is at half its maximum or above; below, it fades, so that nothing lies
+        over what has no evidence.
+    colormap : str, default "turbo"
+        The name of one of OpenCV's colour maps.
+    region : (int, int, int, int), default None
+        Top, left, height and width of the pixels that the network saw; None for the whole picture. Pixels outside stay
+        as they are.
+    signed : bool, default False
+        The heatmap is in [-1,1], and drawn in red above zero and in blue below, whatever the colour map.
+    outline : bool, default False
+        Draw a fine line around a region that is not the whole picture, unless the heatmap is blank.
 
-    Raises `ImageError` for a picture, heatmap or region of another form, `GradcamError` for an unknown colour map.
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    ImageError
+        For a picture, heatmap or region of another form.
+    GradcamError
+        For an unknown colour map, or an opacity outside [0,1].
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> heatmaps = gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4").heatmaps
+    >>> gradcam.overlay("photo.jpg", heatmaps[0, 0]).shape
+    (640, 800, 3)
     """
     # Why these defaults: turbo has the most hues to tell values apart, and stands out on colour photographs, foliage and
     # greyscale pictures alike; single-hue maps wash out on bright ones. A uniform blend would lay turbo's dark blue over

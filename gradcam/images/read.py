@@ -50,15 +50,34 @@ STRIP = 2**18  # pixels that are worked on at once, so that what is computed of 
 
 
 def read_image(picture: PictureLike) -> Pixels:
-    """A picture as RGB, uint8 (H,W,3), the way a viewer shows it.
+    """Read a picture as RGB, uint8 (H,W,3), the way a viewer shows it.
 
-    `picture`: the path of a file; its bytes; a file that is open for bytes, which is read from its start and left where it
-    was; a picture of PIL's; an array (H,W), (H,W,1), (H,W,3) or (H,W,4); or a tensor (H,W) or (C,H,W) on any device. Arrays
-    and tensors are uint8, uint16, or floats from 0 to 1.
     The orientation in its EXIF data is applied, transparency lies on white, of an animation it is the first frame, and
-    deeper values than 8 bits are scaled to 8. Raises `ImageError`, naming the file, for whatever is not a whole picture,
-    and before it is decoded for one that would take more than 1 GiB of memory; where the environment has
-    GRADCAM_MAX_PIXELS, pictures of so many pixels are read, and none of more.
+    deeper values than 8 bits are scaled to 8.
+
+    Parameters
+    ----------
+    picture : path, bytes, file, PIL.Image, array or Tensor
+        The path of a file; its bytes; a file that is open for bytes, which is read from its start and left where it
+        was; a picture of PIL's; an array (H,W), (H,W,1), (H,W,3) or (H,W,4); or a tensor (H,W) or (C,H,W) on any
+        device. Arrays and tensors are uint8, uint16, or floats from 0 to 1.
+
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    ImageError
+        For whatever is not a whole picture; and, before it is decoded, for one that would take more than 1 GiB of
+        memory, or has more pixels than GRADCAM_MAX_PIXELS in the environment says.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.read_image("photo.jpg").shape
+    (640, 800, 3)
     """
     values = to_array(picture)
     if values is None:

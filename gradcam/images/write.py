@@ -1,4 +1,4 @@
-"""Pictures to files: the only place where pixels are written; and results as NumPy keeps them, in `.npz` and `.npy`."""
+"""Pictures to files: the only place where pixels are written; and results as NumPy keeps them, in ``.npz`` and ``.npy``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,28 @@ SUFFIXES = (".npz", ".npy")
 
 
 def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
-    """Write an RGB picture, uint8 (H,W,3), in the format of the path's suffix; JPEG and WebP at quality 95.
+    """Write an RGB picture in the format of the path's suffix; JPEG and WebP at quality 95.
 
     It is written under another name in the same folder and renamed, so that what has this name is always whole.
-    Raises `ImageError`, naming the file, where it cannot be written.
+
+    Parameters
+    ----------
+    path : str or path
+        The file, ending in ``.png``, ``.jpg``, ``.jpeg`` or ``.webp``, or another suffix that the error for a wrong one lists.
+    image : array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    ImageError
+        For another suffix or array, and where the file cannot be written.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> gradcam.write_image("small.webp", gradcam.read_image("photo.jpg")[::4, ::4])
+    >>> gradcam.read_image("small.webp").shape
+    (160, 200, 3)
     """
     path = to_path(path)
     image = check_pixels(image)
@@ -89,8 +107,8 @@ def choose(i: int | None, k: int | None, shape: tuple[int, ...], what: str = "ma
 def write_arrays(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor | None], words: Mapping[str, str | None], i: Any, k: Any
 ) -> None:
-    """Write tensors (N,K,...) and words, each under its name, to `.npz`; to `.npy` one map of the first tensor. Image i
-    and its k-th map alone, where these are given. Raises `ImageError` for several maps in `.npy`, where there is no
+    """Write tensors (N,K,...) and words, each under its name, to ``.npz``; to ``.npy`` one map of the first tensor. Image i
+    and its k-th map alone, where these are given. Raises `ImageError` for several maps in ``.npy``, where there is no
     such map, and where the file cannot be written."""
     path = to_path(path)
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}

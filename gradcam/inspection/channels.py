@@ -18,19 +18,43 @@ from gradcam.layers.layout import to_reshape
 
 
 def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any = None) -> dict[str, Tensor]:
-    """What layers give for images, as grids (N,C,h,w) by the layers' dotted names: a channel's map lies on the picture.
+    """Compute what layers give for images, as grids: a channel's map lies on the picture.
 
-        maps = activations(model, images, ["layer1", "layer4"])
-        draw_activations(maps)  # a picture of them
+    Tokens and channels-last maps are laid out as `gradcam.explain` does it; tokens before the grid, such as the class
+    token, are left out. The model is left as it was, and several threads may do this at once.
 
-    Tokens and channels-last maps are laid out as `gradcam.explain` does it; tokens before the grid, such as the class token,
-    are left out. Of volumes it is (N,C,d,h,w). Values are the layer's own, in its precision and on its device, detached.
-    `images`, `reshape`: as in `gradcam.explain`. `layers`: a dotted name, a pattern (`layer*.conv1`), a module, or several.
-    Of a layer that runs several times it is the first run, and of a pattern those layers that have a grid. The model is
-    left as it was, as `features` leaves it, and several threads may do this at once.
+    Parameters
+    ----------
+    model : nn.Module
+        Any model.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `gradcam.explain`.
+    layers : str, nn.Module, or a sequence of them
+        Dotted names, patterns such as `layer*.conv1`, and modules. Of a pattern those layers are taken that have a
+        grid; of a layer that runs several times the first run.
+    reshape : tuple, str or callable, default None
+        As in `gradcam.explain`.
 
-    Raises `LayerError` as `features` does, and for a layer, or all of a pattern's, without a grid, such as a fully connected
-    one; `ImageError` where there are no images (N,C,H,W) or (N,C,D,H,W).
+    Returns
+    -------
+    dict of str to Tensor (N,C,h,w)
+        By dotted name; of volumes (N,C,d,h,w). Values are the layer's own, in its precision and on its device,
+        detached.
+
+    Raises
+    ------
+    LayerError
+        As `features` does, and for a layer, or all of a pattern's, without a grid, such as a fully connected one.
+    ImageError
+        Where there are no images (N,C,H,W) or (N,C,D,H,W).
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> model = torchvision.models.swin_t(weights=None)
+    >>> inspection.activations(model, torch.rand(1, 3, 64, 64), "features.7")["features.7"].shape  # channels last there
+    torch.Size([1, 768, 2, 2])
     """
     model, batch, reshape = unwrap(model), to_batch(images), to_reshape(reshape)
     wanted = list_wanted(layers)

@@ -15,7 +15,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import GradientError, join_names, shorten
-from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed, refuse_vmap
+from gradcam.hooks.autograd import refuse_vmap
+from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed
 from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck
@@ -32,8 +33,28 @@ class Edit:
 
     As a context manager it is removed at the end. Where that end is clean (no error under way), it raises `LayerError`
     for a layer that never ran although the model did, and `GradientError` for one at which no gradient can ever have
-    come, since nothing before it requires one; of a pattern's layers one is enough. An edit that is only dropped stays,
-    like the handles of PyTorch's own hooks.
+    come; of a pattern's layers one is enough. An edit that is only dropped stays, like the handles of PyTorch's own
+    hooks.
+
+    Parameters
+    ----------
+    hooks : Hooks
+        What does it.
+    places : sequence of str
+        Where.
+    run_check : RunCheck, default None
+        What is asked at the end.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> edit = inspection.edit_gradients(torch.nn.Linear(2, 1), torch.zeros_like, parameters="*")
+    >>> edit.is_active
+    True
+    >>> edit.remove()
+    >>> edit.is_active
+    False
     """
 
     def __init__(self, hooks: Hooks, places: Sequence[str], run_check: RunCheck | None = None) -> None:
@@ -46,7 +67,7 @@ class Edit:
         return self._is_active
 
     def remove(self) -> None:
-        """From now on no gradient is changed, in passes whose forward part is over neither. A second time does nothing."""
+        """Change no gradient from now on, in passes whose forward part is over neither. A second time does nothing."""
         self._is_active = False
         self._hooks.__exit__()
 
@@ -73,27 +94,49 @@ def edit_gradients(
     layers: Layers | None = None,
     parameters: str | Sequence[str] | None = None,
 ) -> Edit:
-    """Let `function(gradient)` change gradients in the backward pass: what it returns replaces the gradient and flows on.
+    """Let a function change gradients in the backward pass: what it returns replaces the gradient and flows on.
 
-        edit_gradients(tensor, lambda gradient: gradient + 2)
-        edit_gradients(model, lambda gradient: gradient.clamp(min=0), layers="layer*.conv1")
-        with edit_gradients(model, torch.zeros_like, parameters="fc*.bias"):
-            loss.backward()
+    The edit is there at once; `Edit.remove()` or the end of a `with` takes it back. Several edits of one place run in
+    the order of their registration, and a recorder of that layer sees what they made.
 
-    `where`: a tensor that requires gradients, or a model with one of these: `layers`, at whose outputs (the first floating
-    tensor of several) the gradient is edited in every pass that this thread makes from now on, those of gradcam itself left
-    out; `parameters`, whose gradient is edited, once in each backward pass, before it is added to `.grad`. Names and
-    patterns: as in `select_layers`, `select_parameters`. `function` returns a new tensor of the same shape, dtype, layout
-    and device, or None to leave the gradient. Sparse ones come sparse. With `create_graph=True` it is differentiated, too.
+    Parameters
+    ----------
+    where : Tensor or nn.Module
+        A tensor that requires gradients, or a model together with `layers` or `parameters`.
+    function : callable
+        From a gradient to a new tensor of the same shape, dtype, layout and device, or None to leave it. Sparse ones
+        come sparse. With `create_graph=True` it is differentiated, too.
+    layers : str, nn.Module, or a sequence of them, default None
+        At whose outputs (the first floating tensor of several) the gradient is edited, in every pass that this thread
+        makes from now on. Names, patterns and modules.
+    parameters : str or sequence of str, default None
+        Names and patterns of parameters, whose gradient is edited once in each backward pass, before it is added to
+        ``.grad``.
 
-    Several edits of one place run in the order of their registration, and a recorder of that layer sees what they made.
-    The edit is there at once; `Edit.remove()` or the end of a `with` takes it back.
+    Returns
+    -------
+    Edit
+        A handle, and a context.
 
-    Raises `GradientError`, `LayerError` for places that do not exist or to which no gradient comes, `ModelError` for layers
-    of compiled models. The backward pass raises `GradientError`, as itself, where what the function returns cannot take the
-    gradient's place, and where it changed the gradient in place, which would reach other tensors too. (PyTorch's counter
-    tells; it does not see what is written through `.data` or `.numpy()`.) The forward pass raises `LayerError` where
-    a layer gives no floating tensor.
+    Raises
+    ------
+    GradientError
+        For places to which no gradient comes. The backward pass raises it where what the function returns cannot take
+        the gradient's place, and where it changed the gradient in place (what is written through ``.data`` is not seen).
+    LayerError
+        For layers and parameters that do not exist. The forward pass raises it where a layer gives no floating tensor.
+    ModelError
+        For layers of compiled models.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> with inspection.edit_gradients(x, lambda gradient: gradient * 10):
+    ...     (x * x).backward()
+    >>> x.grad
+    tensor(60.)
     """
     if not callable(function):
         raise refuse(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
@@ -192,17 +235,44 @@ def _describe(tensor: Tensor) -> str:
 def clip_gradients(
     model: nn.Module, limit: float, *, norm: float | None = None, parameters: str | Sequence[str] = "*"
 ) -> Edit:
-    """Keep the gradient of each parameter within `limit`, before it is added to `.grad`.
+    """Keep the gradient of each parameter within a limit, before it is added to ``.grad``.
 
-    `norm`: None clamps every value to [-limit, limit]. p, such as 2.0 or math.inf, scales a parameter's gradient where
-    its p-norm is greater than `limit`, to that norm; each parameter by itself, while the backward pass runs. (To scale
-    all together, call torch.nn.utils.clip_grad_norm_ after it.) `parameters`: names and patterns, as in `select_parameters`;
-    those that require no gradient are passed over. Where gradients are accumulated, it is what each backward pass adds
-    that is clipped, not the sum. NaN stays NaN, of a norm the whole gradient's; an infinite gradient has no direction, and
-    scaled is NaN where it is infinite.
+    Each parameter is clipped by itself, while the backward pass runs. (To scale all together, call
+    ``torch.nn.utils.clip_grad_norm_`` after it.) Where gradients are accumulated, it is what each backward pass adds
+    that is clipped, not the sum. NaN stays NaN, of a norm the whole gradient's; an infinite gradient has no direction,
+    and scaled is NaN where it is infinite.
 
-    Raises `GradientError` for a limit or a norm that is no positive number (a norm may be infinite), and as
-    `edit_gradients` does. `Edit.remove()`, or the end of a `with`, takes it back.
+    Parameters
+    ----------
+    model : nn.Module
+        The model that is trained.
+    limit : float
+        A positive number.
+    norm : float, default None
+        None clamps every value to [-limit, limit]. p, such as 2.0 or math.inf, scales a gradient whose p-norm is
+        greater than the limit to that norm.
+    parameters : str or sequence of str, default "*"
+        Names and patterns; those that require no gradient are passed over.
+
+    Returns
+    -------
+    Edit
+        Its `remove()`, or the end of a `with`, takes it back.
+
+    Raises
+    ------
+    GradientError
+        For a limit or a norm that is no positive number (a norm may be infinite), and as `edit_gradients` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with inspection.clip_gradients(model, 0.5):
+    ...     model(torch.ones(1, 2)).sum().backward()
+    >>> model.weight.grad
+    tensor([[0.5000, 0.5000]])
     """
     if not _is_positive(limit) or math.isinf(limit):
         raise refuse(limit, "The limit", "a positive, finite number.", GradientError)
@@ -263,7 +333,7 @@ class Aliases(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def differentiate(self, score: Tensor, others: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
-        """The gradients of a score, one value, at the parameters that it depends on; no `.grad` is touched. `others`:
+        """The gradients of a score, one value, at the parameters that it depends on; no ``.grad`` is touched. `others`:
         leaves at which a gradient is computed as well, and thrown away, so that all on the way to them has one."""
         targets: list[tuple[nn.Parameter, Tensor]] = []  # each with a leaf of its memory
         for parameter, alias in self._aliases.values():

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import LayerError, join_names
-from gradcam.hooks.hooks import Hooks, no_floating_tensor, recording_off, refuse_vmap
+from gradcam.hooks.autograd import no_floating_tensor, refuse_vmap
+from gradcam.hooks.hooks import Hooks, recording_off
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.selection import Layers, list_wanted, select_layers
@@ -19,26 +20,48 @@ from gradcam.layers.find import unwrap
 
 
 def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:
-    """What these layers give for `images`, by their dotted names: the forward pass ends once the last of them is there.
-
-        features(model, images, ["layer4", "avgpool"])["avgpool"]  # (N,2048,1,1) of a ResNet-50
-
-    `images`: whatever the model takes, where the model is: pictures, preprocessed, or anything else. A tuple is passed as
-    positional arguments, a dict as keyword arguments. `layers`: a dotted name, a pattern such as `layer*.conv1`, a module
-    of the model, or a sequence of these. The dict is in the order that was asked for, and a pattern's layers are in the
-    model's; those are left out that do not run or give no floating tensor. While one may still run, the pass goes on.
+    """Extract what layers give for images; the forward pass ends once the last of them is there.
 
     A tensor is as it left the layer, in its precision and on its device, detached, and nobody else's: the model's later
-    operations in place do not change it, nor does what is done to it change the model or `images`. Of a layer that gives
-    several tensors it is the first floating one, and of one that runs several times what its first run gives.
+    operations in place do not change it. The model runs in evaluation mode, eagerly, without gradients, and is left as
+    it was. What comes behind the last layer does not run, nor do hooks on the modules around it; where one of those has
+    to run whatever happens (`always_call=True`, accelerate's), the pass is not cut short. Several threads may do this
+    at once.
 
-    The model runs in evaluation mode, eagerly, without gradients, and is left as it was, as `gradcam.explain` has it. What
-    comes behind the last layer does not run, nor do hooks on the modules around it; where one of those has to run whatever
-    happens (`always_call=True`, accelerate's), the pass is not cut short. Several threads may do this at once.
+    Parameters
+    ----------
+    model : nn.Module
+        Any model.
+    images : Tensor, tuple or dict
+        Whatever the model takes, where the model is. A tuple is passed as positional arguments, a dict as keyword
+        arguments.
+    layers : str, nn.Module, or a sequence of them
+        Dotted names, patterns such as `layer*.conv1`, and modules. Of a pattern those are left out that do not run or
+        give no floating tensor.
 
-    Raises `LayerError` for a layer that does not exist, with the nearest, for one that does not run or gives no floating
-    tensor, and for a pattern that fits none or none that does; `ModelError` for what is no module; `ImageError` for images
-    without a tensor. Errors of the model itself come through as they are.
+    Returns
+    -------
+    dict of str to Tensor
+        By dotted name, in the order that was asked for; a pattern's in the model's order. Of a layer that gives several
+        tensors the first floating one, and of one that runs several times what its first run gives.
+
+    Raises
+    ------
+    LayerError
+        For a layer that does not exist, with the nearest, for one that does not run or gives no floating tensor, and
+        for a pattern that fits none or none that does.
+    ModelError
+        For what is no module.
+    ImageError
+        For images without a tensor. Errors of the model itself come through as they are.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> model = torchvision.models.resnet50(weights=None)
+    >>> inspection.features(model, torch.rand(2, 3, 64, 64), "avgpool")["avgpool"].shape
+    torch.Size([2, 2048, 1, 1])
     """
     model = unwrap(model)
     groups = []

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
-from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
-from gradcam.hooks.hooks import Hooks, refuse_vmap
+from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures, refuse_vmap
+from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import Aliases
@@ -43,9 +43,26 @@ Measured = tuple[int, Tensor]  # how many values, and the numbers of `measure`
 class GradientFlow:
     """The gradients of a score at each layer of a network, in order of execution.
 
-    `layers`: a `LayerGradients` for each, the first to finish first. `reference`: the norm of the gradient at the model's
-    output, which verdicts compare with. `model`: its class. `classes`: int64 (N,K),
-    None where the target was a function. `scores`: float32 (N,K), of whose sum these are the gradients.
+    Attributes
+    ----------
+    layers : tuple of LayerGradients
+        The first to finish first.
+    reference : float
+        The norm of the gradient at the model's output, which verdicts compare with.
+    model : str
+        The model's class.
+    classes : Tensor (N,K) or None
+        int64; None where the target was a function.
+    scores : Tensor (N,K)
+        Of whose sum these are the gradients, float32.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> flow = inspection.gradients(torchvision.models.resnet18(weights=None), torch.rand(1, 3, 64, 64), target=281)
+    >>> sorted(flow.rows()[0])[:3]
+    ['count', 'infinities', 'largest']
     """
 
     layers: tuple[LayerGradients, ...]
@@ -61,7 +78,7 @@ class GradientFlow:
         return f"{type(self).__name__}({self.model}, {size}, {told})"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each layer's output and each of its parameters, as `pandas.DataFrame` takes them."""
+        """List a flat dict for each layer's output and each of its parameters, as `pandas.DataFrame` takes them."""
         return [row for layer in self.layers for row in layer.rows()]
 
 
@@ -69,9 +86,29 @@ class GradientFlow:
 class LayerGradients:
     """The gradients at one layer.
 
-    `name`: dotted, "" for the model itself. `type`: its class. `runs`: how often it ran, 0 where only its parameters were
-    used. `activations`: of the gradient at its output, the first floating tensor of several, over all runs together; None
-    where there is none. `parameters`: its own, without those of its parts. `verdict`: None, or what is conspicuous.
+    Attributes
+    ----------
+    name : str
+        Dotted, "" for the model itself.
+    type : str
+        The layer's class.
+    runs : int
+        How often it ran; 0 where only its parameters were used.
+    activations : Statistics or None
+        Of the gradient at its output, the first floating tensor of several, over all runs together.
+    parameters : tuple of ParameterGradient
+        Its own, without those of its parts.
+    verdict : str or None
+        What is conspicuous.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> flow = inspection.gradients(torchvision.models.resnet18(weights=None), torch.rand(1, 3, 64, 64), layers="fc")
+    >>> (layer,) = flow.layers
+    >>> layer.name, [parameter.name for parameter in layer.parameters], layer.parameters_norm > 0, len(layer.rows())
+    ('fc', ['weight', 'bias'], True, 3)
     """
 
     name: str
@@ -88,7 +125,7 @@ class LayerGradients:
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for the output and for each parameter: which it is, its statistics, its ratio, the verdict."""
+        """List a flat dict for the output and for each parameter: which it is, its statistics, its ratio, the verdict."""
         found: list[tuple[str, Statistics | None, float | None]]
         found = [("output", self.activations, None)] if self.runs else []
         found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
@@ -110,8 +147,23 @@ class LayerGradients:
 class ParameterGradient:
     """The gradient at one of a layer's own parameters.
 
-    `name`: in its layer, such as "weight". `norm`: the parameter's own. `gradient`: None where the score does not depend
-    on it. `ratio`: the gradient's norm over the parameter's own, None without a gradient, and of a parameter of zeros.
+    Attributes
+    ----------
+    name : str
+        In its layer, such as "weight".
+    norm : float
+        The parameter's own.
+    gradient : Statistics or None
+        None where the score does not depend on it.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> flow = inspection.gradients(torchvision.models.resnet18(weights=None), torch.rand(1, 3, 64, 64), layers="fc")
+    >>> weight: inspection.ParameterGradient = flow.layers[0].parameters[0]
+    >>> weight.ratio == weight.gradient.norm / weight.norm
+    True
     """
 
     name: str
@@ -120,6 +172,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
+        """The gradient's norm over the parameter's own; None without a gradient, and of a parameter of zeros."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
@@ -127,10 +180,36 @@ class ParameterGradient:
 class Statistics:
     """A tensor's values in a few numbers.
 
-    `count`: how many values. `norm`: the Euclidean one. `mean`, `std`: the deviation with count - 1, 0 of one value.
-    `zeros`: the share of values that are exactly zero, in [0,1]. `largest`: the greatest absolute value.
-    `nans`, `infinities`: how many; where there are any, the other numbers are what arithmetic makes of them.
-    Of an empty tensor norm and largest are 0, and what is a mean of no values is NaN.
+    Of an empty tensor norm and largest are 0, and what is a mean of no values is NaN. Where there are NaN or infinite
+    values, the other numbers are what arithmetic makes of them.
+
+    Attributes
+    ----------
+    count : int
+        How many values.
+    norm : float
+        The Euclidean one.
+    mean : float
+        Of all values.
+    std : float
+        The deviation with count - 1, 0 of one value.
+    zeros : float
+        The share of values that are exactly zero, in [0,1].
+    largest : float
+        The greatest absolute value.
+    nans : int
+        How many are NaN.
+    infinities : int
+        How many are infinite.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> flow = inspection.gradients(torchvision.models.resnet18(weights=None), torch.rand(1, 3, 64, 64), layers="layer4")
+    >>> statistics: inspection.Statistics = flow.layers[0].activations
+    >>> statistics.count, statistics.is_finite
+    (2048, True)
     """
 
     count: int
@@ -149,20 +228,48 @@ class Statistics:
 
 
 def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Layers | None = None) -> GradientFlow:
-    """Statistics of a score's gradients with respect to what each layer gives, and to its parameters.
+    """Measure a score's gradients with respect to what each layer gives, and to its parameters.
 
-    `images`, `target`: as in `gradcam.explain`. The gradient is that of the sum of all scores (N,K): for one image and
-    one class, of that class's logit. `layers`: names, patterns (`layer*.conv1`), modules, or several. None takes all that
-    ran and have no parts, or have parameters of their own, without those that hand on their input as it came.
-    Of a layer that runs several times all runs together are one row.
+    The gradient is that of the sum of all scores (N,K): for one image and one class, of that class's logit. Frozen
+    parameters have their gradients as well, except where TorchScript or a custom `autograd.Function` is given one. In
+    float16 gradients are scaled on their way, so that small ones are not lost. The model is run in evaluation mode,
+    eagerly, and left as it was, ``.grad`` included; several threads may do so at once.
 
-    Frozen parameters have their gradients as well, except where TorchScript or a custom `autograd.Function` is given one.
-    In float16 gradients are scaled on their way, so that small ones are not lost. Verdicts are as in `judge`.
-    The model is run in evaluation mode, eagerly, and left as it was, `.grad` included; several threads may do so at once.
+    Parameters
+    ----------
+    model : nn.Module
+        Any model.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `gradcam.explain`.
+    target : Any, default None
+        As in `gradcam.explain`.
+    layers : str, nn.Module, or a sequence of them, default None
+        Names, patterns (`layer*.conv1`) and modules. None takes all that ran and have no parts, or have parameters of
+        their own, without those that hand on their input as it came.
 
-    Raises `LayerError` for a layer that does not exist, never runs, or gives no floating tensor, and where a pattern fits
-    none that does; `ModelError` where no recorded operation leads to the score; `TargetError` and `ImageError` as
-    `gradcam.explain` does.
+    Returns
+    -------
+    GradientFlow
+        A row for each layer, of all of its runs together, with a verdict on what is conspicuous.
+
+    Raises
+    ------
+    LayerError
+        For a layer that does not exist, never runs, or gives no floating tensor, and where a pattern fits none that
+        does.
+    ModelError
+        Where no recorded operation leads to the score.
+    GradcamError
+        As `gradcam.explain` does.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> model = torchvision.models.resnet18(weights=None)
+    >>> flow = inspection.gradients(model, torch.rand(1, 3, 64, 64), target=281)
+    >>> len(flow.layers), flow.layers[0].name
+    (52, 'conv1')
     """
     model, batch, leaves = unwrap(model), to_batch(images), list[Tensor]()
 

@@ -28,14 +28,35 @@ MOST_DECADES = 36  # of the axis on either side of the reference
 
 
 def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
-    """The norm of each layer's gradient, from the first layer to run to the last: RGB, uint8 (H,W,3).
+    """Plot the norm of each layer's gradient, from the first layer to run to the last.
 
     The line is of the gradients at the layers' outputs, the rings are of those at their parameters, all of a layer's
-    together. The axis is logarithmic; where the norms fall or rise so far that a layer counts as vanishing or exploding,
-    its background has a colour. Gradients that are exactly zero, or none, are marked at the bottom, NaN and infinite ones
-    at the top. `title`: in place of the model's class and the scores.
+    together. The axis is logarithmic; where a layer counts as vanishing or exploding, its background has a colour.
+    Gradients that are exactly zero, or none, are marked at the bottom, NaN and infinite ones at the top.
 
-    Raises `GradcamError` where matplotlib is missing, and for what is no `GradientFlow` or one without layers.
+    Parameters
+    ----------
+    flow : GradientFlow
+        What `inspection.gradients` gave.
+    title : str, default None
+        In place of the model's class and the scores.
+
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    GradcamError
+        Where matplotlib is missing (`gradcam-torch[plots]`), and for what is no `GradientFlow` or one without layers.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None)
+    >>> flow = gradcam.inspection.gradients(model, torch.rand(1, 3, 64, 64), target=281)
+    >>> gradcam.write_image("gradients.png", gradcam.inspection.draw_gradients(flow))
     """
     if not isinstance(flow, GradientFlow) or not flow.layers:
         raise refuse(flow, "The flow", "what inspection.gradients() gives, of a layer or more.")

@@ -36,30 +36,56 @@ def record(
 ) -> Recorder[Any]:
     """Record activations and gradients of layers in a context through which the model is trained as ever.
 
-    with gradcam.inspection.record(model, "layer*.conv1", every=10) as recorder:
-        for images, labels in loader:
-            ...                                             # forward, backward, optimizer.step()
-    recorder.gradients["layer4.0.conv1"].norm               # of the latest recorded step
-    pandas.DataFrame(recorder.rows())
+    A step is one run of the model's own forward, in the thread that entered. A run under `torch.no_grad()` is a step
+    too, which has activations alone; what gradcam itself runs is none. A gradient belongs to the run that it is the
+    gradient of, whenever it comes while the context is open; of several backward passes through one run, the last one's
+    is kept. It is as large as it came: with a GradScaler or gradient accumulation, scaled as the loss is. Nothing about
+    the training changes: losses and parameters are the same to the bit.
 
-    A step is one run of the model's own forward, in the thread that entered; they are counted from 0, and of these 0,
-    `every`, 2 * `every`, ... are recorded. A run under torch.no_grad() is a step too, which has activations alone; what
-    gradcam itself runs, such as gradcam.explain, is none. A gradient belongs to the run that it is the gradient of,
-    whenever it comes, as long as the context is open; of several backward passes through one run, the last one's is kept.
-    It is as large as it came: with a GradScaler or gradient accumulation, scaled as the loss is.
+    Parameters
+    ----------
+    model : nn.Module
+        The model that is trained.
+    layers : str, nn.Module, or a sequence of them
+        Dotted names, patterns such as `layer*.conv1`, and modules.
+    keep : str, default "statistics"
+        "statistics" stay on the device unread, so that no step waits for a GPU: seven numbers for each. "device" keeps
+        snapshots of the tensors where they are, "cpu" copies them, which waits for the GPU.
+    every : int, default 1
+        Steps 0, `every`, 2 * `every` and so on are recorded.
+    last : int, default None
+        Keep no more than so many recorded steps, the latest; None keeps all.
 
-    `keep`: "statistics", which stay on the device unread, so that no step waits for a GPU: seven numbers for each; or the
-    tensors, as snapshots, on their own "device" or on the "cpu", which waits for the GPU. `last`: keep no more than so many
-    recorded steps, the latest; None keeps all.
+    Returns
+    -------
+    Recorder
+        A context; `activations` and `gradients` of the latest step by layer, `rows()` of all for pandas.
 
-    Nothing about the training changes: losses and parameters are the same to the bit. Gradients are taken by pairs of a
-    forward hook and a backward hook that stand what is done in place behind a layer, and repetition by checkpoints. They
-    are those of the tensor, all that uses it together, as `retain_grad()` shows them: where a layer gives back its input,
-    or a block what its last part gave, both have the same.
+    Raises
+    ------
+    LayerError
+        For a layer that does not exist, or a pattern that fits none; at the end, without another error under way, where
+        one never ran although the model did; and where one gives no floating tensor.
+    ModelError
+        For a compiled model, for one under torch.func, and at the end where all ran inside a function compiled before.
+    GradcamError
+        For a wrong `keep`, `every` or `last`.
 
-    Raises `LayerError` for a layer that does not exist, or a pattern that fits none; at the end, without another error
-    under way, where one never ran although the model did; and where one gives no floating tensor. Raises `ModelError` for a
-    compiled model, for one under torch.func, and at the end where all ran inside a function compiled before.
+    Notes
+    -----
+    Gradients are those of the tensor, all that uses it together, as `retain_grad()` shows them: where a layer gives
+    back its input, or a block what its last part gave, both have the same.
+
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> model = torchvision.models.resnet18(weights=None, num_classes=2)
+    >>> with inspection.record(model, "layer*.0.conv1", every=2) as recorder:
+    ...     for _ in range(3):
+    ...         model(torch.rand(2, 3, 64, 64)).sum().backward()
+    >>> recorder.steps, list(recorder.gradients)[:2]
+    ([0, 2], ['layer4.0.conv1', 'layer3.0.conv1'])
     """
     check_choice(keep, "keep", KEEPS)
     for name, value in {"every": every, "last": 1 if last is None else last}.items():
@@ -68,7 +94,33 @@ def record(
 
 
 class Recorder(Generic[Value]):
-    """What `record` gives. It may be entered again after its end, and then goes on counting."""
+    """What `record` gives. It may be entered again after its end, and then goes on counting.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `record`.
+    layers : str, nn.Module, or a sequence of them
+        As in `record`.
+    keep : str
+        As in `record`.
+    every : int
+        As in `record`.
+    last : int or None
+        As in `record`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
+    >>> with inspection.record(model, "0", keep="device") as recorder:
+    ...     model(torch.rand(3, 4)).sum().backward()
+    >>> recorder.steps, recorder.activations["0"].shape, recorder.at(0).gradients["0"].shape
+    ([0], torch.Size([3, 2]), torch.Size([3, 2]))
+    >>> [row["kind"] for row in recorder.rows()]
+    ['activation', 'gradient']
+    """
 
     def __init__(self, model: nn.Module, layers: Layers, keep: str, every: int, last: int | None) -> None:
         self._model = model
@@ -111,7 +163,23 @@ class Recorder(Generic[Value]):
         return [step.number for step in self._steps]
 
     def at(self, step: int) -> Step[Value]:
-        """A recorded step: its `.activations` and `.gradients`. Raises `LayerError` for one that is not recorded."""
+        """Take a recorded step.
+
+        Parameters
+        ----------
+        step : int
+            Its number.
+
+        Returns
+        -------
+        Step
+            Its ``.activations`` and ``.gradients``.
+
+        Raises
+        ------
+        LayerError
+            For one that is not recorded.
+        """
         if (found := next((it for it in self._steps if it.number == step), None)) is not None:
             return found
         known = f"there are {shorten(self.steps)}" if self._steps else "there is none"
@@ -128,7 +196,7 @@ class Recorder(Generic[Value]):
         return self._latest().gradients
 
     def rows(self) -> list[dict[str, Any]]:
-        """Statistics of all recorded steps as flat dicts, for pandas or a CSV file.
+        """List statistics of all recorded steps as flat dicts, for pandas or a CSV file.
 
         Keys: step, layer, run (of the layer in this step, from 0), kind ("activation" or "gradient"), and the fields of
         `Statistics`. In order of the steps; within one the activations first, in order of execution.
@@ -180,8 +248,29 @@ class Recorder(Generic[Value]):
 class Step(Generic[Value]):
     """One recorded run of the model.
 
-    `number`: counted from 0, with the runs that were not recorded. `layers`: the names of all that are recorded.
-    `is_differentiable`: whether the model ran with gradients.
+    Attributes
+    ----------
+    number : int
+        Counted from 0, with the runs that were not recorded.
+    layers : sequence of str
+        The names of all that are recorded.
+    is_differentiable : bool
+        Whether the model ran with gradients.
+    store : RecordStore
+        What was recorded.
+    runs : Counter of str
+        How often each layer ran.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
+    >>> with inspection.record(model, "0", keep="device") as recorder, torch.no_grad():
+    ...     output = model(torch.rand(3, 4))
+    >>> step: inspection.Step = recorder.at(0)
+    >>> step.number, step.is_differentiable, step.activations["0"].shape
+    (0, False, torch.Size([3, 2]))
     """
 
     number: int
@@ -201,6 +290,7 @@ class Step(Generic[Value]):
         return Readings(self.store.read(), GRADIENT, self)
 
     def rows(self) -> Iterator[dict[str, Any]]:
+        """List its statistics, as `Recorder.rows` does."""
         for key, value in sorted(self.store.read().items(), key=lambda item: item[0].kind == GRADIENT):
             found = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
             yield {"step": self.number, **key._asdict(), **asdict(found)}

@@ -48,21 +48,54 @@ def draw_activations(
     picture: PictureLike | None = None,
     title: str = "",
 ) -> Pixels:
-    """Activation maps as a picture, a block for each layer and in it a cell for each channel: RGB, uint8 (H,W,3).
+    """Draw activation maps: a block for each layer, and in it a cell for each channel.
 
-    `activations`: what `inspection.activations` gave, or any mapping from names to floats (C,h,w), or (N,C,h,w), of which
-    `image` is drawn; or one such tensor or array. `channels`: how many of a layer at most, in `order`: "strongest" first,
-    by the mean absolute activation, or by "index". `columns`: how many in a row. `size`: of a cell's longer side, in
-    pixels; a smaller map is enlarged without blurring, and 112 is a whole multiple of 7, 14, 28 and 56.
-    `scale`: where the colours end. "channel": at each channel's own largest value, so that all show their structure;
-    "layer": at the largest of the layer, so that strong channels stand out. The largest is the 99th percentile of the
-    absolute values that are not zero; what is above gets the last colour, too.
-    `colormap`: a name in `drawing.COLORMAPS`, for layers without negative values. Those with are drawn in warm colours
-    above zero and in cold ones below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
-    `picture`: what the network saw, as `gradcam.read_image` takes it, shown above the blocks, with `title` beside it.
+    Layers without negative values have the colour map; those with are drawn in warm colours above zero and in cold ones
+    below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
 
-    Raises `ImageError` for activations, a picture or a number of another form and for what becomes too large,
-    `GradcamError` for an unknown order, scale or colour map.
+    Parameters
+    ----------
+    activations : mapping of str to Tensor, Tensor or array
+        What `inspection.activations` gave, or any mapping from names to floats (C,h,w) or (N,C,h,w), or one of these.
+    image : int, default 0
+        Which of N.
+    channels : int, default 64
+        How many of a layer at most.
+    columns : int, default 8
+        How many in a row.
+    order : str, default "strongest"
+        "strongest" first, by the mean absolute activation, or by "index".
+    scale : str, default "channel"
+        Where the colours end: at each "channel"'s largest value, so that all show their structure, or at the largest of
+        the "layer", so that strong channels stand out. The largest is the 99th percentile of the absolute values that
+        are not zero.
+    size : int, default 112
+        Of a cell's longer side, in pixels; a smaller map is enlarged without blurring.
+    colormap : str, default "inferno"
+        The name of one of OpenCV's colour maps.
+    picture : picture, default None
+        What the network saw, as `gradcam.read_image` takes it, shown above the blocks.
+    title : str, default ""
+        Beside the picture.
+
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    ImageError
+        For activations, a picture or a number of another form, and for what becomes too large.
+    GradcamError
+        For an unknown order, scale or colour map.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None)
+    >>> maps = gradcam.inspection.activations(model, torch.rand(1, 3, 64, 64), ["layer1", "layer4"])
+    >>> gradcam.write_image("channels.png", gradcam.inspection.draw_activations(maps, channels=8))
     """
     look = Look(channels=channels, columns=columns, order=order, scale=scale, size=size, colormap=colormap)
     named = activations if isinstance(activations, Mapping) else {"": activations}

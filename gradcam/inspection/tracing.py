@@ -29,14 +29,45 @@ Shape = tuple[int, ...]
 class Call:
     """One call of one module. What is counted of it counts its parts' calls too.
 
-    `name`: dotted, "" for the model itself. `type`: its class. `depth`: in how many other calls it lies. `inputs`,
-    `outputs`: the shapes of every tensor in them, -1 for an axis along which a nested one is ragged, and `dtypes`, the
-    outputs' ("float32"). `parameters`: how many numbers, each once. `multiply_adds`: None where an operator came whose
-    count nobody knows. `activation_bytes`: of the memory that modules' outputs took for the first time during the call;
-    views, and what is changed in place, take none. `seconds`: None on the meta device, and where the passes differed.
-    `run`, `runs`: which of the module's calls in the pass this is, and of how many. `also`: the module's other names in
-    the model. `tied`: parameters of other modules that are this one's own too.
-    A call that raised what its caller caught has no outputs.
+    Attributes
+    ----------
+    name : str
+        Dotted, "" for the model itself.
+    type : str
+        The module's class.
+    depth : int
+        In how many other calls it lies.
+    inputs : tuple of shapes
+        Of every tensor that came; -1 for an axis along which a nested one is ragged.
+    outputs : tuple of shapes
+        Of every tensor that was given; none of a call that raised what its caller caught.
+    dtypes : tuple of str
+        The outputs', such as "float32".
+    parameters : int
+        How many numbers, each once.
+    multiply_adds : int or None
+        None where an operator came whose count nobody knows.
+    activation_bytes : int
+        Of the memory that modules' outputs took for the first time during the call; views, and what is changed in
+        place, take none.
+    seconds : float or None
+        None on the meta device, and where the passes differed.
+    run : int
+        Which of the module's calls in the pass this is.
+    runs : int
+        Of how many.
+    also : tuple of str
+        The module's other names in the model.
+    tied : tuple of str
+        Parameters of other modules that are this one's own too.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.inspection import Call, trace
+    >>> last: Call = trace(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU()), torch.rand(1, 1, 8, 8)).calls[-1]
+    >>> last.name, last.type, last.outputs
+    ('1', 'ReLU', ((1, 2, 6, 6),))
     """
 
     name: str
@@ -61,7 +92,23 @@ class Call:
 class Trace:
     """The calls of a forward pass in the order in which they began: the model's own comes first, and holds the totals.
 
-    `device`: where it ran. `notes`: what to know of how it was traced. `pandas.DataFrame(trace.calls)` makes a table of it.
+    Attributes
+    ----------
+    calls : tuple of Call
+        All calls.
+    device : str
+        Where it ran.
+    notes : tuple of str
+        What to know of how it was traced.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
+    >>> trace = inspection.trace(model, torch.rand(3, 4), rounds=0)
+    >>> trace.parameters, trace.multiply_adds, trace.activation_bytes, trace.seconds
+    (10, 24, 48, None)
     """
 
     calls: tuple[Call, ...] = field(repr=False)
@@ -96,20 +143,49 @@ class Trace:
 
 
 def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
-    """Every call of every module of `model` in one forward pass.
+    """Trace every call of every module of a model in one forward pass.
 
-    `images`: what the model takes, pictures or not: a tensor, a tuple of positional arguments, or a mapping of keyword
-    arguments. `rounds`: over how many passes times are medians, behind one that counts; 0 for no times. Each pass runs in
-    evaluation mode, without gradients, from the same random state and on a copy of the images. The model is left as it was.
-    On the meta device nothing is computed, and there are no times.
+    Each pass runs in evaluation mode, without gradients, from the same random state and on a copy of the images. The
+    model is left as it was. On the meta device nothing is computed, and there are no times.
 
+    Parameters
+    ----------
+    model : nn.Module
+        Any model.
+    images : Tensor, tuple or mapping
+        What the model takes, pictures or not. A tuple is passed as positional arguments, a mapping as keyword
+        arguments.
+    rounds : int, default 3
+        Over how many passes times are medians, behind one that counts; 0 for no times.
+
+    Returns
+    -------
+    Trace
+        Its `calls` in order of execution; `pandas.DataFrame(trace.calls)` makes a table of it.
+
+    Raises
+    ------
+    ModelError
+        For what is no module.
+    ImageError
+        For images without a tensor.
+    GradcamError
+        For a wrong `rounds`. Errors of the model come through, with a note of the layer (from Python 3.11 on).
+
+    Notes
+    -----
     Multiply-adds are those of matrix products, convolutions, attention and recurrent layers, two operations each, as
-    `torch.utils.flop_counter` and most papers count them. Times are of hooked modules: PyTorch leaves out shortcuts through
-    `nn.TransformerEncoderLayer` then, and each call costs some microseconds. Not seen are modules whose `forward` is called
-    directly, and TorchScript.
+    `torch.utils.flop_counter` and most papers count them. Times are of hooked modules: PyTorch leaves out shortcuts
+    through `nn.TransformerEncoderLayer` then, and each call costs some microseconds. Not seen are modules whose
+    `forward` is called directly, and TorchScript.
 
-    Raises `ModelError` for what is no module, `ImageError` for images without a tensor, `GradcamError` for a wrong `rounds`.
-    Errors of the model come through as they are, with a note of the layer (from Python 3.11 on).
+    Examples
+    --------
+    >>> import torch, torchvision
+    >>> from gradcam import inspection
+    >>> trace = inspection.trace(torchvision.models.resnet18(weights=None), torch.rand(1, 3, 224, 224), rounds=0)
+    >>> trace.calls[1].name, trace.calls[1].outputs, f"{trace.multiply_adds / 1e9:.2f} G"
+    ('conv1', ((1, 64, 112, 112),), '1.81 G')
     """
     check_count(rounds, "rounds", "how many passes are timed: 0, 1, 2, ...", least=0)
     model = unwrap(model)

@@ -29,17 +29,51 @@ REACTIONS = ("warn", "raise")
 
 
 class GradientWarning(UserWarning):
-    """A gradient that is NaN or infinite appeared in training."""
+    """A gradient that is NaN or infinite appeared in training.
+
+    Examples
+    --------
+    >>> import torch, warnings
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with warnings.catch_warnings(record=True) as said, inspection.watch_gradients(model):
+    ...     warnings.simplefilter("always", inspection.GradientWarning)
+    ...     (model(torch.ones(1, 2)) * float("nan")).sum().backward()
+    >>> said[0].category.__name__
+    'GradientWarning'
+    """
 
 
 @dataclass(frozen=True)
 class Discovery:
     """The first place on the way back from the loss where a gradient was not finite.
 
-    `step`: which one since the watch began, from 1. `layer`: its dotted name, "" for the model itself. `tensor`: "output",
-    or the parameter's name in the layer. `kind`: "NaN" or "infinite"; NaN where there is both. `count`: how many values,
-    None on devices that would have to be waited for. `cause`: the first layer in the order of the forward pass whose
-    output was not finite, None where all were.
+    Attributes
+    ----------
+    step : int
+        Which one since the watch began, from 1.
+    layer : str
+        Its dotted name, "" for the model itself.
+    tensor : str
+        "output", or the parameter's name in the layer.
+    kind : str
+        "NaN" or "infinite"; NaN where there is both.
+    count : int or None
+        How many values; None on devices that would have to be waited for.
+    cause : str or None
+        The first layer in the order of the forward pass whose output was not finite; None where all were.
+
+    Examples
+    --------
+    >>> import torch, warnings
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with warnings.catch_warnings(), inspection.watch_gradients(model) as watch:
+    ...     warnings.simplefilter("ignore")
+    ...     (model(torch.ones(1, 2)) * float("nan")).sum().backward()
+    >>> found: inspection.Discovery = watch.discoveries[0]
+    >>> found.step, found.tensor, found.kind
+    (1, 'output', 'NaN')
     """
 
     step: int
@@ -61,7 +95,23 @@ class Discovery:
 
 
 class Watch:
-    """What a watch has found so far: `discoveries`, one for each time that gradients stopped being finite."""
+    """What a watch has found so far.
+
+    Attributes
+    ----------
+    discoveries : tuple of Discovery
+        One for each time that gradients stopped being finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import inspection
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with inspection.watch_gradients(model) as watch:
+    ...     model(torch.ones(1, 2)).sum().backward()
+    >>> watch.discoveries
+    ()
+    """
 
     def __init__(self) -> None:
         self.discoveries: tuple[Discovery, ...] = ()
@@ -71,23 +121,48 @@ class Watch:
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn where a gradient is NaN or infinite, with the name of the first layer.
 
-        with gradcam.inspection.watch_gradients(model) as watch:
-            for images, labels in loader:
-                ...
+    The first is the one nearest to the loss, in the order in which the backward pass computes. After a step that was
+    told of, nothing is said until gradients were finite for a step. Nothing else changes: training with and without is
+    the same, bit by bit. The thread that entered is watched. A device such as a GPU is waited for once, at the end of
+    the backward pass. With float16 and a `GradScaler` an infinite gradient now and then is normal: it is how the scale
+    is found. Outputs that autograd does not record, and parameters unfrozen later, have no gradient to watch.
 
-    The first is the one nearest to the loss, in the order in which the backward pass computes. Watched are the outputs of
-    all layers, and the parameters that require gradients when the watch begins. `layers`: names, patterns or modules, for
-    their outputs and their parameters, parts included, alone. `on_found`: "warn" gives a `GradientWarning`, "raise" raises
-    `GradientError`, both when the backward pass has ended, before an optimiser uses what came of it. After a step that was
-    told of, nothing is said until gradients were finite for a step: a backward pass, or several, behind what ran forward.
+    Parameters
+    ----------
+    model : nn.Module
+        The model that is trained.
+    layers : str, nn.Module, or a sequence of them, default None
+        Names, patterns or modules, for their outputs and their parameters, parts included. None watches the outputs of
+        all layers, and the parameters that require gradients when the watch begins.
+    on_found : str, default "warn"
+        "warn" gives a `GradientWarning`, "raise" raises `GradientError`, both when the backward pass has ended, before
+        an optimiser uses what came of it.
 
-    Nothing else changes: training with and without is the same, bit by bit. The thread that entered is watched. A device
-    such as a GPU is waited for once, at the end of the backward pass. With float16 and a `GradScaler` an infinite gradient
-    now and then is normal: it is how the scale is found, and the scaler leaves that step out. Outputs that autograd does
-    not record, and parameters unfrozen later, have no gradient to watch.
+    Yields
+    ------
+    Watch
+        Its `discoveries` so far.
 
-    Raises `GradientError` for another `on_found`, `ModelError` for compiled models, `LayerError` as `select_layers` does,
-    and at the end where a layer that was named never ran although the model did.
+    Raises
+    ------
+    GradientError
+        For another `on_found`, and where it is "raise".
+    ModelError
+        For compiled models.
+    LayerError
+        For layers that do not exist, and at the end where a layer that was named never ran although the model did.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam import errors, inspection
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> try:
+    ...     with inspection.watch_gradients(model, on_found="raise"):
+    ...         (model(torch.ones(1, 2)) * float("nan")).sum().backward()
+    ... except errors.GradientError:
+    ...     print("NaN")
+    NaN
     """
     if on_found not in REACTIONS:
         raise refuse(on_found, "on_found", f"one of {', '.join(REACTIONS)}.", GradientError)

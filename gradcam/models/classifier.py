@@ -49,12 +49,41 @@ Picture = PictureLike | Reading | Prepared
 class Classifier:
     """A model in evaluation mode, with its preprocessing, its classes, and the layer to explain.
 
-    `preprocess`: one RGB array, uint8 (H,W,3), or whatever the reader gives, to one tensor (C,H,W). `classes`: how many;
-    `labels`: their names, None where nobody knows them. A single logit is two classes, 1 for and 0 against.
-    `layer`: what is explained where nothing else is said; `layer_for_positive`: in its place for methods that assume
-    activations that are not negative, where that is another one. `activation`: how logits become probabilities, a key of
-    `options.ACTIVATIONS`. `reader`: from a file to a `Reading`, as `to_reader` makes one. `notes`: what was assumed, and
-    what else a person should know of how the model was loaded. `fit`, `predictions`: as in `load_classifier`.
+    `load_classifier` makes one.
+
+    Attributes
+    ----------
+    name : str
+        What the model is called.
+    model : nn.Module
+        The model.
+    preprocess : callable
+        From an RGB array, uint8 (H,W,3), or whatever the reader gives, to a tensor (C,H,W).
+    classes : int
+        How many there are. A single logit is two classes, 1 for and 0 against.
+    labels : sequence of str or None
+        Their names, where they are known.
+    layer : str
+        What is explained where nothing else is said.
+    layer_for_positive : str or None
+        The same for methods that assume activations that are not negative, where that is another layer.
+    activation : str
+        How logits become probabilities: "softmax", "sigmoid" or "none".
+    reader : callable
+        From a file to what is read of it.
+    notes : sequence of str
+        What was assumed, and what else a person should know of how the model was loaded.
+    fit : str
+        As in `load_classifier`.
+    predictions : str
+        As in `load_classifier`.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> classifier.classes, classifier.layer, classifier.label(967)
+    (1000, 'layer4', 'espresso')
     """
 
     name: str
@@ -88,11 +117,24 @@ class Classifier:
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
-        """The pixels of a picture of this size that the network's own preprocessing takes: (top, left, height, width)."""
+        """Find the pixels of a picture that the network's own preprocessing takes.
+
+        Parameters
+        ----------
+        height : int
+            Of the picture, in pixels.
+        width : int
+            Of the picture, in pixels.
+
+        Returns
+        -------
+        (int, int, int, int)
+            Top, left, height and width.
+        """
         return self.preprocess.region(height, width)
 
     def prepare(self, picture: Picture) -> Prepared:
-        """A picture read and preprocessed, for `explain` and `compare`, as these take it: several threads may do so.
+        """Read and preprocess a picture, for `explain` and `compare` to take; several threads may do so.
 
         Raises as `gradcam.read_image` does.
         """
@@ -102,7 +144,7 @@ class Classifier:
         return Prepared(reading, self.preprocess(reading.values))
 
     def batch(self, pictures: Sequence[Picture]) -> Tensor:
-        """Pictures as the tensor (N,C,H,W) that the model takes, on its device and in its precision."""
+        """Make the tensor (N,C,H,W) that the model takes, on its device and in its precision, of a list of pictures."""
         return self._stack([self.prepare(picture).image for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
@@ -113,11 +155,24 @@ class Classifier:
         return images.to(self.device, find_input_dtype(self.model))
 
     def probabilities(self, output: Any, images: int) -> Tensor:
-        """All classes' probabilities, float32 (N,C), in what the model gave for so many images."""
+        """Compute all classes' probabilities from what the model gave.
+
+        Parameters
+        ----------
+        output : Any
+            The model's output.
+        images : int
+            For how many images it is.
+
+        Returns
+        -------
+        Tensor (N,C)
+            float32.
+        """
         return to_probabilities(output, images, self.activation)
 
     def layer_for(self, method: str | Method) -> str:
-        """What is explained with this method where no layer is named. Raises `GradcamError` for an unknown one."""
+        """Name the layer that a method explains where none is given. Raises `GradcamError` for an unknown method."""
         positive = self.layer_for_positive
         return self.layer if positive is None or not find_method(method).assumes_positive else positive
 
@@ -134,13 +189,40 @@ class Classifier:
     ) -> PictureExplanation:
         """Show where the model looked in one picture, or in a sequence of them.
 
-        A picture is anything that `gradcam.read_image` takes: a path, the bytes of a file, an open one, a picture of PIL's,
-        an array, a tensor. Those of a sequence, or of a tensor (N,C,H,W), may be of several sizes and kinds, and such as
-        `prepare` gave. An array may also have other values, integers or floats (H,W) or (H,W,C), as the preprocessing takes
-        them; the picture that is drawn on is made from it, stretched where its values use less than half of their range.
-        `layer`: dotted name, or module; None takes `layer_for(method)`. `target`: as in `gradcam.explain`, with labels in
-        place of indices where wanted; `fit`: in place of the classifier's own; the rest as there. Raises as
-        `gradcam.explain` and `gradcam.read_image` do.
+        Parameters
+        ----------
+        pictures : picture or sequence of pictures
+            Anything that `gradcam.read_image` takes: paths, bytes, open files, PIL's pictures, arrays, tensors; those
+            of a sequence, or of a tensor (N,C,H,W), may be of several sizes and kinds. An array may also have other
+            values, (H,W) or (H,W,C), as the preprocessing takes them; the picture that is drawn on is made from it.
+        layer : str or nn.Module, default None
+            None takes `layer_for(method)`.
+        method : str or Method, default "gradcam"
+            As in `gradcam.explain`.
+        target : Any, default None
+            As in `gradcam.explain`, with labels in place of indices where wanted.
+        layers : sequence of str or nn.Module, default None
+            As in `gradcam.explain`.
+        fit : str, default None
+            In place of the classifier's own.
+        **options : Any
+            The options of `gradcam.explain`.
+
+        Returns
+        -------
+        PictureExplanation
+            With `overlay`, `save`, `label` and `probability`.
+
+        Raises
+        ------
+        GradcamError
+            As `gradcam.explain` and `gradcam.read_image` do.
+
+        Examples
+        --------
+        >>> import gradcam
+        >>> explanation = gradcam.load_classifier().explain("photo.jpg", target=["espresso"])
+        >>> explanation.save("espresso.png")
         """
         chosen = one_map(layer, layers, options.get("join"))
         found = self.compare(pictures, layers=chosen, methods=[method], target=target, fit=fit, **options)
@@ -156,9 +238,39 @@ class Classifier:
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
     ) -> dict[tuple[str, str], PictureExplanation]:
-        """Like `explain`, at several layers with several methods from one pass: a dict from (layer name, method name).
+        """Explain pictures at several layers with several methods, from one pass.
 
-        Without `layers`, each method explains its own, `layer_for(method)`, with a pass for each that there is.
+        Parameters
+        ----------
+        pictures : picture or sequence of pictures
+            As in `explain`.
+        layers : sequence of str or nn.Module, default None
+            None explains each method at its own, `layer_for(method)`, with a pass for each layer that there is.
+        methods : sequence of str or Method
+            As in `gradcam.compare`.
+        target : Any, default None
+            As in `explain`.
+        fit : str, default None
+            In place of the classifier's own.
+        **options : Any
+            The options of `gradcam.explain`.
+
+        Returns
+        -------
+        dict of (str, str) to PictureExplanation
+            By layer name and method name.
+
+        Raises
+        ------
+        GradcamError
+            As `explain` does.
+
+        Examples
+        --------
+        >>> import gradcam
+        >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "xgradcam"])
+        >>> list(found)
+        [('layer4', 'gradcam'), ('head.0', 'xgradcam')]
         """
         classifier = self if fit is None else replace(self, fit=fit)
         return classifier.carry_out(pictures, layers, Plan.of(find_methods(methods), target, options, "compare"))
@@ -166,7 +278,22 @@ class Classifier:
     def carry_out(
         self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], PictureExplanation]:
-        """As `compare`, with a plan that is checked."""
+        """Explain as `compare` does, with a plan that is checked.
+
+        Parameters
+        ----------
+        pictures : picture or sequence of pictures
+            As in `explain`.
+        layers : sequence of str or nn.Module or None
+            As in `compare`.
+        plan : Plan
+            What is explained, and how.
+
+        Returns
+        -------
+        dict of (str, str) to PictureExplanation
+            By layer name and method name.
+        """
         prepared, plan = self._prepare_all(pictures), replace(plan, target=self._to_target(plan.target))
         assigned: dict[str, list[Method]] = {}
         for method in plan.methods if layers is None else ():
@@ -248,12 +375,41 @@ class Classifier:
         reshape: Any = None,
         progress: Progress | None = None,
     ) -> PictureAttribution:
-        """How much each pixel that the network saw matters: signed values, drawn by `.picture(i, k)`.
+        """Show how much each pixel that the network saw matters.
 
-        `method`: a key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values. `layer`, `reshape`: for
-        guided-gradcam, as in `explain`. `progress`: for methods of many passes. `pictures`, `target`: as in `explain`.
-        Raises as that method's function and `gradcam.read_image` do, and `LayerError` for a layer, or a reshape, where the
-        method takes none.
+        Parameters
+        ----------
+        pictures : picture or sequence of pictures
+            As in `explain`.
+        method : str or AttributionMethod, default "guided-gradcam"
+            A key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values.
+        layer : str or nn.Module, default None
+            For guided-gradcam, as in `explain`.
+        target : Any, default None
+            As in `explain`.
+        reshape : tuple, str or callable, default None
+            For guided-gradcam, as in `gradcam.explain`.
+        progress : callable, default None
+            For methods of many passes, as in `gradcam.explain`.
+
+        Returns
+        -------
+        PictureAttribution
+            Signed values, drawn by `picture(i, k)`.
+
+        Raises
+        ------
+        LayerError
+            For a layer, or a reshape, where the method takes none.
+        GradcamError
+            As the method's function and `gradcam.read_image` do; and for the fit "tiles".
+
+        Examples
+        --------
+        >>> import gradcam
+        >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients")
+        >>> found.picture().shape
+        (640, 800, 3)
         """
         chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
@@ -276,11 +432,13 @@ class Classifier:
         return PictureAttribution(**found, **self._describe(prepared))
 
     def find_class(self, wanted: str) -> int:
-        """The index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown one."""
+        """Find the index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown
+        label.
+        """
         return find_class(self.labels, wanted, self.classes)
 
     def label(self, index: int) -> str | None:
-        """A class's label, None where nobody knows it."""
+        """Name a class by its index; None where nobody knows its label."""
         return None if self.labels is None else self.labels[index]
 
     def _to_target(self, target: Any) -> Any:

@@ -56,7 +56,7 @@ class FileLabels(list[str]):
 
 
 def read_labels(path: str | os.PathLike[str]) -> FileLabels:
-    """Names of classes from a file, in the order of their indices. One on each line; or a `.csv` of indices and names,
+    """Names of classes from a file, in the order of their indices. One on each line; or a ``.csv`` of indices and names,
     with a header or without; or JSON: a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as torchvision's
     `class_to_idx` is, or a config.json with "id2label"."""
     try:

@@ -64,39 +64,80 @@ def load_classifier(
     fit: str = "crop",
     predictions: str = "own",
 ) -> Classifier:
-    """A classifier that explains pictures from files: the one that comes with the package needs no download.
+    """Load a model with its preprocessing and labels, to explain pictures from files.
 
-    `name`: "efficientnet_lite0"; any of torchvision's classification models, with its weights or without ("resnet50",
-    "resnet50:IMAGENET1K_V1"); "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function",
-    "package.module:function" or the entry point of an installed package (group `gradcam.models`), called without arguments
-    for a model of your own; or such a model itself. `gradcam models` lists them.
-    `weights`: a checkpoint (safetensors, or what torch.save wrote) in place of the model's own; its number of classes is
-    taken from it. One that torchvision or timm published is prepared for as it was trained, by its hash or its name; the
-    notes say which preprocessing was taken. Or the name of some of the model's own: "IMAGENET1K_V1".
-    `labels`: the classes' names, or a file of them: a line each, or JSON.
-    `mean`, `std`: of values in [0,1], one for each channel; one alone is of grey pictures. `size`: of what the network
-    takes, a number (the picture's centre) or (height, width) (all of it, whatever its aspect). `crop`: the share of the
-    resized picture that is kept, in (0,1]. They change the model's own; of a model of yours they are 224, 0.875 and
-    ImageNet's, where nothing else is said.
-    `activation`: how logits become probabilities, a key of `options.ACTIVATIONS`; "auto" is softmax, or sigmoid for a
-    single logit, or what the model is known to need. `reader`: a function from a path to an array, as
-    `readers.to_reader` takes one, or its name "module:function". `layer`: what is explained where nothing else is said;
-    None for the last layer with a grid that the score depends on.
-    `device`: "auto", "cpu", "cuda", "cuda:N" or "mps". `precision`: "fp32", or "bf16" or "fp16", with which the model
-    computes; batch norms, probabilities and maps are float32 anyway. bf16 is faster than fp32 where the processor or GPU has
-    instructions for it, and slower elsewhere. A model that lies on several devices is left where it lies.
+    Without arguments it is the small ImageNet classifier that comes with the package. What was assumed is in the
+    classifier's `notes`.
 
-    `fit`: what of a picture is explained. "crop": what the model's own preprocessing takes of it, mostly its centre.
-    "whole": all of it, in its own aspect, at the scale of that preprocessing; for networks that take any size, and
-    transformers whose positions can be interpolated. "tiles": windows that overlap, of as many pixels of the picture as the
-    network takes, or "tiles:512" of that many, for large pictures of small things. `predictions`: the classes, of which the
-    most probable is explained, are those of the model's "own" preprocessing, or of what is "seen" (with tiles, the mean of
-    the windows' logits). Evaluation and inspection keep to the model's own preprocessing.
+    Parameters
+    ----------
+    name : str or nn.Module, default "efficientnet_lite0"
+        One of torchvision's classification models, with its weights or without ("resnet50", "resnet50:IMAGENET1K_V1");
+        "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function", "package.module:function" or the entry
+        point of an installed package (group `gradcam.models`), called without arguments; or a model of yours. `gradcam
+        models` lists them. A module of yours is neither moved, frozen nor switched to evaluation mode.
+    weights : str or path, default None
+        A checkpoint (safetensors, or what `torch.save` wrote) in place of the model's own; the number of classes is
+        taken from it. Or the name of some of the model's own weights: "IMAGENET1K_V1". A file that torchvision or timm
+        published is prepared for as it was trained, known by its hash or its name.
+    labels : sequence of str, or path, default None
+        The classes' names, or a file of them: a line each, or JSON.
+    mean : float or sequence of float, default None
+        Of each channel, of values in [0,1]; a single number is for grey pictures. None is the model's own; of a model
+        of yours ImageNet's.
+    std : float or sequence of float, default None
+        The standard deviations, as `mean`.
+    size : int or (int, int), default None
+        What the network takes, in pixels: a number for the picture's centre, (height, width) for all of it, whatever
+        its aspect. None is the model's own, or 224.
+    crop : float, default None
+        The share of the resized picture that is kept, in (0,1]. None is the model's own, or 0.875.
+    activation : str, default "auto"
+        How logits become probabilities: "softmax", "sigmoid", "none", or "auto": what the model is known to need,
+        sigmoid for a single logit, otherwise softmax.
+    reader : callable or str, default None
+        From a path to an array, or to an array and a picture to draw on; or its name, "module:function".
+    layer : str, default None
+        What is explained where nothing else is said; None for the last layer with a grid that the score depends on.
+    device : str, default "auto"
+        "auto", "cpu", "cuda", "cuda:N" or "mps". A model that lies on several devices is left where it lies.
+    precision : str, default "fp32"
+        "fp32", "bf16" or "fp16". Batch norms, probabilities and maps are float32 anyway. bf16 is faster where the
+        processor or GPU has instructions for it, and slower elsewhere.
+    fit : str, default "crop"
+        What of a picture is explained. "crop": what the model's own preprocessing takes, mostly the centre. "whole":
+        all of it, in its own aspect, for networks that take any size and transformers. "tiles": overlapping windows of
+        as many pixels as the network takes, or "tiles:512" of that many. Evaluation and inspection keep to "crop".
+    predictions : str, default "own"
+        Whether the classes are those of the model's "own" preprocessing, or of what is "seen" (with tiles, the mean of
+        the windows' logits).
 
-    A module of the caller's is neither moved, frozen nor switched to evaluation mode, so that it can be explained between
-    two steps of its training; `weights` are loaded into it.
-    What was assumed is in the classifier's `notes`. Raises `ModelError` for whatever of this is unknown, missing or does not
-    fit, and `LayerError` for an unknown layer; see each one's message.
+    Returns
+    -------
+    Classifier
+        With `explain`, `compare` and `attribute` for pictures.
+
+    Raises
+    ------
+    ModelError
+        For whatever of this is unknown, missing or does not fit.
+    LayerError
+        For an unknown layer.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> classifier.explain("photo.jpg").label()
+    'Egyptian cat'
+
+    A model of yours:
+
+    >>> import torchvision
+    >>> model = torchvision.models.resnet18(weights=None, num_classes=3)
+    >>> classifier = gradcam.load_classifier(model, labels=["nothing", "coffee", "tea"])
+    >>> classifier.explain("photo.jpg", target="coffee").layer
+    'layer4'
     """
     _check(weights, activation, device, precision, fit)
     names = None if labels is None else check_labels(labels)

@@ -53,30 +53,90 @@ class Pictured(_Result):
     fit: str | None = field(default=None, repr=False)
 
     def probabilities(self) -> Tensor:
-        """All classes' probabilities: float32 (N,C)."""
+        """Compute all classes' probabilities: float32 (N,C)."""
         return to_probabilities(self.output, len(self.pictures), self.activation)
 
     def label(self, i: int = 0, k: int = 0) -> str | None:
-        """The name of picture i's k-th class; None where nobody knows it, and where the target was a function. Raises
-        `ImageError` where there is no such picture or class."""
+        """Name picture i's k-th class.
+
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its classes.
+
+        Returns
+        -------
+        str or None
+            None where nobody knows the name, and where the target was a function.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture or class.
+        """
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None or self.labels is None else self.labels[int(self.classes[i, k])]
 
     def probability(self, i: int = 0, k: int = 0) -> float | None:
-        """The probability of picture i's k-th class; None where the target was a function. Raises `ImageError` where
-        there is no such picture or class."""
+        """Look up the probability of picture i's k-th class.
+
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its classes.
+
+        Returns
+        -------
+        float or None
+            None where the target was a function.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture or class.
+        """
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
 
     def name_class(self, i: int = 0, k: int = 0) -> str:
-        """The label and the index of picture i's k-th class, as far as there are."""
+        """Write the label and the index of a class, as far as there are.
+
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its classes.
+
+        Returns
+        -------
+        str
+            "espresso (967)", say.
+        """
         if self.classes is None:
             return f"score {k}"
         label = self.label(i, k)
         return name_class(int(self.classes[i, k]), label, with_index=True)
 
     def caption(self, i: int = 0, k: int = 0) -> str:
-        """One line below picture i's k-th result: the class, its probability, the method and the layer."""
+        """Write the line below a result: the class, its probability, the method and the layer.
+
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its classes.
+
+        Returns
+        -------
+        str
+            One line.
+        """
         share = None
         with contextlib.suppress(GradcamError):  # of a head among several, which only the target knew
             share = self.probability(i, k)
@@ -89,12 +149,13 @@ class Pictured(_Result):
         return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
     def one(self, i: int) -> Self:
+        """Take the result of picture i alone."""
         per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
         return replace(self, **(changed | {"output": take_one(self.output, i, len(self.pictures))}))
 
     def cpu(self) -> Self:
-        """The same, with its tensors on the CPU; the model's output stays where it is."""
+        """Move the tensors to the CPU; the model's output stays where it is."""
         return replace(self, **{name: tensor.cpu() for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Any]:
@@ -136,17 +197,62 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PictureExplanation(Pictured, Explanation):
-    """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
+    """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself.
+
+    Attributes
+    ----------
+    pictures : sequence of arrays
+        RGB, uint8 (H,W,3).
+    regions : sequence of (int, int, int, int)
+        The pixels of each picture that the network saw: top, left, height, width.
+    labels : sequence of str or None
+        The names of the classes.
+    notes : sequence of str or None
+        What a person should know of how each picture is shown.
+    activation : str
+        How logits become probabilities.
+    fit : str or None
+        How the network was shown the pictures, where that is not by its own preprocessing.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> explanation = gradcam.load_classifier().explain("photo.jpg")
+    >>> explanation.caption()
+    'Egyptian cat (285), 58 %, by gradcam at layer4'
+    >>> explanation.overlay().shape, explanation.regions
+    ((640, 800, 3), [(40, 120, 560, 560)])
+    """
 
     __repr__ = Explanation.__repr__
 
     def overlay(
         self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo", outline: bool = True
     ) -> Pixels:
-        """Picture i with its k-th heatmap, on the pixels that the network saw, outlined or not: RGB, uint8 (H,W,3).
+        """Draw picture i with its k-th heatmap, on the pixels that the network saw.
 
-        Signed evidence is red for the class and blue against it, whatever the colour map.
-        Raises `ImageError` where there is no such picture or heatmap.
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its heatmaps.
+        alpha : float, default 0.5
+            The opacity, as in `gradcam.overlay`.
+        colormap : str, default "turbo"
+            As in `gradcam.overlay`. Signed evidence is red for the class and blue against it, whatever the colour map.
+        outline : bool, default True
+            Whether a fine line is drawn around what the network saw.
+
+        Returns
+        -------
+        array (H,W,3)
+            RGB, uint8.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture or heatmap.
         """
         choose(i, k, tuple(self.maps.shape))
         look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
@@ -162,10 +268,28 @@ class PictureExplanation(Pictured, Explanation):
         alpha: float = 0.5,
         colormap: str = "turbo",
     ) -> None:
-        """Write the overlay to a picture's file, or the values to `.npz` or `.npy` as any `Explanation` does. `i`, `k`:
-        as in `overlay`; without them all there are, on a sheet with a row for each picture where they are several.
-        `alpha`, `colormap`: of overlays. The file is whole, or not there, and its folder has to be. Raises `ImageError`
-        for another suffix, where there is no such map, and where the file cannot be written."""
+        """Write the overlay to a picture's file, or the values to ``.npz`` or ``.npy``.
+
+        The file is whole, or not there, and its folder has to be.
+
+        Parameters
+        ----------
+        path : str or path
+            Its suffix says what is written.
+        i : int, default None
+            Picture `i` alone; without it all there are, on a sheet with a row for each.
+        k : int, default None
+            Its k-th map alone.
+        alpha : float, default 0.5
+            As in `overlay`.
+        colormap : str, default "turbo"
+            As in `overlay`.
+
+        Raises
+        ------
+        ImageError
+            For another suffix, where there is no such map, and where the file cannot be written.
+        """
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
         else:
@@ -189,22 +313,76 @@ def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PictureAttribution(Pictured, Attribution):
-    """An `Attribution` that remembers the pictures, and where in them the network looked. A notebook shows it by itself."""
+    """An `Attribution` that remembers the pictures, and where in them the network looked. A notebook shows it by itself.
+
+    Attributes
+    ----------
+    pictures : sequence of arrays
+        RGB, uint8 (H,W,3).
+    regions : sequence of (int, int, int, int)
+        The pixels of each picture that the network saw: top, left, height, width.
+    labels : sequence of str or None
+        The names of the classes.
+    notes : sequence of str or None
+        What a person should know of how each picture is shown.
+    activation : str
+        How logits become probabilities.
+    fit : str or None
+        How the network was shown the pictures, where that is not by its own preprocessing.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients", target="espresso")
+    >>> found.picture().shape
+    (640, 800, 3)
+    """
 
     __repr__ = Attribution.__repr__
 
     def picture(self, i: int = 0, k: int = 0) -> Pixels:
-        """The k-th attribution of picture i, drawn in colour on grey: RGB, uint8 (H,W,3), as large as the picture. It
-        lies on the pixels that the network saw; the grey around them is that of zero, since they did not count. Raises
-        `ImageError` where there is no such picture or attribution."""
+        """Draw the k-th attribution of picture i, in colour on grey.
+
+        It lies on the pixels that the network saw; the grey around them is that of zero, since they did not count.
+
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its attributions.
+
+        Returns
+        -------
+        array (H,W,3)
+            RGB, uint8, as large as the picture.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture or attribution.
+        """
         choose(i, k, tuple(self.values.shape), "attribution")
         height, width = self.pictures[i].shape[:2]
         return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write what `picture` draws to a picture's file, or the values to `.npz` or `.npy` as any `Attribution` does.
-        `i`, `k`: as in `picture`; without them all there are, on a sheet with a row for each picture where they are
-        several. Raises `ImageError` as `PictureExplanation.save` does."""
+        """Write what `picture` draws to a picture's file, or the values to ``.npz`` or ``.npy``.
+
+        Parameters
+        ----------
+        path : str or path
+            Its suffix says what is written.
+        i : int, default None
+            Picture `i` alone; without it all there are, on a sheet with a row for each.
+        k : int, default None
+            Its k-th attribution alone.
+
+        Raises
+        ------
+        ImageError
+            For another suffix, where there is no such attribution, and where the file cannot be written.
+        """
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
         else:
@@ -222,12 +400,40 @@ def panel(
     alpha: float = 0.5,
     colormap: str = "turbo",
 ) -> Pixels:
-    """Picture i as `Classifier.compare` explained it: methods across, layers and classes down, with a bar of the colours.
+    """Draw one picture as `Classifier.compare` explained it: methods across, layers and classes down.
 
-    Where each method has a layer of its own, the title of its column has that. RGB, uint8 (H,W,3). Shown is the part of the
-    picture that the network saw, at `height` pixels; the first column is that part itself. `alpha` and `colormap` are as in
-    `gradcam.overlay`.
-    Raises `GradcamError` for explanations that are not of one comparison, `ImageError` where there is no picture i.
+    Below is a bar of the colours. Where each method has a layer of its own, the title of its column names it.
+
+    Parameters
+    ----------
+    explanations : mapping of (str, str) to PictureExplanation
+        What `Classifier.compare` gives.
+    i : int, default 0
+        Which picture.
+    height : int, default 224
+        Pixels of what the network saw, which is what is shown; the first column is that part itself.
+    alpha : float, default 0.5
+        As in `gradcam.overlay`.
+    colormap : str, default "turbo"
+        As in `gradcam.overlay`.
+
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    GradcamError
+        For explanations that are not of one comparison.
+    ImageError
+        Where there is no picture i.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
+    >>> gradcam.write_image("panel.png", gradcam.panel(found, height=160))
     """
     found = list(explanations.values()) if isinstance(explanations, Mapping) else []
     is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)

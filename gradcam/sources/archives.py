@@ -117,7 +117,7 @@ class Members:
 
 
 def list_archive(where: str) -> Members:
-    """The pictures in a `.zip` or a `.tar`, by its path or URL, in its order; nothing hidden. Those that cannot be read
+    """The pictures in a ``.zip`` or a ``.tar``, by its path or URL, in its order; nothing hidden. Those that cannot be read
     say so when they are. Raises `InputError` for an archive that is not whole, and `StoreError`."""
     pictures: list[tuple[str, Content]] = []
     others: Counter[str] = Counter()  # by what they would have in common with a picture

@@ -138,7 +138,7 @@ class Listing:
 
 
 def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listing:
-    """All the pictures in files, folders, globs, lists (`.txt`, `.csv`, `.tsv`, "-" for standard input) and archives,
+    """All the pictures in files, folders, globs, lists (``.txt``, ``.csv``, ``.tsv``, "-" for standard input) and archives,
     by paths or URLs; braces in the name of a tar mean a WebDataset's shards. They come in the order of the inputs;
     within a folder, and of a glob, sorted by name. In folders, archives and globs, files without a picture's suffix are
     left out and counted; a file that is named is taken for a picture. One that is reached twice is explained once.

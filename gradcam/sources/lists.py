@@ -34,7 +34,7 @@ class Entry:
 
 
 def read_list(path: str) -> list[Entry]:
-    """The entries of a list: a `.csv` or `.tsv` file, or else text with a path a line, and perhaps a TAB and a class. A
+    """The entries of a list: a ``.csv`` or ``.tsv`` file, or else text with a path a line, and perhaps a TAB and a class. A
     relative path is looked up beside the list, then in the current folder. Raises `InputError`, with the line."""
     try:
         text = decode_text(read_text_file(path), path)

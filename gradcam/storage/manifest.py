@@ -54,12 +54,37 @@ class Logbook:
 
 
 def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
-    """The records of `gradcam batch`, in their order: of its output folder with all shards' parts, or of one file.
+    """Read the records of `gradcam batch`, in their order.
 
-    `path`: on a disk, or the URL of a folder in a store, where a manifest is of pieces; of those each picture has one
-    record, the last. It may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not
-    known here are left out, too. Raises `OutputError`, naming file and line, for a line that is no record or of another
-    schema, and where there is no manifest; and `StoreError`.
+    It may be read while the run goes on: a last line that is not whole yet is left out, and so are keys that are not
+    known.
+
+    Parameters
+    ----------
+    path : str, path or Store
+        The output folder, on a disk or by its URL, with the parts of all shards; or one manifest. Of a manifest in
+        pieces each picture has one record, the last.
+
+    Returns
+    -------
+    list of Record
+        `image`, `error`, `predictions`, `explained`, `size`, `region` and more, as in the reference of records.
+
+    Raises
+    ------
+    OutputError
+        For a line that is no record or of another schema, by file and line; and where there is no manifest.
+    StoreError
+        Where a store does not answer.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.cli import cli
+    >>> cli.main(["batch", "photos/", "-o", "explained/", "--quiet"], standalone_mode=False)
+    0
+    >>> [record.predictions[0].label for record in gradcam.read_manifest("explained/")]
+    ['espresso', 'missile']
     """
     place = path if isinstance(path, Store) else to_place(os.fspath(path))
     try:

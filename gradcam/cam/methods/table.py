@@ -100,19 +100,20 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
 
     Parameters
     ----------
-    name
+    name : str
         What it is called in results and in the names of files: letters, digits, "-" and "_".
-    summary
+    summary : str
         What it does, in one line.
-    signed
+    signed : bool, default False
         Whether negative values of its maps are evidence against the class; then they can be asked for.
 
     Returns
     -------
-    A decorator. Its function is pure, and has as parameters, by these names, the `activations` (N,C,...), and if it needs
-    them the `gradients` (N,K,C,...) of the K scores, and the `curvatures` H A (N,K,C,...); on a grid of any rank, float32
-    or float64. It gives maps (N,K,...), and of activations alone maps (N,...), in their dtype and on their device. Other
-    parameters have defaults, and are options for `using`.
+    callable
+        A decorator. Its function is pure, and has as parameters, by these names, the `activations` (N,C,...), and if it
+        needs them the `gradients` (N,K,C,...) of the K scores, and the `curvatures` H A (N,K,C,...); on a grid of any
+        rank, float32 or float64. It gives maps (N,K,...), and of activations alone maps (N,...), in their dtype and on
+        their device. Other parameters have defaults, and are options for `using`.
 
     Raises
     ------

@@ -24,8 +24,22 @@ MOST_NAMED = 5  # categories in a note
 class Truth:
     """Where the objects of one class are in one picture, in pixels of the network's input, as the metrics take it.
 
-    `masks`: bool (1,H,W), the pixels of any of them. `boxes`: of the one picture, float64 (B,4), a row for each object:
-    left, top, right, bottom, measured at the pixels' edges.
+    Attributes
+    ----------
+    masks : Tensor (1,H,W)
+        bool, the pixels of any of them.
+    boxes : sequence of one Tensor (B,4)
+        float64, a row for each object: left, top, right, bottom, measured at the pixels' edges.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from pathlib import Path
+    >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom\\nphoto.jpg,400,0,800,640\\n")
+    >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=int)
+    >>> truth = annotations.truth("photo.jpg", region=(40, 120, 560, 560), size=(224, 224))
+    >>> truth.masks.shape, truth.masks.float().mean().item()
+    (torch.Size([1, 224, 224]), 0.5)
     """
 
     masks: Tensor
@@ -38,8 +52,25 @@ class Truth:
 class Annotations:
     """What somebody marked in pictures; `read_annotations` makes it.
 
-    `names`: of the pictures that have annotations, in the order in which pictures were given. `notes`: what was left out,
-    a sentence each. `find`: the objects of a picture by its name, in the picture's own pixels.
+    Attributes
+    ----------
+    path : str
+        Where it is from.
+    names : sequence of str
+        Of the pictures that have annotations, in the order in which pictures were given.
+    notes : sequence of str
+        What was left out, a sentence each.
+    find : callable
+        The objects of a picture by its name, in the picture's own pixels.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from pathlib import Path
+    >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom\\nphoto.jpg,400,0,800,640\\n")
+    >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=int)
+    >>> annotations.truth("photo.jpg", region=(40, 120, 560, 560), size=(224, 224)).boxes[0].tolist()
+    [[112.0, 0.0, 224.0, 224.0]]
     """
 
     path: str
@@ -58,14 +89,32 @@ class Annotations:
         *,
         picture: Sequence[int] | None = None,
     ) -> Truth | None:
-        """Where the objects of a class are in what the network sees of a picture; None where it sees none of them.
+        """Find the objects of a class in what the network sees of a picture.
 
-        `region`: the pixels that it sees, as `Classifier.region` gives them: top, left, height, width. `size`: height and
-        width of its input. `index`: the class; objects without one count for each, and None takes those of all classes.
-        `picture`: height and width of the upright picture, so that annotations of another size are told. An object outside
-        of the region is left out, and one across its border is cut there.
-        Raises `InputError`, naming the file and the line, or annotation: for a box that is not in the picture (a pixel
-        apart from rounding), and for a mask, or annotations, of another size.
+        An object outside of the region is left out, and one across its border is cut there.
+
+        Parameters
+        ----------
+        name : str or path
+            The picture.
+        region : (int, int, int, int)
+            The pixels that the network sees, as `Classifier.region` gives them: top, left, height, width.
+        size : (int, int)
+            Height and width of the network's input.
+        index : int, default None
+            The class; objects without one count for each, and None takes those of all classes.
+        picture : (int, int), default None
+            Height and width of the upright picture, so that annotations of another size are told.
+
+        Returns
+        -------
+        Truth or None
+            None where the network sees none of them.
+
+        Raises
+        ------
+        InputError
+            For a box that is not in the picture (a pixel apart from rounding), and for annotations of another size.
         """
         view = View(region, (size[-2], size[-1]), None if picture is None else (picture[0], picture[1]))
         wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
@@ -77,21 +126,47 @@ class Annotations:
         return Truth(torch.from_numpy(mask)[None], [boxes])
 
     def classes(self, name: str | os.PathLike[str]) -> list[int]:
-        """The classes of a picture's objects, each once, sorted. Raises as `truth` does for a mask that cannot be read."""
+        """List the classes of a picture's objects, each once. Raises as `truth` does for a mask that cannot be read."""
         return sorted({it.index for it in self.find(os.fspath(name)) if it.index is not None})
 
 
 def read_annotations(
     path: str | os.PathLike[str], *, names: Iterable[str | os.PathLike[str]], find_class: Callable[[str], int]
 ) -> Annotations:
-    """Where objects are in pictures: from a CSV file of boxes, a folder of label masks, or a COCO file of instances.
+    """Read where objects are in pictures: from a CSV of boxes, a folder of label masks, or a COCO file of instances.
 
-    `path`: `.csv` or `.tsv` as `read_box_list` says, a folder as `read_label_masks` says, `.json` as `read_coco` says.
-    `names`: all pictures that are evaluated; the annotations may call them by longer or shorter paths. `find_class`: from
-    a label, or an index in digits, to a class, such as `Classifier.find_class`. All pixels are those of the upright picture,
-    as `gradcam.read_image` gives it: with the orientation in its EXIF data applied. Boxes and outlines are measured at
+    All pixels are those of the upright picture, as `gradcam.read_image` gives it. Boxes and outlines are measured at
     pixels' edges: the whole picture is from 0, 0 to its width and height.
-    Raises `InputError` as those functions do, and for a path that is none of these.
+
+    Parameters
+    ----------
+    path : str or path
+        A ``.csv`` or ``.tsv`` with the columns image, left, top, right, bottom and perhaps class; a folder of label masks
+        (0 is background, 255 ignored, `classes.csv` maps values to classes); or a ``.json`` file of COCO's.
+    names : iterable of str or path
+        All pictures that are evaluated; the annotations may call them by longer or shorter paths.
+    find_class : callable
+        From a label, or an index in digits, to a class, such as `Classifier.find_class`.
+
+    Returns
+    -------
+    Annotations
+        With the objects of each picture.
+
+    Raises
+    ------
+    InputError
+        For a path that is none of these, and for annotations that are broken or of other pictures.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from pathlib import Path
+    >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom,class\\nphoto.jpg,400,0,800,640,espresso\\n")
+    >>> classifier = gradcam.load_classifier()
+    >>> found = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=classifier.find_class)
+    >>> found.classes("photo.jpg")
+    [967]
     """
     path = os.fspath(path)
     suffix = os.path.splitext(path)[1].lower()

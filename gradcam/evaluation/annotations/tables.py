@@ -31,7 +31,7 @@ Columns = tuple[int, list[int], bool, int | None]  # of the picture, the box, wh
 
 
 def read_box_list(path: str, pictures: Pictures, find_class: FindClass) -> Mapping[str, Sequence[Marking]]:
-    """The objects of each picture, by its name, from a `.csv` or `.tsv` file with a header. Columns, in any order and
+    """The objects of each picture, by its name, from a ``.csv`` or ``.tsv`` file with a header. Columns, in any order and
     any case, others are passed over: image, path, file or filename; left, top, right, bottom, or xmin, ymin, xmax,
     ymax, or x, y, width, height, in pixels of the upright picture, measured at the pixels' edges, so that right and
     bottom are not inside; and, if wanted, class, label or target: a label or an index. An object without a class counts

@@ -48,26 +48,66 @@ def check(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Ask four questions of the map of one picture, each of which could refute it, and give the `Verdict`.
+    """Ask four questions of the map of one picture, each of which could refute it.
 
-    - randomisation: does it change when the weights are randomised, from the top down (`randomisation`)? The value is the
-      mean rank correlation over eight stages.
+    - randomisation: does it change when the weights are randomised, from the top down? The value is the mean rank
+      correlation over eight stages.
     - classes: does it differ between classes? The value is the mean rank correlation with the maps of ten other classes
-      drawn by chance. That with the strongest rival refutes nothing: two kinds of bear are rightly looked for in one place.
-    - covering: does covering what it marks lower the score more than covering as much elsewhere (`occlude`)? The
-      value is the share of twenty other places that it beats. An ignorant map has any value with equal chance, and a blob in
-      the middle may pass where the object is there: it fails the first two.
-    - stability: does it stay under noise (`max_sensitivity`)? The value is the largest relative change in ten draws.
+      drawn by chance. That with the strongest rival refutes nothing: two kinds of bear are rightly looked for in one
+      place.
+    - covering: does covering what it marks lower the score more than covering as much elsewhere? The value is the share of
+      twenty other places that it beats. A blob in the middle may pass where the object is there: it fails the first
+      two.
+    - stability: does it stay under noise? The value is the largest relative change in ten draws.
 
-    A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`) fails whatever the tests say. "passed" means not
-    refuted, never correct. Thresholds are those that `scripts/calibrate_check` measured on the embedded model, and the
-    verdict says where they are uncalibrated.
-    `picture`: as in `Classifier.explain`. `method`: a name in `METHODS` or `CONTROLS`, a method itself, `FILE.py:NAME`, or a
-    function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one
-    image at a time. `layer`, `score`, `reshape`: as in `Classifier.explain`; for methods by name. `target`: None for the top
-    class, an index, or a label. `progress`: called with the passes done and the number of all.
+    "passed" means not refuted, never correct. A layer whose cells lie elsewhere than they are drawn fails whatever the
+    tests say. The thresholds were measured on the embedded model, and the verdict says where they are uncalibrated.
 
-    Raises as `Classifier.explain` does, `GradcamError` for an unknown method, `TargetError` for more than one class.
+    Parameters
+    ----------
+    classifier : Classifier
+        The model.
+    picture : picture
+        As in `Classifier.explain`.
+    method : str, Method or callable, default "gradcam"
+        A name in `METHODS` or `CONTROLS`, a method itself, `FILE.py:NAME`, or a function of a model, images (N,C,H,W)
+        and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time.
+    layer : str or nn.Module, default None
+        As in `Classifier.explain`, for methods by name.
+    target : int or str, default None
+        A class by index or label; None for the top class.
+    score : str, default "logit"
+        As in `targets.ClassTarget`, for methods by name.
+    reshape : tuple, str or callable, default None
+        As in `gradcam.explain`, for methods by name.
+    seed : int, default 0
+        Of all that is drawn.
+    progress : callable, default None
+        Called with the passes done and the number of all.
+
+    Returns
+    -------
+    Verdict
+        Its `outcome` is "passed", "doubtful" or "failed"; `tests` has the four.
+
+    Raises
+    ------
+    GradcamError
+        For an unknown method, and as `Classifier.explain` does.
+    TargetError
+        For more than one class.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg")
+    >>> verdict.outcome, [test.name for test in verdict.tests]
+    ('passed', ['randomisation', 'classes', 'covering', 'stability'])
+
+    References
+    ----------
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018; Yeh et al., "On the (In)fidelity and Sensitivity of
+    Explanations", NeurIPS 2019.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")

@@ -126,10 +126,44 @@ class Exhibits:
 class Verdict:
     """What four tests make of one explanation of one picture. "passed" means not refuted, never correct.
 
-    `tests`: in the order of `QUESTIONS`. `calibrated`: whether the thresholds were measured on this very model. `index`,
-    `label`, `probability`: of the class that is explained. `layer`: None where the method looks at none, or nobody knows.
-    `labels`: of all classes. `picture`: what the network saw of it. `exhibits`: what the panel shows. `doubt`: why the map
-    may lie in wrong places, None where nothing says so.
+    Attributes
+    ----------
+    tests : tuple of Test
+        In the order of their questions; each has a `name`, `outcome`, `value` and `reason`.
+    calibrated : bool
+        Whether the thresholds were measured on this very model.
+    model : str
+        The classifier's name.
+    method : str
+        The method's name.
+    layer : str or None
+        None where the method looks at none, or nobody knows.
+    score : str
+        Which number of the class was explained.
+    index : int
+        The explained class.
+    label : str or None
+        Its name.
+    probability : float
+        Its probability.
+    seed : int
+        Of all that was drawn.
+    labels : sequence of str or None
+        Of all classes.
+    picture : array (H,W,3)
+        What the network saw of it: RGB, uint8.
+    exhibits : Exhibits
+        What the panel shows.
+    doubt : str or None
+        Why the map may lie in wrong places; None where nothing says so.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg", method="centre")
+    >>> verdict.outcome, verdict.class_name
+    ('failed', 'espresso (967)')
+    >>> gradcam.write_image("verdict.png", verdict.panel())
     """
 
     tests: tuple[Test, ...]
@@ -160,6 +194,7 @@ class Verdict:
 
     @property
     def class_name(self) -> str:
+        """The explained class, by its label and index."""
         return name_class(self.index, self.label, with_index=True)
 
     @property
@@ -173,9 +208,22 @@ class Verdict:
         return f"{self.doubt} {said}" if self.doubt else said
 
     def panel(self, *, height: int = 150) -> Pixels:
-        """A picture that shows each test: RGB, uint8 (H,W,3), with cells of `height` pixels.
+        """Draw each test in a row.
 
-        Shown is the part that the network saw. Raises `ImageError` for a height that is not a number of pixels.
+        Parameters
+        ----------
+        height : int, default 150
+            Of each cell, in pixels. Shown is the part that the network saw.
+
+        Returns
+        -------
+        array (H,W,3)
+            RGB, uint8.
+
+        Raises
+        ------
+        ImageError
+            For a height that is not a number of pixels.
         """
         check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
         picture = scale(self.picture, height)
@@ -185,7 +233,7 @@ class Verdict:
         return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
     def to_record(self) -> dict[str, Any]:
-        """All of it but the exhibits, as what JSON has."""
+        """Write all of it but the exhibits, as what JSON has."""
         names = ("model", "method", "layer", "score", "index", "label", "probability", "seed", "calibrated", "outcome")
         tests = [
             {"name": it.name, "outcome": it.outcome, "value": it.value, **vars(it.thresholds), "reason": it.reason}

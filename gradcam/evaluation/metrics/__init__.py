@@ -22,26 +22,39 @@ Better = Literal["higher", "lower"]
 class Metric:
     """One number of a map: what it says, what it is computed of, and what that costs.
 
-    Parameters
+    Attributes
     ----------
-    name, summary, better
-        What it is called, what it measures, in one line, and which direction is better.
-    group
+    name : str
+        What it is called.
+    summary : str
+        What it measures, in one line.
+    better : str
+        Which direction is: "higher" or "lower".
+    group : str
         What it asks. The names of groups stand for all of their metrics; "own" for those that users add.
-    source
+    source : Paper or None
         Where it is from; None for what has no paper.
-    function
-        Gives a number for each image, (N,), or several, (N,...), of which the mean is taken. "module:name" in this package
-        is imported when it is first used.
-    needs
-        What the function is called with, in its order. Of a picture: "subject", the `Subject`; "heatmaps", float32 (N,H,W)
-        in [0,1]; "explain", the method itself, a function of a model, images and classes; "masks" and "boxes", of the
-        annotations, as a `Truth` has them; the name of another metric, for its numbers; and "seed", by that keyword. Of a
-        mosaic: "mosaic", the heatmaps (M,4,H,W) of its four classes.
-    part
+    function : str or callable
+        Gives a number for each image, (N,), or several, (N,...), of which the mean is taken. "module:name" in this
+        package is imported when it is first used.
+    needs : tuple of str
+        What the function is called with, in its order. Of a picture: "subject", the `Subject`; "heatmaps", float32
+        (N,H,W) in [0,1]; "explain", the method itself, a function of a model, images and classes; "masks" and "boxes",
+        of the annotations, as a `Truth` has them; the name of another metric, for its numbers; and "seed", by that
+        keyword. Of a mosaic: "mosaic", the heatmaps (M,4,H,W) of its four classes.
+    part : str
         The attribute of what the function gives that has the numbers, "" where these are all that it gives.
-    passes, reruns
-        Forward passes for one map, which metrics of one function share, and how often the method is run again for it.
+    passes : int
+        Forward passes for one map, which metrics of one function share.
+    reruns : int
+        How often the method is run again for one map.
+
+    Examples
+    --------
+    >>> from gradcam.evaluation import METRICS
+    >>> metric = METRICS["insertion"]
+    >>> metric.arrow, metric.needs, metric.is_of_mosaics
+    ('↑', ('subject', 'heatmaps', 'seed'), False)
     """
 
     name: str
@@ -62,6 +75,7 @@ class Metric:
 
     @property
     def paper(self) -> str:
+        """Where it is from, in words; "" for what has no paper."""
         return str(self.source or "")
 
     @property
@@ -71,6 +85,7 @@ class Metric:
 
     @property
     def needs_annotations(self) -> bool:
+        """Whether it has to do with where objects are."""
         of_metrics = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
         return any(of_metrics) or not {"masks", "boxes"}.isdisjoint(self.needs)
 
@@ -81,6 +96,7 @@ class Metric:
 
     @property
     def compute(self) -> Callable[..., Any]:
+        """The function, imported."""
         return plugins.load_late(self.function, __package__)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
@@ -144,19 +160,22 @@ def metric(
 
     Parameters
     ----------
-    name, summary
-        What it is called in tables, of letters, digits, "-" and "_", and what it measures, in one line.
-    better
+    name : str
+        What it is called in tables: letters, digits, "-" and "_".
+    summary : str
+        What it measures, in one line.
+    better : str
         Which direction is: "higher" or "lower".
-    needs
+    needs : sequence of str, default ("subject", "heatmaps")
         What the function is called with, in its order, as `Metric` has it: with ("heatmaps", "masks") it has to do with
         where objects are, and takes annotations.
 
     Returns
     -------
-    A decorator. Its function takes the `Subject`, which holds N images, their classes and the model, and their heatmaps,
-    float32 (N,H,W) in [0,1] on the images' device; it gives N numbers: a floating tensor or an array (N,). `evaluate`
-    judges pictures one by one, so that N is 1.
+    callable
+        A decorator. Its function takes the `Subject`, which holds N images, their classes and the model, and their
+        heatmaps, float32 (N,H,W) in [0,1] on the images' device; it gives N numbers: a floating tensor or an array
+        (N,). `evaluate` judges pictures one by one, so that N is 1.
 
     Raises
     ------

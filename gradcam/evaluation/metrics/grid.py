@@ -32,9 +32,22 @@ NAMED = 12  # pictures in a message
 
 @dataclass(frozen=True, eq=False)
 class GridPointing:
-    """Of M mosaics and their four classes: `mass`, the share of each map in its class's cell, and `hits`, of its maxima.
+    """Of M mosaics and their four classes: how much of each map lies in its class's cell. Higher is better, 1/4 is chance.
 
-    Both are float32 (M,4), in [0,1], on the heatmaps' device; higher is better, and 1/4 is chance.
+    Attributes
+    ----------
+    mass : Tensor (M,4)
+        The share of the map, float32 in [0,1], on the heatmaps' device.
+    hits : Tensor (M,4)
+        The share of its maxima.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import grid_pointing_game
+    >>> found = grid_pointing_game(torch.ones(1, 4, 8, 8))  # a constant map
+    >>> found.hits
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
 
     mass: Tensor
@@ -44,15 +57,41 @@ class GridPointing:
 
 
 def grid_pointing_game(heatmaps: Any) -> GridPointing:
-    """Whether maps of a mosaic's four classes are on their own pictures (Böhle et al., CVPR 2021, section 4.2).
+    """Ask whether the maps of a mosaic's four classes are on their own pictures.
 
-    `heatmaps`: (M,4,H,W) of M mosaics, as tensors, arrays, or an `Explanation` of four classes; map k is of the class whose
-    picture is in cell k, counted by rows from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
-    For a map A with its negative values set to zero, and the pixels G_k of its cell, mass = sum of A over G_k / sum of A
-    over all, the paper's L_k; hits = 1 where the maximum is in G_k, otherwise 0. A blank map scores 0 in both. Several
-    maxima count by the share of them that is in the cell, so that a constant map is at chance, 1/4 in both.
+    For a map A with its negative values set to zero, and the pixels G_k of its cell, mass is the sum of A over G_k
+    divided by the sum of A, the paper's L_k; hits is 1 where the maximum is in G_k, otherwise 0. A blank map scores 0
+    in both. Several maxima count by the share of them that is in the cell, so that a constant map is at chance, 1/4 in
+    both.
 
-    Raises `ImageError` for heatmaps of another form, for cells without a pixel, and for NaN and infinite values.
+    Parameters
+    ----------
+    heatmaps : Tensor, array or Explanation (M,4,H,W)
+        Of M mosaics; map k is of the class whose picture is in cell k, counted by rows from the top left. The cells
+        meet at H // 2 and W // 2, as in `make_mosaics`.
+
+    Returns
+    -------
+    GridPointing
+        `mass` and `hits`, (M,4) each.
+
+    Raises
+    ------
+    ImageError
+        For heatmaps of another form, for cells without a pixel, and for NaN and infinite values.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import grid_pointing_game
+    >>> maps = torch.zeros(1, 4, 2, 2)
+    >>> maps[0, range(4), [0, 0, 1, 1], [0, 1, 0, 1]] = 1  # each map has all its mass in its own cell
+    >>> grid_pointing_game(maps).mass
+    tensor([[1., 1., 1., 1.]])
+
+    References
+    ----------
+    Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2.
     """
     values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
     if not isinstance(values, (Tensor, np.ndarray)):
@@ -90,9 +129,25 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
-    """Four pictures in a square: `image` (C,2H,2W), and in it, by rows from the top left, their `names` and `classes`.
+    """Four pictures in a square. Each is as the network would see it alone, H x W.
 
-    Each is as the network would see it alone, H x W; in a network that takes nothing larger, `image` is (C,H,W).
+    Attributes
+    ----------
+    names : tuple of str
+        The four, by rows from the top left.
+    image : Tensor (C,2H,2W)
+        The square; (C,H,W) for a network that takes nothing larger.
+    classes : tuple of int
+        The four.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import make_mosaics
+    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> (mosaic,) = make_mosaics(gradcam.load_classifier(), pictures, least=0.2)
+    >>> sorted(mosaic.names)
+    ['both', 'cup', 'man', 'rocket']
     """
 
     names: tuple[str, str, str, str]
@@ -105,15 +160,49 @@ class Mosaic:
 def make_mosaics(
     classifier: Classifier, pictures: Mapping[str, Any], *, limit: int = MOSAICS, least: float = LEAST, seed: int = 0
 ) -> list[Mosaic]:
-    """Mosaics of the pictures that the model is sure of, for the grid pointing game (Böhle et al., CVPR 2021, section 4.2).
+    """Make mosaics of the pictures that the model is sure of, for the grid pointing game.
 
-    `pictures`: by name, whatever `classifier.prepare` takes, but floating tensors (C,H,W) are preprocessed. Those whose most
-    probable class has `least` or more are taken, and that class is theirs. Each mosaic has four of four classes, in places
-    by chance; no four are together twice, and each is taken about as often as the others. `limit`: how many at most.
-    Cells are of the network's own size, so that a mosaic has twice its height and width. Where the model refuses that, which
-    is tried, mosaics have its own size, and each picture is halved: it may be less sure of these.
+    Each mosaic has four pictures of four classes, in places by chance; no four are together twice, and each is taken
+    about as often as the others. Cells are of the network's own size, so that a mosaic has twice its height and width.
+    Where the model refuses that, which is tried, mosaics have its own size, and each picture is halved.
 
-    Raises `InputError` where it is sure of fewer than four classes, and as `gradcam.read_image` does.
+    Parameters
+    ----------
+    classifier : Classifier
+        The model.
+    pictures : mapping of str to picture
+        By name, whatever `classifier.prepare` takes; floating tensors (C,H,W) are taken as preprocessed.
+    limit : int, default 64
+        How many mosaics at most.
+    least : float, default 0.5
+        The probability that a picture's most probable class needs. That class is the picture's.
+    seed : int, default 0
+        Of all that is drawn.
+
+    Returns
+    -------
+    list of Mosaic
+        The mosaics.
+
+    Raises
+    ------
+    InputError
+        Where the model is sure of fewer than four classes.
+    ImageError
+        As `gradcam.read_image` does.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import make_mosaics
+    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> mosaics = make_mosaics(gradcam.load_classifier(), pictures, least=0.2)
+    >>> len(mosaics), mosaics[0].image.shape
+    (1, torch.Size([3, 448, 448]))
+
+    References
+    ----------
+    Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2.
     """
     return arrange(classifier.model, find_tiles(classifier, pictures, least=least), limit=limit, seed=seed)
 

@@ -30,18 +30,50 @@ AT_ONCE, AT_ONCE_ON_DEVICE = 4, 64
 
 
 def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: torch.Generator | None = None) -> Tensor:
-    """Images (N,C,H,W) whose pixels that are not `known`, bool (N,H,W), are imputed; the known ones are as they were.
+    """Fill in pixels that are not known, by noisy linear imputation; the known ones stay as they were.
 
-    Noisy linear imputation (Rong et al., ICML 2022, section 5.1, equation 6): each unknown pixel is the mean of its eight
-    neighbours, known or not, with weights of 1/6 for the direct and 1/12 for the diagonal ones; at the border, of those
-    that there are, their weights over the sum of these. All equations are solved together, and to each unknown value noise
-    is added, normally distributed, with the standard deviation `noise` in the images' units. The solution is exact to 1/1000
-    of the known values' range: with images from -1 to 1, to a fifth of the default noise at worst, and usually a hundredth.
-    What stands in unknown pixels is not read. An image without any known pixel is zero, and noise.
+    Each unknown pixel is the mean of its eight neighbours, known or not, with weights of 1/6 for the direct and 1/12
+    for the diagonal ones; at the border, of those that there are. All equations are solved together, exact to 1/1000 of
+    the known values' range. What stands in unknown pixels is not read. An image without any known pixel is zero, and
+    noise.
 
-    `generator`: the noise's, by default that of seed 0. One draw (C,H,W) serves all images, so what one becomes does not
-    depend on those beside it. Computed in float32, or float64 where images are; the result has the images' type and device.
-    Raises `ImageError` for images and masks of another form, `GradcamError` for noise that is no number from zero up.
+    Parameters
+    ----------
+    images : Tensor (N,C,H,W)
+        Floating.
+    known : Tensor (N,H,W)
+        bool, True where a pixel is known.
+    noise : float, default 0.01
+        Standard deviation of what is added to unknown pixels, in the images' units.
+    generator : torch.Generator, default None
+        Of the noise; None is that of seed 0. One draw (C,H,W) serves all images.
+
+    Returns
+    -------
+    Tensor (N,C,H,W)
+        Of the images' type and device; computed in float32, or float64 where images are.
+
+    Raises
+    ------
+    ImageError
+        For images and masks of another form.
+    GradcamError
+        For noise that is no number from zero up.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import impute
+    >>> known = torch.ones(1, 8, 8, dtype=torch.bool)
+    >>> known[:, 2:5, 2:5] = False
+    >>> filled = impute(torch.full((1, 3, 8, 8), 0.5), known, noise=0)
+    >>> bool((filled - 0.5).abs().max() < 1e-3)
+    True
+
+    References
+    ----------
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods" (ROAD), ICML 2022, section
+    5.1, equation 6.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         raise ImageError(f"The images are {describe(images)}, expected a floating tensor (N,C,H,W).")

@@ -27,8 +27,22 @@ Values = NDArray[np.float64]
 class Localisation:
     """Where each map says that the object is, and whether it is there.
 
-    `boxes`: float32 (N,4), left, top, right, bottom; zeros where the map is blank. `iou`: float32 (N,) in [0,1], the overlap
-    with the nearest object; higher is better. `errors`: float32 (N,), 1 where it is below one half; lower is better.
+    Attributes
+    ----------
+    boxes : Tensor (N,4)
+        float32: left, top, right, bottom; zeros where the map is blank.
+    iou : Tensor (N,)
+        The overlap with the nearest object, float32 in [0,1]; higher is better.
+    errors : Tensor (N,)
+        1 where the overlap is below one half; lower is better.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import localisation
+    >>> found = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])
+    >>> found.errors
+    tensor([1.])
     """
 
     boxes: Tensor = field(repr=False)
@@ -39,16 +53,47 @@ class Localisation:
 
 
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -> Localisation:
-    """The box around the largest connected part of each map above a share of its maximum, and its overlap with objects.
+    """Draw the box around the largest connected part of each map, and measure its overlap with objects.
 
-    `heatmaps`: (N,H,W), of any scale; negative values are zero. `boxes`: for each image, one or more objects as (B,4): left,
-    top, right, bottom in pixels of the heatmap, measured at the pixels' edges, so that the whole picture is 0, 0, W, H and
-    right and bottom are not inside. Selvaraju et al. (Grad-CAM, section 4.1) take a share of 15 %.
-    Pixels are connected to all eight around them. Of several largest parts it is the topmost, then the leftmost. The
-    overlap is that of intersection and union, and of several objects the best one, as ILSVRC counts it. A constant map's
-    box is the whole picture; a blank map has none: its overlap is 0.
+    Pixels above a share of the map's maximum count, connected to all eight around them. Of several largest parts it is
+    the topmost, then the leftmost. A constant map's box is the whole picture; a blank map has none, and an overlap of
+    0.
 
-    Raises `ImageError` for heatmaps or boxes of another form or number, and empty boxes, `GradcamError` for the share.
+    Parameters
+    ----------
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        Of any scale; negative values are zero.
+    boxes : sequence of (B,4)
+        For each image one or more objects: left, top, right, bottom in pixels of the heatmap, measured at the pixels'
+        edges; the whole picture is 0, 0, W, H.
+    share : float, default 0.15
+        Of the maximum.
+
+    Returns
+    -------
+    Localisation
+        `boxes`, `iou` with the nearest object as ILSVRC counts it, and `errors`.
+
+    Raises
+    ------
+    ImageError
+        For heatmaps or boxes of another form or number, and for empty boxes.
+    GradcamError
+        For a share that is none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import localisation
+    >>> heatmap = torch.zeros(1, 8, 8)
+    >>> heatmap[0, 2:6, 2:6] = 1
+    >>> found = localisation(heatmap, [[[2, 2, 6, 8]]])
+    >>> found.boxes, found.iou
+    (tensor([[2., 2., 6., 6.]]), tensor([0.6667]))
+
+    References
+    ----------
+    Selvaraju et al., "Grad-CAM", ICCV 2017, section 4.1, for the share of 15 %.
     """
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
         raise refuse(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
@@ -93,15 +138,45 @@ def _check_boxes(boxes: Any, number: int) -> Values:
 
 
 def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) -> Tensor:
-    """1 where the map's maximum is on the object, or within `tolerance` pixels of it; float32 (N,). Higher is better.
+    """Ask whether the map's maximum is on the object, or near it; higher is better.
 
-    `heatmaps`: (N,H,W), of any sign and scale. `masks`: bool (N,H,W), where the object is. The distance is that of the
-    centres of two pixels, in pixels of the heatmap; one of exactly `tolerance` is within. Of several maxima each counts by
-    its share: a constant map scores the share of the picture that is on the object or near it, which is chance; a blank one
-    0. The mean over pictures is Zhang et al.'s Hits / (Hits + Misses) (2018, section 4.2), for one class; TorchRay takes the
-    first maximum alone, and leaves out a distance of exactly `tolerance`.
+    Of several maxima each counts by its share: a constant map scores the share of the picture that is on the object or
+    near it, which is chance; a blank one 0. The mean over pictures is the paper's Hits / (Hits + Misses), for one
+    class. TorchRay takes the first maximum alone, and leaves out a distance of exactly `tolerance`.
 
-    Raises `ImageError` for heatmaps or masks of another form, and masks without an object, `GradcamError` for a tolerance.
+    Parameters
+    ----------
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        Of any sign and scale.
+    masks : Tensor or array (N,H,W)
+        bool, where the object is.
+    tolerance : float, default 15.0
+        Pixels of the heatmap between the centres of two pixels; a distance of exactly that is within.
+
+    Returns
+    -------
+    Tensor (N,)
+        float32 in [0,1].
+
+    Raises
+    ------
+    ImageError
+        For heatmaps or masks of another form, and for masks without an object.
+    GradcamError
+        For a tolerance that is none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import pointing_game
+    >>> heatmap, mask = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64, dtype=torch.bool)
+    >>> heatmap[0, 10, 10], mask[0, 12:20, 12:20] = 1, True
+    >>> pointing_game(heatmap, mask), pointing_game(heatmap, mask, tolerance=1)
+    (tensor([1.]), tensor([0.]))
+
+    References
+    ----------
+    Zhang et al., "Top-Down Neural Attention by Excitation Backprop", IJCV 2018, section 4.2.
     """
     check_number(tolerance, "tolerance", "a distance in pixels, 0 or more.")
     found, inside = _check(heatmaps, masks)
@@ -111,12 +186,39 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
 
 
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
-    """The share of the map's mass that is on the object, float32 (N,) in [0,1]. Higher is better.
+    """Measure the share of the map's mass that is on the object; higher is better.
 
-    `heatmaps`: (N,H,W), of any scale; negative values are zero. `masks`: bool (N,H,W), where the object is. Wang et al.
-    (Score-CAM, 2020, section 4.3): the sum of the map inside, divided by its sum. A constant map scores the object's share
-    of the picture, which is chance; a blank one 0.
-    Raises `ImageError` for heatmaps or masks of another form, and for masks without an object.
+    A constant map scores the object's share of the picture, which is chance; a blank one 0.
+
+    Parameters
+    ----------
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        Of any scale; negative values are zero.
+    masks : Tensor or array (N,H,W)
+        bool, where the object is.
+
+    Returns
+    -------
+    Tensor (N,)
+        float32 in [0,1].
+
+    Raises
+    ------
+    ImageError
+        For heatmaps or masks of another form, and for masks without an object.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import energy_pointing_game
+    >>> mask = torch.zeros(1, 4, 4, dtype=torch.bool)
+    >>> mask[0, :2] = True
+    >>> energy_pointing_game(torch.ones(1, 4, 4), mask)
+    tensor([0.5000])
+
+    References
+    ----------
+    Wang et al., "Score-CAM", CVPR Workshops 2020, section 4.3.
     """
     found, inside = _check(heatmaps, masks)
     unit = to_unit(found)

@@ -26,7 +26,24 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # that ROAD takes away
 class Curve:
     """The probability of each image's class, step by step.
 
-    `shares`: float32 (S,), of the pixels changed, from 0 to 1. `probabilities`: (N,S). `areas`: (N,), by the trapezoid rule.
+    Attributes
+    ----------
+    shares : Tensor (S,)
+        Of the pixels that are changed, float32, from 0 to 1.
+    probabilities : Tensor (N,S)
+        Of the class.
+    areas : Tensor (N,)
+        Under the curve, by the trapezoid rule.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, insertion
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> curve = insertion(Subject(classifier.model, images), images.mean(1), steps=4)  # as dark and bright as it is
+    >>> [round(share, 2) for share in curve.shares.tolist()]
+    [0.0, 0.25, 0.5, 0.75, 1.0]
     """
 
     shares: Tensor
@@ -39,23 +56,94 @@ class Curve:
 
 
 def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
-    """The class's probability as pixels appear on a baseline, the map's highest first: a `Curve`; more area is better.
+    """Measure the class's probability as pixels appear on a baseline, the map's highest first; more area is better.
 
-    Petsiuk et al., BMVC 2018 (RISE), section 4.2. `heatmaps`: one per image, of any library, as `check_heatmaps` takes them;
-    their order alone counts, so that signed ones are taken as they are. `baseline`: one of `BASELINES`. `steps`: of about
-    equally many pixels, to the nearest; the curve has one point more, and `shares` are those of the pixels that did change.
-    Areas are in [0,1] where probabilities are. RISE's own code changes 224 pixels at a time in pictures of 224 x 224:
-    `steps=224` gives its numbers. Pixels of one value, such as all of a blank map, appear in an order drawn by `seed`.
-    Raises `ImageError` for heatmaps that do not fit, and `GradcamError` for an unknown baseline and for steps below 1.
+    RISE's own code changes 224 pixels at a time in pictures of 224 x 224: `steps=224` gives its numbers.
+
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        One per image, of any library. Their order alone counts, so that signed ones are taken as they are.
+    baseline : str, default "blur"
+        What stands for pixels that are not there: a key of `BASELINES`.
+    steps : int, default 50
+        Of about equally many pixels, to the nearest; the curve has one point more.
+    seed : int, default 0
+        Of the order of pixels of one value, such as all of a blank map.
+
+    Returns
+    -------
+    Curve
+        With its `areas`, in [0,1] where probabilities are.
+
+    Raises
+    ------
+    ImageError
+        For heatmaps that do not fit.
+    GradcamError
+        For an unknown baseline, and for steps below 1.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, insertion
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
+    >>> insertion(Subject(classifier.model, images), heatmaps, steps=10).probabilities.shape
+    torch.Size([1, 11])
+
+    References
+    ----------
+    Petsiuk et al., "RISE", BMVC 2018, section 4.2.
     """
     check_count(steps, "insertion: steps", "an int, 1 or more.")
     return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=1)
 
 
 def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
-    """The class's probability as a baseline takes the pixels' places, the map's highest first; less area is better.
+    """Measure the class's probability as a baseline takes the pixels' places, the map's highest first; less area is
+    better.
 
-    Petsiuk et al., BMVC 2018 (RISE), section 4.2. All else, errors too, is as in `insertion`.
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        As in `insertion`.
+    baseline : str, default "zero"
+        As in `insertion`.
+    steps : int, default 50
+        As in `insertion`.
+    seed : int, default 0
+        As in `insertion`.
+
+    Returns
+    -------
+    Curve
+        With its `areas`.
+
+    Raises
+    ------
+    GradcamError
+        As `insertion` does.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, deletion
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
+    >>> curve = deletion(Subject(classifier.model, images), heatmaps, steps=10)
+    >>> bool(curve.probabilities[0, -1] < curve.probabilities[0, 0])
+    True
+
+    References
+    ----------
+    Petsiuk et al., "RISE", BMVC 2018, section 4.2.
     """
     check_count(steps, "deletion: steps", "an int, 1 or more.")
     return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=-1)
@@ -64,11 +152,44 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
 def sufficiency(
     subject: Subject, heatmaps: Any, *, share: float = SHARE, baseline: str = "blur", seed: int = 0
 ) -> Tensor:
-    """The probability lost where only the map's highest `share` of the pixels is kept: float32 (N,); less is better.
+    """Measure the probability that is lost where only the map's highest pixels are kept; less is better.
 
-    DeYoung et al., ACL 2020 (ERASER), section 4.2: p(picture) - p(what is kept), for rationales of a fixed length. The rest
-    is the baseline. In [-1,1]; below zero where the kept part is more probable than the whole. `share` is between 0 and 1,
-    of pixels to the nearest one. Ties, `heatmaps`, `baseline` and errors are as in `insertion`.
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        As in `insertion`.
+    share : float, default 0.2
+        Of the pixels that are kept, to the nearest one.
+    baseline : str, default "blur"
+        What stands for the rest, as in `insertion`.
+    seed : int, default 0
+        As in `insertion`.
+
+    Returns
+    -------
+    Tensor (N,)
+        float32 in [-1,1]: p(picture) - p(what is kept); below zero where the kept part is more probable than the whole.
+
+    Raises
+    ------
+    GradcamError
+        As `insertion` does, and for a share that is not between 0 and 1.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, sufficiency
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
+    >>> sufficiency(Subject(classifier.model, images), heatmaps, share=0.5).shape
+    torch.Size([1])
+
+    References
+    ----------
+    DeYoung et al., "ERASER", ACL 2020, section 4.2, for rationales of a fixed length.
     """
     check_number("sufficiency", "share", share, most=1)
     places = _places(subject, heatmaps, seed)
@@ -100,11 +221,27 @@ def _curve(subject: Subject, places: Tensor, baseline: str, steps: int, *, order
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceChange:
-    """How the class's probability changes when the picture is multiplied with its map, each float32 (N,) in [0,1].
+    """How the class's probability changes when the picture is multiplied with its map.
 
-    `drop`: share of the probability that is lost; its mean over pictures is the average drop, and less is better.
-    `increase`: 1 where it grew, else 0; the mean is the increase in confidence, and more is better.
-    `gain`: share of what the probability lacked that was won; the mean is the average gain, and more is better.
+    Attributes
+    ----------
+    drop : Tensor (N,)
+        The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop, and less is better.
+    increase : Tensor (N,)
+        1 where it grew, else 0. The mean is the increase in confidence, and more is better.
+    gain : Tensor (N,)
+        The share that was won of what the probability lacked, in [0,1]. The mean is the average gain, and more is
+        better.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> from gradcam.evaluation import Subject, confidence_change
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> change = confidence_change(Subject(classifier.model, images), torch.ones(1, 224, 224))  # which hides nothing
+    >>> change.drop, change.gain
+    (tensor([0.]), tensor([0.]))
     """
 
     drop: Tensor
@@ -117,14 +254,44 @@ class ConfidenceChange:
 
 
 def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
-    """What the picture times its map keeps of the class's probability: a `ConfidenceChange`.
+    """Measure what the picture times its map keeps of the class's probability.
 
-    With Y the probability of the picture, and O that of picture times map, drop is max(0, Y - O) / Y, and increase says
-    whether O > Y (Chattopadhay et al., WACV 2018 (Grad-CAM++), section 4.1); gain is max(0, O - Y) / (1 - Y) (Zhang et al.,
-    CVIU 2024 (Opti-CAM)). The picture is multiplied as the model takes it, after preprocessing, by the map in [0,1]:
-    negative values are zero, the rest is divided by the maximum. Where Y is zero the drop is zero; where Y is one the gain.
-    A map that is one everywhere hides nothing: O is Y itself, without the rounding of another pass. A blank map hides all.
-    `heatmaps`: one per image, as `check_heatmaps` takes them; raises `ImageError` for those that do not fit.
+    With Y the probability of the picture and O that of picture times map, drop is max(0, Y - O) / Y, increase is
+    whether O > Y, and gain is max(0, O - Y) / (1 - Y). The picture is multiplied as the model takes it, after
+    preprocessing, by the map in [0,1]: negative values are zero, the rest is divided by the maximum. Where Y is zero
+    the drop is zero; where Y is one the gain. A map that is one everywhere hides nothing, a blank map all.
+
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        One per image, of any library.
+
+    Returns
+    -------
+    ConfidenceChange
+        `drop`, `increase` and `gain` of each image.
+
+    Raises
+    ------
+    ImageError
+        For heatmaps that do not fit.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, confidence_change
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
+    >>> change = confidence_change(Subject(classifier.model, images), heatmaps)
+    >>> change.drop.shape, change.increase.shape
+    (torch.Size([1]), torch.Size([1]))
+
+    References
+    ----------
+    Chattopadhay et al., "Grad-CAM++", WACV 2018, section 4.1; the gain is Zhang et al.'s, "Opti-CAM", CVIU 2024.
     """
     units = to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     before = subject.probabilities
@@ -138,13 +305,45 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
-    """How alike a map is to that of picture times map, for the same class: float32 (N,) in [0,1]; more is better.
+    """Measure how alike a map is to that of picture times map, for the same class; more is better.
 
-    Poppi et al., CVPR Workshops 2021 (ADCC): Pearson's correlation r of the two, as (1 + r) / 2. Both are taken in [0,1], as
-    in `confidence_change`. `explain`: what made the maps, from the model, which is in evaluation mode meanwhile, images
-    (N,C,H,W) and classes (N,) to heatmaps (N,H,W). r is 0 where either map is constant, and where the second cannot be made
-    since no gradient is left (`BlindLayerError`); images whose first map is constant are not explained again.
-    Raises `ImageError` for heatmaps of either kind that do not fit, and whatever else `explain` raises.
+    It is Pearson's correlation r of the two, as (1 + r) / 2, both taken in [0,1] as in `confidence_change`. r is 0
+    where either map is constant, and where the second cannot be made since no gradient is left.
+
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        One per image.
+    explain : callable
+        What made the maps: from the model, images (N,C,H,W) and classes (N,) to heatmaps (N,H,W).
+
+    Returns
+    -------
+    Tensor (N,)
+        float32 in [0,1].
+
+    Raises
+    ------
+    ImageError
+        For heatmaps of either kind that do not fit. Whatever else `explain` raises comes through.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, coherency
+    >>> def explain(model, images, classes):
+    ...     return gradcam.explain(model, images, "layer4", target=classes).heatmaps[:, 0]
+    >>> classifier = gradcam.load_classifier()
+    >>> subject = Subject(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> heatmaps = explain(subject.model, subject.images, subject.classes)
+    >>> bool(coherency(subject, heatmaps, explain) > 0.5)
+    True
+
+    References
+    ----------
+    Poppi et al., "Revisiting the Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
     """
     units = to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     correlations = torch.zeros_like(subject.probabilities)
@@ -166,10 +365,28 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
 
 @dataclass(frozen=True)
 class Road:
-    """ROAD of N images at S shares. `combined`: (N,), from -1/2 to 1/2, higher is better; 0 is what chance has.
+    """ROAD of N images at S shares.
 
-    `most`: (N,S), the classes' probabilities with the most relevant pixels imputed; `least`: with the least relevant.
-    `shares`: of the pixels that are imputed.
+    Attributes
+    ----------
+    combined : Tensor (N,)
+        From -1/2 to 1/2, higher is better; 0 is what chance has.
+    most : Tensor (N,S)
+        The classes' probabilities with the most relevant pixels imputed.
+    least : Tensor (N,S)
+        The same with the least relevant pixels imputed.
+    shares : tuple of float
+        Of the pixels that are imputed.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, road
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> found = road(Subject(classifier.model, images), images.mean(1), shares=[0.2, 0.5])
+    >>> found.most.shape, found.shares
+    (torch.Size([1, 2]), (0.2, 0.5))
     """
 
     combined: Tensor
@@ -183,18 +400,53 @@ class Road:
 def road(
     subject: Subject, heatmaps: Any, *, shares: Sequence[float] = SHARES, noise: float = NOISE, seed: int = 0
 ) -> Road:
-    """ROAD, combined, for heatmaps (N,H,W) of the subject's images: of any library, sign and scale, by order alone.
+    """Compute ROAD, combined: how much the most relevant pixels matter more than the least relevant ones.
 
-    Rong et al., ICML 2022, section 5: a share of the pixels is taken away, the most relevant ones first (MoRF) or the least
-    relevant ones first (LeRF), and imputed by `impute`, which leaves no mask that the model might see. Combined as in the
-    package grad-cam: the mean over the shares of (p_least - p_most) / 2, with the class's probabilities. Higher is better.
-    grad-cam's percentile is 100 x (1 - share), which is what stays.
+    A share of the pixels is taken away, the most relevant first or the least relevant first, and imputed by `impute`,
+    which leaves no mask that the model might see. Combined is the mean over the shares of half the difference of the
+    class's probabilities, as in the package grad-cam, whose percentile is 100 x (1 - share). Exactly so many pixels are
+    taken away, those of one value in an order by chance, the same for both ends, so that a constant map scores about 0;
+    grad-cam takes away all pixels that are as high as the percentile, which may be the whole picture.
 
-    Exactly so many pixels are taken away, `count_pixels`: those of one value are in an order by chance, the seed's, the same
-    for both ends, so that a constant map scores what a random one does, about 0. grad-cam takes away all pixels that are as
-    high as the percentile, which may be the whole picture. Share 0 is the image itself; share 1, where nothing is known, is
-    zero and noise. `noise` is drawn by the seed, once for each share. Nothing is divided by probabilities, such as of 0.
-    Raises `ImageError` for heatmaps of another form, `GradcamError` for shares that are not in [0,1] and for the noise.
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        One per image, of any library, sign and scale: their order alone counts.
+    shares : sequence of float, default 0.1 to 0.9
+        Of the pixels that are taken away, in [0,1]. 0 is the image itself; 1, where nothing is known, is zero and
+        noise.
+    noise : float, default 0.01
+        Standard deviation of what is added to imputed pixels, in the images' units.
+    seed : int, default 0
+        Of the noise and of the order of equal pixels.
+
+    Returns
+    -------
+    Road
+        Its `combined` (N,) is higher where the map is better; about 0 is chance.
+
+    Raises
+    ------
+    ImageError
+        For heatmaps of another form.
+    GradcamError
+        For shares outside [0,1], and for noise that is no number from zero up.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, road
+    >>> classifier = gradcam.load_classifier()
+    >>> images = classifier.batch(["photo.jpg"])
+    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
+    >>> bool(road(Subject(classifier.model, images), heatmaps, shares=[0.3, 0.6]).combined > 0)
+    True
+
+    References
+    ----------
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods" (ROAD), ICML 2022, section 5.
     """
     maps = check_heatmaps(heatmaps, subject.size, subject.images.device)
     checked = tuple(shares) if isinstance(shares, Sequence) else ()
@@ -218,20 +470,70 @@ def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: floa
 
 
 def complexity(heatmaps: Any) -> Tensor:
-    """How much of the picture a map marks: its mean in [0,1], float32 (N,); less is better.
+    """Measure how much of the picture a map marks: its mean, in [0,1]; less is better.
 
-    Poppi et al., CVPR Workshops 2021 (ADCC): the map's L1 norm, by the number of its pixels. Negative values are zero, and
-    the rest is divided by the maximum: a blank map has 0, a constant one 1. `heatmaps`, errors: as in `check_heatmaps`.
+    Negative values are zero, and the rest is divided by the maximum: a blank map has 0, a constant one 1.
+
+    Parameters
+    ----------
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        One per image.
+
+    Returns
+    -------
+    Tensor (N,)
+        float32.
+
+    Raises
+    ------
+    ImageError
+        For heatmaps of another form.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import complexity
+    >>> complexity(torch.tensor([[[0.0, 2.0], [0.0, 2.0]]]))
+    tensor([0.5000])
+
+    References
+    ----------
+    Poppi et al., "Revisiting the Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
     """
     return to_unit(check_heatmaps(heatmaps)).mean((1, 2))
 
 
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
-    """The harmonic mean of coherency, 1 - complexity and 1 - drop: float32 (N,) in [0,1]; more is better.
+    """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop, of each image; more is better.
 
-    Poppi et al., CVPR Workshops 2021: 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), of each image. The three
-    are what `coherency`, `complexity` and `confidence_change(...).drop` give: (N,), in [0,1]. Where one of the three parts
-    is zero, so is their mean. Raises `GradcamError` for values of another form, or outside [0,1].
+    Parameters
+    ----------
+    drop : Tensor (N,)
+        What `confidence_change(...).drop` gives, in [0,1].
+    coherency : Tensor (N,)
+        What `coherency` gives, in [0,1].
+    complexity : Tensor (N,)
+        What `complexity` gives, in [0,1].
+
+    Returns
+    -------
+    Tensor (N,)
+        float32 in [0,1]; zero where one of the three parts is.
+
+    Raises
+    ------
+    GradcamError
+        For values of another form, or outside [0,1].
+
+    Examples
+    --------
+    >>> from gradcam.evaluation import adcc
+    >>> adcc(drop=[0.5], coherency=[0.5], complexity=[0.5])
+    tensor([0.5000])
+
+    References
+    ----------
+    Poppi et al., "Revisiting the Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
     """
     shares: dict[str, Tensor] = {}
     for name, value in {"drop": drop, "coherency": coherency, "complexity": complexity}.items():

@@ -46,14 +46,48 @@ def _rank(values: Tensor) -> Tensor:
 
 
 def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -> Tensor:
-    """1 minus the rank correlation of each image's map with that of the class's strongest rival: float32 (N,) in [0,2].
+    """Measure how different a map is from that of the class's strongest rival: 1 minus their rank correlation.
 
-    Whether maps tell classes apart is what Selvaraju et al. ask of them ("Grad-CAM", ICCV 2017, section 5.1); the measure is
-    that of Adebayo et al. (NeurIPS 2018, section 3). 0 says that the map is the same for both, 1 that they have nothing in
-    common. The rival is the most probable other class. Two of one kind, such as dogs, may rightly be looked for in one
-    place: a small difference alone refutes nothing, none at all does. `explain` makes heatmaps (N,H,W) from a model, images
-    and classes, also those of the subject's classes if they are not given. Constant maps are as in `rank_correlation`.
-    Raises `TargetError` where the model has one class only, `ImageError` for heatmaps of another form.
+    0 says that the map is the same for both, 1 that they have nothing in common. The rival is the most probable other
+    class. Two of one kind, such as dogs, may rightly be looked for in one place: a small difference alone refutes
+    nothing, none at all does.
+
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    explain : callable
+        From a model, images and classes to heatmaps (N,H,W).
+    heatmaps : Tensor, array or Explanation (N,H,W), default None
+        Those of the subject's classes; made by `explain` where they are not given.
+
+    Returns
+    -------
+    Tensor (N,)
+        float32 in [0,2].
+
+    Raises
+    ------
+    TargetError
+        Where the model has one class only.
+    ImageError
+        For heatmaps of another form.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, class_difference
+    >>> def explain(model, images, classes):
+    ...     return gradcam.explain(model, images, "layer4", target=classes).heatmaps[:, 0]
+    >>> classifier = gradcam.load_classifier()
+    >>> subject = Subject(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> bool(class_difference(subject, explain) > 0.5)  # the cat, and beside it the espresso
+    True
+
+    References
+    ----------
+    Selvaraju et al., "Grad-CAM", ICCV 2017, section 5.1, for the question; Adebayo et al., NeurIPS 2018, section 3, for
+    the measure.
     """
     before = _explain_unless(heatmaps, subject, explain)
     rivals = run_explain(explain, subject.model, subject.images, find_rivals(subject))
@@ -76,14 +110,52 @@ def find_rivals(subject: Subject) -> Tensor:
 def max_sensitivity(
     subject: Subject, explain: Explain, heatmaps: Any = None, *, radius: float = 0.02, samples: int = 10, seed: int = 0
 ) -> Tensor:
-    """Max-sensitivity (Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", NeurIPS 2019, equation 2).
+    """Measure the largest change of a map under noise; from 0, which is best.
 
-    The largest change of a map under noise, max over e of |E(x + e) - E(x)| / |E(x)|, with the Euclidean norm and each
-    value of e uniform in [-radius, radius]: float32 (N,), from 0, which is best. The maximum is over `samples` draws. As
-    usual it is divided by the map's own norm, so that maps of any scale compare; a blank map's change is left as it is.
-    `radius` is in the units of the images, as preprocessed. `explain` makes heatmaps (N,H,W) from a model, images and
-    classes, which are the subject's with noise too; `heatmaps` are those without noise, made by it where not given.
-    Raises `GradcamError` for a radius or a number of samples that cannot be, `ImageError` for heatmaps of another form.
+    It is the maximum over e of ``|E(x + e) - E(x)| / |E(x)|``, with the Euclidean norm. It is divided by the map's own
+    norm, so that maps of any scale compare; a blank map's change is left as it is.
+
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    explain : callable
+        E: from a model, images and classes to heatmaps (N,H,W). The classes are the subject's with noise too.
+    heatmaps : Tensor, array or Explanation (N,H,W), default None
+        Those without noise; made by `explain` where they are not given.
+    radius : float, default 0.02
+        Each value of e is uniform in [-radius, radius], in the units of the images, as preprocessed.
+    samples : int, default 10
+        How many e are drawn.
+    seed : int, default 0
+        Of what is drawn.
+
+    Returns
+    -------
+    Tensor (N,)
+        float32.
+
+    Raises
+    ------
+    GradcamError
+        For a radius or a number of samples that cannot be.
+    ImageError
+        For heatmaps of another form.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, max_sensitivity
+    >>> def explain(model, images, classes):
+    ...     return gradcam.explain(model, images, "layer4", target=classes).heatmaps[:, 0]
+    >>> classifier = gradcam.load_classifier()
+    >>> subject = Subject(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> bool(max_sensitivity(subject, explain, samples=2) < 0.5)
+    True
+
+    References
+    ----------
+    Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", NeurIPS 2019, equation 2.
     """
     check_number(radius, "radius", "how far a value may change, a number from 0 on.")
     check_count(samples, "samples", "how often to draw noise, 1 or more.")
@@ -104,8 +176,25 @@ def max_sensitivity(
 class Randomisation:
     """Maps of a network whose weights are drawn anew down to each of L layers, and how alike they are to those before.
 
-    `layers`: dotted names, from the top down; at each, its weights and those of all that run after it are drawn anew.
-    `correlations`: float32 (N,L), rank correlation with the maps of the network as it is. `heatmaps`: float32 (N,L,H,W).
+    Attributes
+    ----------
+    layers : tuple of str
+        Dotted names, from the top down; at each, its weights and those of all that run after it are drawn anew.
+    correlations : Tensor (N,L)
+        Rank correlation with the maps of the network as it is, float32.
+    heatmaps : Tensor (N,L,H,W)
+        The maps, float32.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, randomisation
+    >>> def blob(model, images, classes):  # which knows nothing of the model
+    ...     return images.abs().mean(1)
+    >>> classifier = gradcam.load_classifier()
+    >>> found = randomisation(Subject(classifier.model, classifier.batch(["photo.jpg"])), blob, stages=2)
+    >>> found.correlations
+    tensor([[1., 1.]])
     """
 
     layers: tuple[str, ...]
@@ -118,20 +207,54 @@ class Randomisation:
 def randomisation(
     subject: Subject, explain: Explain, heatmaps: Any = None, *, stages: int = 8, seed: int = 0
 ) -> Randomisation:
-    """Cascading randomisation (Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, section 4.1).
+    """Draw the model's weights anew, layer by layer from the top, and measure how much the map stays the same.
 
-    A map that explains the model must change when the model's weights do: correlations near 0 are good, and 1 says that
-    the map does not depend on the weights at all. `explain` makes heatmaps (N,H,W) from a model, images and classes, which
-    are the subject's; `heatmaps`, those of the model as it is, are made by it where they are not given.
+    A map that explains the model must change when the weights do: correlations near 0 are good, and 1 says that the map
+    does not depend on the weights. Each parameter's values are put into an order by chance, on a copy of the model,
+    which keeps their scale; statistics of batch norms stay. A map that cannot be had there, because its gradient is
+    zero or its numbers overflow, counts as blank.
 
-    Weights are drawn anew on a copy of the model. Each parameter's values are put into an order by chance, which keeps their
-    scale: a network with weights of another scale may have no signal left, of which every map is blank. Statistics of batch
-    norms stay. Layers are those that own parameters, in the reverse of the order in which they start; `stages` of them are
-    looked at: the topmost one, the last, where all weights are drawn, and about evenly between. A map that cannot be had at
-    such a network, because its gradient is zero or its numbers overflow, counts as blank, as `rank_correlation` has it.
+    Parameters
+    ----------
+    subject : Subject
+        A model, images and classes.
+    explain : callable
+        From a model, images and classes to heatmaps (N,H,W).
+    heatmaps : Tensor, array or Explanation (N,H,W), default None
+        Those of the model as it is; made by `explain` where they are not given.
+    stages : int, default 8
+        How many layers are looked at: the topmost, the last, where all weights are drawn, and about evenly between.
+    seed : int, default 0
+        Of all that is drawn.
 
-    Raises `ModelError` for a model without parameters, or that cannot be copied; `GradcamError` for `stages` below 1;
-    `ImageError` for heatmaps of another form.
+    Returns
+    -------
+    Randomisation
+        `correlations` (N,L), of ranks.
+
+    Raises
+    ------
+    ModelError
+        For a model without parameters, or that cannot be copied.
+    GradcamError
+        For `stages` below 1.
+    ImageError
+        For heatmaps of another form.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from gradcam.evaluation import Subject, randomisation
+    >>> def explain(model, images, classes):
+    ...     return gradcam.explain(model, images, "layer4", target=classes).heatmaps[:, 0]
+    >>> classifier = gradcam.load_classifier()
+    >>> found = randomisation(Subject(classifier.model, classifier.batch(["photo.jpg"])), explain, stages=2)
+    >>> bool(found.correlations[0, -1] < 0.9)
+    True
+
+    References
+    ----------
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, section 4.1 (cascading randomisation).
     """
     check_count(stages, "stages", "how many layers to look at, 1 or more.")
     before = _explain_unless(heatmaps, subject, explain)

@@ -50,26 +50,68 @@ def evaluate(
     progress: Progress | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> Results:
-    """Judge the maps of several methods over pictures, all under the same conditions; `compare_methods` ranks them.
+    """Judge the maps of several methods over pictures, all under the same conditions.
 
-    `inputs`: files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them. Each picture is
-    judged on its own: neither the others nor their order change its numbers. One that cannot be read, or explained, has an
-    error in the results, and the rest is done.
-    `methods`: keys of `gradcam.METHODS`, "single-pass" or "all"; methods themselves, `METHODS["rise"].using(masks=500)`; and
-    functions, as `check` takes them. `metrics`: keys of `METRICS`, names of its groups, or "all", and what `metric` makes of
-    a function; None for all that need nothing but pictures, and annotations where these are given. Names may also be
-    `FILE.py:NAME`, or those of installed packages. `controls`: keys of `CONTROLS`, to compare with; None for all of them.
-    `layer`: dotted name, None for `classifier.layer_for(method)`. `target`: the class to explain in all pictures, by label
-    or index; None for what a list asks for, or the most probable one, of those that annotations name in a picture if any.
-    `score`: a key of `SCORES`; a method that explains a score of its own does so. `reshape`: as in `gradcam.explain`.
-    `annotations`: where objects are, as `read_annotations` takes it. `limit`: at most so many pictures, drawn by the seed;
-    those of a smaller limit are among those of a larger one. `progress`: called with the maps judged, and all of them.
-    `journal`: a file that keeps what was judged; the same study goes on with it where it was stopped.
-    The same pictures, seed and versions give the same numbers, to the last digit, on one machine.
+    Each picture is judged on its own: neither the others nor their order change its numbers. One that cannot be read,
+    or explained, has an error in the results, and the rest is done. The same pictures, seed and versions give the same
+    numbers, to the last digit, on one machine.
 
-    Raises `GradcamError` for unknown names, and for a metric or method that was named and cannot be had: grid metrics need
-    confident pictures of four classes, those of localisation need annotations, some methods need attention. Raises
-    `InputError` where there is no picture, and `OutputError` for a journal of another study.
+    Parameters
+    ----------
+    classifier : Classifier
+        The model.
+    inputs : path, URL or picture, or several
+        Files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them.
+    methods : sequence of str, Method or callable
+        Keys of `gradcam.METHODS`, "single-pass" or "all"; methods themselves; functions as `check` takes them. By
+        default six of one pass.
+    metrics : sequence of str or Metric, default None
+        Keys of `METRICS`, names of their groups, "all", or what `metric` makes; None for all that need nothing but
+        pictures, and annotations where these are given. Names may also be `FILE.py:NAME`.
+    controls : sequence of str, default None
+        Keys of `CONTROLS`, to compare with; None for all.
+    layer : str, default None
+        A dotted name; None for `classifier.layer_for(method)`.
+    target : str or int, default None
+        The class to explain in all pictures; None for what a list asks for, or the most probable one, of those that
+        annotations name in a picture if any.
+    score : str, default "logit"
+        As in `targets.ClassTarget`; a method that explains a score of its own does so.
+    reshape : tuple, str or callable, default None
+        As in `gradcam.explain`.
+    annotations : str or path, default None
+        Where objects are, as `read_annotations` takes it.
+    limit : int, default None
+        At most so many pictures, drawn by the seed; those of a smaller limit are among those of a larger one.
+    seed : int, default 0
+        Of all that is drawn.
+    progress : callable, default None
+        Called with the maps judged, and all of them.
+    journal : str or path, default None
+        A file that keeps what was judged; the same study goes on with it where it was stopped.
+
+    Returns
+    -------
+    Results
+        `measurements`, a `Measurement` for each number; `compare_methods` ranks them.
+
+    Raises
+    ------
+    GradcamError
+        For unknown names, and for a metric or method that was named and cannot be had: grid metrics need confident
+        pictures of four classes, those of localisation need annotations, some methods need attention.
+    InputError
+        Where there is no picture.
+    OutputError
+        For a journal of another study.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> options = {"methods": ["gradcam"], "metrics": ["complexity"], "controls": ["constant"]}
+    >>> results = gradcam.evaluation.evaluate(gradcam.load_classifier(), "photos/", **options)
+    >>> [(each.image, each.method, round(each.value, 1)) for each in results.measurements if each.method == "constant"]
+    [('coffee.jpg', 'constant', 1.0), ('rocket.jpg', 'constant', 1.0)]
     """
     plan = make_plan(methods, metrics, controls=controls, has_annotations=annotations is not None)
     where = None if annotations is None else Path(annotations)

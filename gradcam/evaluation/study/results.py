@@ -118,9 +118,29 @@ def _hash_all(path: Path) -> str:
 class Measurement:
     """One number of the map of one image by one method.
 
-    `image`: the picture's name; a mosaic has those of its four pictures, with " + " between them. `method`: a key of
-    `METHODS` or of `CONTROLS`. `metric`: a key of `METRICS`. `index`, `label`: the class that was explained; a mosaic has
-    four of them, so that its index is None. The label is None where nobody knows it.
+    Attributes
+    ----------
+    image : str
+        The picture's name; a mosaic has those of its four pictures, with " + " between them.
+    method : str
+        A key of `METHODS` or of `CONTROLS`.
+    metric : str
+        A key of `METRICS`.
+    value : float
+        The number.
+    index : int or None
+        The explained class; None of a mosaic, which has four.
+    label : str or None
+        Its name, where it is known.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> options = {"methods": ["gradcam"], "metrics": ["complexity"], "controls": ["constant"]}
+    >>> results = gradcam.evaluation.evaluate(gradcam.load_classifier(), "photos/coffee.jpg", **options)
+    >>> first: gradcam.evaluation.Measurement = results.measurements[0]
+    >>> first.metric, first.label
+    ('complexity', 'espresso')
     """
 
     image: str

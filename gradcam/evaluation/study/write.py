@@ -47,7 +47,7 @@ DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legen
 
 
 def write_results(results: Results, path: Path) -> None:
-    """Write a table, of the kind that its suffix says: `.csv`, `.json` or `.tex`. Raises `OutputError`."""
+    """Write a table, of the kind that its suffix says: ``.csv``, ``.json`` or ``.tex``. Raises `OutputError`."""
     forms = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
     form = forms.get(path.suffix.lower())
     if form is None:
