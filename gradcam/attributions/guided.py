@@ -15,8 +15,7 @@ from torch.autograd.graph import Node
 from gradcam.attributions.base import Attribution, differentiable, with_classes
 from gradcam.cam.explain import explain
 from gradcam.errors import ModelError
-from gradcam.hooks.autograd import refuse_vmap
-from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import map_tensors
 
 # What autograd calls an operation's derivative, and what is zero where the operation is a ReLU. A clamp between 0 and

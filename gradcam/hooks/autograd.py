@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils.hooks import unserializable_hook
 
 from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
+
+GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 
 # Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
@@ -242,10 +246,34 @@ def no_floating_tensor(layers: Iterable[str]) -> LayerError:
     )
 
 
-def refuse_vmap(tensor: Tensor) -> None:
-    """Raises `ModelError` for what only torch.func sees, and takes back."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise ModelError(
-            "The model runs under torch.func (vmap, grad, jvp), where a hook cannot keep what it sees: "
-            "call the model, or gradcam.explain(), on the whole batch instead."
-        )
+class GradientTap:
+    """What is done to the gradient that comes back to a tensor, where all of it has come together. Edits sit on the
+    tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes. Looks sit
+    behind all that, on the node that made the tensor. What is done in place to it later makes it another node's."""
+
+    def __init__(self, tensor: Tensor, node: Node) -> None:
+        self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
+        self.looks: OrderedDict[int, GradientHook] = OrderedDict()
+        index = tensor.output_nr
+
+        def edit(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None or not self.edits:
+                return None
+            # A block may give what its last part gave, which then has run first, whoever was registered first.
+            return _through([it for _, it in sorted(self.edits.values(), key=lambda edit: edit[0])], gradient)
+
+        def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            gradient = gradients[index]
+            if gradient is None or not self.looks:
+                return None
+            return (*gradients[:index], _through(list(self.looks.values()), gradient), *gradients[index + 1 :])
+
+        tensor.register_hook(unserializable_hook(edit))
+        node.register_prehook(look)
+
+
+def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:
+    for function in functions:
+        replacement = function(gradient)
+        gradient = gradient if replacement is None else replacement
+    return gradient

@@ -7,13 +7,13 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, increment_version
+from torch.autograd.graph import increment_version
 from torch.utils import swap_tensors
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
@@ -23,15 +23,11 @@ from gradcam.hooks.nested import (
     IN_FLOATS,
     LayerInput,
     floating_by_keys,
-    format_of,
     is_in_8_bits,
-    is_untrained,
     replace_tensor,
-    shares_storage,
     take_inputs,
 )
 
-GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
@@ -91,12 +87,12 @@ class Hooks:
         """Call `function(grad_output)` when the gradient at the module's outputs is there (a full backward hook)."""
         self._handles.append(module.register_full_backward_hook(lambda module, grad_input, output: function(output)))
 
-    def at_gradient(self, tensor: Tensor, function: GradientHook) -> None:
+    def at_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor that requires one is there, before it flows on."""
         # Saving the tensor is no reason to warn. The mark goes on an object of our own.
         self._keep(tensor.register_hook(unserializable_hook(partial(function))))
 
-    def pass_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
+    def pass_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
         """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with. The
         pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
         (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is
@@ -105,7 +101,7 @@ class Hooks:
         self._add(tap.looks, function)
         return tensor
 
-    def edit_gradient(self, tensor: Tensor, function: GradientHook) -> Tensor:
+    def edit_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
         """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
         tap, tensor = find_tap(tensor)
         self._add(tap.edits, (self._opening, function))
@@ -137,33 +133,7 @@ def refuse_compiling() -> None:
         )
 
 
-class GradientTap:
-    """What is done to the gradient that comes back to a tensor, where all of it has come together. Edits sit on the
-    tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes. Looks sit
-    behind all that, on the node that made the tensor. What is done in place to it later makes it another node's."""
-
-    def __init__(self, tensor: Tensor, node: Node) -> None:
-        self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
-        self.looks: OrderedDict[int, GradientHook] = OrderedDict()
-        index = tensor.output_nr
-
-        def edit(gradient: Tensor | None) -> Tensor | None:
-            if gradient is None or not self.edits:
-                return None
-            # A block may give what its last part gave, which then has run first, whoever was registered first.
-            return _through([it for _, it in sorted(self.edits.values(), key=lambda edit: edit[0])], gradient)
-
-        def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            gradient = gradients[index]
-            if gradient is None or not self.looks:
-                return None
-            return (*gradients[:index], _through(list(self.looks.values()), gradient), *gradients[index + 1 :])
-
-        tensor.register_hook(unserializable_hook(edit))
-        node.register_prehook(look)
-
-
-def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
+def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
     """The tap of a tensor that requires gradients, and the tensor. Views go on as a clone: what is done to them in
     place leaves their node out. So do leaves, which have none. A view that nobody has looked at yet becomes its clone,
     for whoever has it by another name."""
@@ -176,16 +146,9 @@ def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
     node: Any = tensor.grad_fn
     key = f"{TAP} {tensor.output_nr}"
     tap = node.metadata.get(key)
-    if not isinstance(tap, GradientTap):
-        tap = node.metadata[key] = GradientTap(tensor, node)
+    if not isinstance(tap, gradients.GradientTap):
+        tap = node.metadata[key] = gradients.GradientTap(tensor, node)
     return tap, tensor
-
-
-def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:
-    for function in functions:
-        replacement = function(gradient)
-        gradient = gradient if replacement is None else replacement
-    return gradient
 
 
 def is_owned(tensor: Tensor, module: nn.Module) -> bool:
@@ -557,13 +520,13 @@ class TargetLayer:
 
     def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], given: list[Tensor]) -> Tensor:
         """Keep what the layer gave; gives what goes on, which is the same object wherever that can be."""
-        gradients.refuse_vmap(tensor)
+        refuse_vmap(tensor)
         torch.set_grad_enabled(True)
         source = next((each for each in inputs if each.given is tensor), None)
         is_changed = source is not None and source.is_changed
         # Dropout in evaluation mode and Identity return their input, which may be changed in place later, and which the
         # model goes on using as what came to the layer, not as what left it.
-        is_shared = shares_storage(tensor, [each.given for each in inputs])
+        is_shared = _shares_storage(tensor, [each.given for each in inputs])
         is_kept = is_owned(tensor, self._module) or (source is not None and not is_changed)
         is_free = not is_kept and can_exchange(tensor)
         is_view = tensor._is_view()
@@ -571,13 +534,13 @@ class TargetLayer:
             start = tensor.clone() if is_shared else tensor
         else:
             start = (tensor.detach() if is_free and not is_shared else tensor.detach().clone()).requires_grad_()
-        handed_on = self._passage(start).clone(memory_format=format_of(start))
+        handed_on = self._passage(start).clone(memory_format=_format_of(start))
         if is_free:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
             # Asked last: to walk through a block's buffers takes a small network's layer.
-            if memory is not None and is_untrained(memory) and not self._holds(memory, given):
+            if memory is not None and _is_free(memory) and not self._holds(memory, given):
                 self._other_ways.append(OtherWay(memory))  # of this pass alone
         elif not (is_kept or is_view or tensor.requires_grad):
             handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
@@ -588,7 +551,7 @@ class TargetLayer:
         return handed_on
 
     def _holds(self, memory: Tensor, given: list[Tensor]) -> bool:
-        return shares_storage(memory, [*self._module.buffers(), *given])
+        return _shares_storage(memory, [*self._module.buffers(), *given])
 
     def _close_other_ways(self) -> None:
         while self._other_ways:
@@ -596,3 +559,30 @@ class TargetLayer:
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    # Channels last by name where it is so: of one image a view's strides may be read as those of another order, and
+    # PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
+    by_name = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    is_plain = by_name is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=by_name)
+    return torch.preserve_format if by_name is None or is_plain else by_name
+
+
+def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    address = tensor.untyped_storage().data_ptr()
+    dense = (other for other in others if other.layout == torch.strided)
+    return any(other.untyped_storage().data_ptr() == address for other in dense)
+
+
+def _is_free(memory: Tensor) -> bool:
+    return memory.is_leaf and not (memory.requires_grad or isinstance(memory, nn.Parameter))
+
+
+def refuse_vmap(tensor: Tensor) -> None:
+    """Raises `ModelError` for what only torch.func sees, and takes back."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ModelError(
+            "The model runs under torch.func (vmap, grad, jvp), where a hook cannot keep what it sees: "
+            "call the model, or gradcam.explain(), on the whole batch instead."
+        )

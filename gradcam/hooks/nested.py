@@ -1,10 +1,10 @@
-"""Tensors inside tuples, lists, mappings and dataclasses, as models take and return them, and the memory they lie in."""
+"""Tensors inside tuples, lists, mappings and dataclasses, as models take and return them."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -196,24 +196,3 @@ def to_batch(images: Any) -> Batch:
 def caller_keeps(tensor: Tensor) -> Tensor:
     """What the model gets of a tensor of the caller's: outside inference mode, and nothing that is recorded sticks to it."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
-
-
-def format_of(tensor: Tensor) -> torch.memory_format:
-    """How a copy of the tensor is to lie."""
-    # Channels last by name where it is so: of one image a view's strides may be read as those of another order, and
-    # PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
-    by_name = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    is_plain = by_name is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=by_name)
-    return torch.preserve_format if by_name is None or is_plain else by_name
-
-
-def shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether it lies in the memory of one of the others."""
-    address = tensor.untyped_storage().data_ptr()
-    dense = (other for other in others if other.layout == torch.strided)
-    return any(other.untyped_storage().data_ptr() == address for other in dense)
-
-
-def is_untrained(memory: Tensor) -> bool:
-    """Whether nobody trains it."""
-    return memory.is_leaf and not (memory.requires_grad or isinstance(memory, nn.Parameter))

@@ -29,7 +29,8 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     Parameters
     ----------
     path : str or path
-        The file, ending in ``.png``, ``.jpg``, ``.jpeg`` or ``.webp``, or another suffix that the error for a wrong one lists.
+        The file, ending in ``.png``, ``.jpg``, ``.jpeg`` or ``.webp``, or what the error for another
+        one lists.
     image : array (H,W,3)
         RGB, uint8.
 

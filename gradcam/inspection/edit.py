@@ -15,8 +15,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import GradientError, join_names, shorten
-from gradcam.hooks.autograd import refuse_vmap
-from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed
+from gradcam.hooks.autograd import GradientHook
+from gradcam.hooks.hooks import Hooks, is_undisturbed, refuse_vmap
 from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import LayerError, join_names
-from gradcam.hooks.autograd import no_floating_tensor, refuse_vmap
-from gradcam.hooks.hooks import Hooks, recording_off
+from gradcam.hooks.autograd import no_floating_tensor
+from gradcam.hooks.hooks import Hooks, recording_off, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.selection import Layers, list_wanted, select_layers

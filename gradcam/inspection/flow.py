@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
-from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures, refuse_vmap
-from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
+from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import Aliases

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorten
-from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running, is_undisturbed
+from gradcam.hooks.autograd import GradientHook
+from gradcam.hooks.hooks import Hooks, is_backward_running, is_undisturbed
 from gradcam.inspection.flow import Statistics, measure, to_statistics
 from gradcam.inspection.selection import Layers, RunCheck, follow_layers, list_wanted, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap

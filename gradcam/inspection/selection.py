@@ -16,8 +16,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
-from gradcam.hooks.autograd import no_floating_tensor, refuse_vmap
-from gradcam.hooks.hooks import GradientHook, Hooks, is_undisturbed
+from gradcam.hooks.autograd import GradientHook, no_floating_tensor
+from gradcam.hooks.hooks import Hooks, is_undisturbed, refuse_vmap
 from gradcam.hooks.nested import first_floating, replace_tensor
 from gradcam.layers.find import find_layer, unwrap
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import GradientError
-from gradcam.hooks.hooks import GradientHook, Hooks, is_backward_running, is_undisturbed
+from gradcam.hooks.autograd import GradientHook
+from gradcam.hooks.hooks import Hooks, is_backward_running, is_undisturbed
 from gradcam.hooks.nested import tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
