@@ -53,9 +53,9 @@ class Attribution:
     method : str
         The method's name.
     layer : str or None
-        Where Grad-CAM was taken.
+        Where Grad-CAM was taken; None without.
     gaps : Tensor (N,K) or None
-        Of integrated gradients alone, float32.
+        float32: how far the values are from adding up, of integrated gradients alone; None of others.
 
     Examples
     --------
@@ -99,7 +99,8 @@ class Attribution:
         Raises
         ------
         ImageError
-            As `Explanation.save` does.
+            For another suffix, that of a picture too; for several scores in ``.npy``; where there is no such image or
+            score, and where the file cannot be written.
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(

@@ -23,8 +23,9 @@ GREY = 128
 def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
     """Draw one attribution: neutral grey, 128, is zero; brighter is positive.
 
-    Three channels are taken for red, green and blue, of any other number the sum is shown in grey. Full brightness, and
-    black, is the 99th percentile of the absolute values that are not zero.
+    Three channels are taken for red, green and blue; of any other number the sum is shown in grey. Full brightness, and
+    black, is the 99th percentile of the absolute values that are not zero, so that a single pixel does not fade the
+    rest, nor does a wide blank make it loud. All zero is all grey.
 
     Parameters
     ----------

@@ -30,8 +30,8 @@ def integrated_gradients(
     """Compute the picture's difference to a baseline, times the mean gradient on the straight line between them.
 
     The integral is by Gauss-Legendre quadrature. Completeness (the paper's proposition 1) says that the values add up
-    to the score of the picture less the baseline's; `gaps` says how far they are from that. Where a gap is not small,
-    take more `steps`. Each image's top class is the picture's own.
+    to the score of the picture less the baseline's. `gaps` is the sum of the values minus that difference. Where a gap
+    is not small beside the difference, take more `steps`. Each image's top class is the picture's own.
 
     Parameters
     ----------
@@ -58,17 +58,17 @@ def integrated_gradients(
     Raises
     ------
     GradcamError
-        For `steps` or `chunk` below 1, and as `input_gradients` does.
+        For `steps` or `chunk` below 1, `progress` that cannot be called, and as `input_gradients` does.
     ImageError
         For a baseline of another form.
 
     Examples
     --------
-    >>> import gradcam
-    >>> classifier = gradcam.load_classifier()
-    >>> found = gradcam.attributions.integrated_gradients(classifier.model, classifier.batch(["photo.jpg"]), steps=4)
-    >>> found.gaps.shape
-    torch.Size([1, 1])
+    >>> import gradcam, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2), torch.nn.Softplus())
+    >>> found = gradcam.attributions.integrated_gradients(model, torch.rand(1, 3, 2, 2), target=1)
+    >>> round(abs(found.gaps.item()), 3)  # of so smooth a model the values add up
+    0.0
 
     References
     ----------
@@ -170,7 +170,7 @@ def smoothgrad(
 ) -> Attribution:
     """Compute the mean of the gradients at copies of each picture with Gaussian noise on them.
 
-    The noise is drawn by a generator of its own, on the CPU, once for all images: an image's attribution depends
+    The noise has a generator of its own, on the CPU, and is drawn once for all images: an image's attribution depends
     neither on its neighbours nor on the device. Each image's top class, scores and output are those of the picture
     without noise.
 
@@ -187,10 +187,11 @@ def smoothgrad(
     noise : float, default 0.15
         Its standard deviation, as a share of the picture's largest value minus its smallest.
     seed : int, default 0
-        Of the noise.
+        Where the generator of the noise starts, from 0 to 2^63 - 1.
     chunk : int, default 1
         How many copies of all images share one forward pass. More is faster where the device is not busy, and takes
-        that many times the memory.
+        that many times the memory. Every other tensor of the input that has a row for each image is repeated with
+        them.
     progress : callable, default None
         Called with the copies done and all.
 
@@ -202,8 +203,8 @@ def smoothgrad(
     Raises
     ------
     GradcamError
-        For `samples` or `chunk` below 1, `noise` that is negative or not finite, a `seed` below 0, and as
-        `input_gradients` does.
+        For `samples` or `chunk` below 1, `noise` that is negative or not finite, a `seed` out of its range, `progress`
+        that cannot be called, and as `input_gradients` does.
 
     Examples
     --------

@@ -121,7 +121,7 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
 
     It shows fine detail, and hardly depends on the class: what it shows is what the network sees at all. All zero is an
     answer. Hooks on the modules do it: `nn.ReLU`, `nn.ReLU6`, kinds of them, and `nn.Hardtanh` from 0 on, in place or
-    not. Other nonlinearities keep their gradient.
+    not, however often used. Other nonlinearities keep their gradient.
 
     Parameters
     ----------

@@ -43,6 +43,8 @@ class AttributionMethod:
     >>> found: AttributionMethod = ATTRIBUTIONS["smoothgrad"]
     >>> found.function.__name__, found.has_layer
     ('smoothgrad', False)
+    >>> found.paper
+    'Smilkov et al., SmoothGrad: ..., 2017'
     """
 
     name: str
@@ -60,9 +62,7 @@ class AttributionMethod:
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """What is called with a model and images, `target=`, and where there is a layer `layer=` and `reshape=`. Loads
-        torch.
-        """
+        """What is called with a model and images, `target=`, with a layer `layer=` and `reshape=`. Loads torch."""
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 

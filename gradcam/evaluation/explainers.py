@@ -38,7 +38,7 @@ class Explainer:
     ----------
     names : sequence of str, Method or callable
         Keys of `METHODS` and `CONTROLS`, methods, or functions as `check` takes them.
-    layer : str or mapping of str to str
+    layer : str, mapping of str to str, or None
         A dotted name, or one by method; None where no method is of one.
     score : str, default "logit"
         As in `targets.ClassTarget`; a method that explains a score of its own does so.
@@ -49,7 +49,7 @@ class Explainer:
     seed : int, default 0
         Of the controls that are drawn.
     options : mapping of str to Any, default {}
-        More options of `gradcam.explain`.
+        More options of `gradcam.compare`, such as `memory_budget` and `progress`.
 
     Examples
     --------
@@ -59,6 +59,10 @@ class Explainer:
     >>> found = explainer.explain(classifier.model, classifier.batch(["photo.jpg"]), torch.tensor([[285, 967]]))
     >>> {name: tuple(heatmaps.shape) for name, heatmaps in found.items()}
     {'gradcam': (1, 2, 224, 224), 'centre': (1, 2, 224, 224)}
+    >>> explainer.only("gradcam")(classifier.model, classifier.batch(["photo.jpg"]), torch.tensor([967])).shape
+    torch.Size([1, 224, 224])
+    >>> list(explainer.explained)
+    ['gradcam', 'centre']
     """
 
     names: Sequence[Any]
@@ -95,9 +99,9 @@ class Explainer:
         Raises
         ------
         GradcamError
-            As `gradcam.compare` does.
+            As `gradcam.compare` does, and where a user's function fails; its `RuntimeError` comes through as it is.
         ImageError
-            Where a function makes no heatmaps of the images' size.
+            Where such a function makes no heatmaps of the images' size.
         """
         methods = [it for it in self.explained.values() if isinstance(it, Method)]
         with_score = [it for it in methods if it.score is None or self.score == "logit"]
@@ -112,7 +116,25 @@ class Explainer:
         return {name: found[name] for name in self.explained}
 
     def only(self, name: str) -> Explain:
-        """Take one of them as a function of a model, images and a class of each, which gives heatmaps (N,H,W)."""
+        """Take one of them alone.
+
+        Parameters
+        ----------
+        name : str
+            One of `explained`.
+
+        Returns
+        -------
+        callable
+            A function of a model, images (N,C,H,W) and a class of each (N,), which gives heatmaps (N,H,W).
+
+        Raises
+        ------
+        KeyError
+            For a name that is not among them.
+        GradcamError
+            As `explained` does.
+        """
         own = self.explained[name]
         if isinstance(own, OwnFunction):
             return lambda model, images, classes: own.function(model, images.detach().clone(), classes)

@@ -178,9 +178,10 @@ def recommend(
     """Try methods, scores and layers on pictures that need no annotations, and name the best combination.
 
     First the grid pointing game measures all combinations: is a class's map on the class's picture? Then ROAD, at five
-    shares of the pixels, measures at most five of those whose mass is not clearly less than the most: do the pixels
-    that a map marks matter to the model? The best ROAD is recommended; of equal ones, the default: Grad-CAM of the
-    logit at the classifier's layer, which is measured in any case.
+    shares of the pixels of the single pictures, measures at most five of those whose mass is not clearly less than the
+    most (the 95 % interval of the difference, by the bootstrap over pictures, holds zero): do the pixels that a map
+    marks matter to the model? The best ROAD is recommended; of equal ones, the default: Grad-CAM of the logit at the
+    classifier's layer, which is measured in any case. Combinations that have the same maps share their numbers.
 
     Parameters
     ----------
@@ -189,11 +190,11 @@ def recommend(
     pictures : mapping of str to picture
         By name, as in `make_mosaics`.
     methods : sequence of str or Method, default None
-        None for those of one forward pass.
+        Methods that look at a layer. None for all of these that take one forward pass.
     scores : sequence of str, default ("logit", "probability", "contrast")
         As in `targets.ClassTarget`.
     layers : sequence of str, default None
-        None for a handful.
+        By name. None for a handful: the classifier's own, and a few late ones that may be better.
     mosaics : int, default 12
         How many at most.
     least : float, default 0.5
@@ -217,7 +218,7 @@ def recommend(
     LayerError
         Where no combination has a map.
     GradcamError
-        For unknown methods, scores and layers, and as the model does.
+        For unknown methods, scores and layers, for methods that look at no layer, and as the model does.
 
     Examples
     --------

@@ -33,7 +33,7 @@ class Subject:
     """N images, a model, and one class of each: what the maps of any method, of any library, are judged on.
 
     What all metrics share, the probabilities of the images and of baselines, is computed once, here. The model runs in
-    evaluation mode and is left as it was.
+    evaluation mode and is left as it was. All tensors are on the images' device.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Subject:
     classes : Tensor (N,)
         int64.
     probabilities : Tensor (N,)
-        Of the classes, float32, on the images' device.
+        Of the classes, float32.
     all_probabilities : Tensor (N,C)
         Of all classes, float32.
 
@@ -75,6 +75,11 @@ class Subject:
     >>> subject = gradcam.evaluation.Subject(classifier.model, classifier.batch(["photo.jpg"]))
     >>> subject.classes, subject.size
     (tensor([285]), (1, 224, 224))
+    >>> mirrored = subject.images.flip(3)
+    >>> subject.score([subject.baseline("blur"), mirrored]).shape
+    torch.Size([2, 1])
+    >>> subject.baseline_probabilities("blur") < subject.probabilities
+    tensor([True])
     """
 
     def __init__(
@@ -115,14 +120,44 @@ class Subject:
         return (len(self.images), *self.images.shape[2:])
 
     def baseline(self, kind: str) -> Tensor:
-        """Make what hides the images' pixels (N,C,H,W), of a kind in `BASELINES`; made once."""
+        """Make what hides the images' pixels; it is made once.
+
+        Parameters
+        ----------
+        kind : str
+            "blur", "mean" or "zero".
+
+        Returns
+        -------
+        Tensor (N,C,H,W)
+            Of the images' type.
+
+        Raises
+        ------
+        GradcamError
+            For another kind.
+        """
         if not isinstance(kind, str) or kind not in self._baselines:
             self._baselines[kind] = make_baseline(self.images, kind)
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """Compute the classes' probabilities in the baseline alone: float32 (N,); computed once. Raises as `baseline`
-        does.
+        """Compute the classes' probabilities in the baseline alone; they are computed once.
+
+        Parameters
+        ----------
+        kind : str
+            As in `baseline`.
+
+        Returns
+        -------
+        Tensor (N,)
+            float32.
+
+        Raises
+        ------
+        GradcamError
+            As `baseline` and `score` do.
         """
         baseline = self.baseline(kind)
         if kind not in self._of_baselines:

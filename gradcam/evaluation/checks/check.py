@@ -55,13 +55,14 @@ def check(
     - classes: does it differ between classes? The value is the mean rank correlation with the maps of ten other classes
       drawn by chance. That with the strongest rival refutes nothing: two kinds of bear are rightly looked for in one
       place.
-    - covering: does covering what it marks lower the score more than covering as much elsewhere? The value is the share of
-      twenty other places that it beats. A blob in the middle may pass where the object is there: it fails the first
-      two.
+    - covering: does covering what it marks lower the score more than covering as much elsewhere? The value is the share
+      of twenty other places that it beats. A map that knows nothing has any value with equal chance, and a blob in the
+      middle may pass where the object is there: it fails the first two.
     - stability: does it stay under noise? The value is the largest relative change in ten draws.
 
-    "passed" means not refuted, never correct. A layer whose cells lie elsewhere than they are drawn fails whatever the
-    tests say. The thresholds were measured on the embedded model, and the verdict says where they are uncalibrated.
+    "passed" means not refuted, never correct. A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`)
+    fails whatever the tests say. `scripts/calibrate_check` measured the thresholds on the embedded model, and the
+    verdict says where they are uncalibrated.
 
     Parameters
     ----------
@@ -93,9 +94,9 @@ def check(
     Raises
     ------
     GradcamError
-        For an unknown method, and as `Classifier.explain` does.
+        For an unknown method, a seed that is no int, and as `Classifier.explain` does.
     TargetError
-        For more than one class.
+        For more than one class, and for an unknown score.
 
     Examples
     --------

@@ -163,6 +163,10 @@ class Verdict:
     >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg", method="centre")
     >>> verdict.outcome, verdict.class_name
     ('failed', 'espresso (967)')
+    >>> verdict.caution
+    'The thresholds were calibrated on this model, with gradcam at layer4.'
+    >>> verdict.to_record()["tests"][0]["outcome"]
+    'failed'
     >>> gradcam.write_image("verdict.png", verdict.panel())
     """
 

@@ -29,7 +29,7 @@ class Metric:
     summary : str
         What it measures, in one line.
     better : str
-        Which direction is: "higher" or "lower".
+        The better direction: "higher" or "lower".
     group : str
         What it asks. The names of groups stand for all of their metrics; "own" for those that users add.
     source : Paper or None
@@ -55,6 +55,10 @@ class Metric:
     >>> metric = METRICS["insertion"]
     >>> metric.arrow, metric.needs, metric.is_of_mosaics
     ('↑', ('subject', 'heatmaps', 'seed'), False)
+    >>> metric.needs_annotations, metric.paper
+    (False, 'Petsiuk et al., RISE: ..., BMVC 2018')
+    >>> metric.compute.__name__, METRICS["average-drop"].key == METRICS["increase"].key  # two parts of one result
+    ('insertion', True)
     """
 
     name: str
@@ -165,7 +169,7 @@ def metric(
     summary : str
         What it measures, in one line.
     better : str
-        Which direction is: "higher" or "lower".
+        The better direction: "higher" or "lower".
     needs : sequence of str, default ("subject", "heatmaps")
         What the function is called with, in its order, as `Metric` has it: with ("heatmaps", "masks") it has to do with
         where objects are, and takes annotations.
@@ -180,7 +184,9 @@ def metric(
     Raises
     ------
     GradcamError
-        For a name that a metric or a group of them has already, and for another signature.
+        For a name of other characters, or that a metric or a group of them has already; for another direction; for
+        needs that there are not, and for those of mosaics beside others. The decorator: for what is no function, and
+        for another signature.
 
     Examples
     --------

@@ -63,18 +63,20 @@ def evaluate(
     inputs : path, URL or picture, or several
         Files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them.
     methods : sequence of str, Method or callable
-        Keys of `gradcam.METHODS`, "single-pass" or "all"; methods themselves; functions as `check` takes them. By
-        default six of one pass.
+        Keys of `gradcam.METHODS`, "single-pass" or "all"; methods themselves, ``METHODS["rise"].using(masks=500)``;
+        functions as `check` takes them. Names may also be `FILE.py:NAME`, or those of installed packages. By default
+        six of one pass.
     metrics : sequence of str or Metric, default None
-        Keys of `METRICS`, names of their groups, "all", or what `metric` makes; None for all that need nothing but
-        pictures, and annotations where these are given. Names may also be `FILE.py:NAME`.
+        Keys of `METRICS`, names of their groups, "all", or what `metric` makes of a function. Names may also be
+        `FILE.py:NAME`, or those of installed packages. None takes the groups that need nothing but pictures and are
+        not costly (soundness is), and those of annotations where these are given.
     controls : sequence of str, default None
         Keys of `CONTROLS`, to compare with; None for all.
     layer : str, default None
         A dotted name; None for `classifier.layer_for(method)`.
     target : str or int, default None
-        The class to explain in all pictures; None for what a list asks for, or the most probable one, of those that
-        annotations name in a picture if any.
+        The class to explain in all pictures, by label or index. None explains in each picture what a list asks for;
+        without a list the most probable class, among those that the annotations name there if there are any.
     score : str, default "logit"
         As in `targets.ClassTarget`; a method that explains a score of its own does so.
     reshape : tuple, str or callable, default None
