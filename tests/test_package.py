@@ -47,4 +47,4 @@ def test_no_public_name_is_overwritten_by_a_module() -> None:
 def test_the_version_is_said() -> None:
     command = [sys.executable, "-m", "gradcam", "--version"]
     assert gradcam.__version__ in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert f"## {gradcam.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{gradcam.__version__}] - 20" in (ROOT / "CHANGELOG.md").read_text()
