@@ -66,43 +66,48 @@ def explain_files(
     Parameters
     ----------
     inputs : path, URL or picture, or several
-        Files, folders, globs, lists and archives, by their paths or URLs (`s3://bucket/photos/`), and pictures in any
+        Files, folders, globs, lists and archives, by their paths or URLs ("s3://bucket/photos/"), and pictures in any
         other form that `gradcam.read_image` takes.
     classifier : Classifier, default None
         None for the one that comes with the package.
-    layers : sequence of str, default None
-        Dotted names; None for each method's own.
-    methods : iterable of str, Method or AttributionMethod, default ("gradcam",)
+    layers : list of str, default None
+        Dotted names. None for each method's own layer.
+    methods : list of str, Method or AttributionMethod, default ("gradcam",)
         Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
-        `gradcam.METHODS["rise"].using(masks=2000)`.
+        ``gradcam.METHODS["rise"].using(masks=2000)``.
     target : Any, default None
-        Of every picture that no list asks a class for: a class by index or label, or several of them, a `ClassTarget`
-        with one row of classes at most, or a function from the model's output to scores; None for each picture's top
-        class.
+        What is explained in every picture that no list asks a class for: a class by its index or label, or several of
+        them; a `ClassTarget` with one row of classes at most; or a function from the model's output to scores (N,) or
+        (N,K). None for each picture's top class.
     batch_size : int or "auto", default "auto"
         Pictures to explain at once; halved on a device that they do not fit into.
     workers : int, default None
-        Threads that read; None for one on each core.
+        Threads that read. None for one on each core.
     **options : Any
         The options of `explain`.
 
     Yields
     ------
     FileResult
-        `name`, `error` (None where there is none), and `explanations`, a dict by layer name and method name.
+        Its fields are `name`, the picture's, relative to the input's root; `path`, None for what is given in another
+        form and for what lies in an archive or a store; `error`, None where the picture was explained; `explanations`,
+        a dict by layer name and method name; `attributions`; `predictions`, the most probable classes; and `note`, what
+        a person should know of how the picture is shown.
 
     Raises
     ------
     GradcamError
-        Before any picture is read, for whatever of this is unknown or does not fit.
+        For arguments that are unknown or do not fit, at the call, before any picture is read.
+    InputError
+        For inputs that cannot be listed, at the call too.
     StoreError
-        Also later, where a store does not answer any more.
+        Where a store does not answer: at the call, and later.
 
     Examples
     --------
     >>> import gradcam
     >>> for result in gradcam.explain_files("photos/"):
-    ...     print(result.name, result.explanations["layer4", "gradcam"].label())
+    ...     print(result.name, result.error or result.explanations["layer4", "gradcam"].label())
     coffee.jpg espresso
     rocket.jpg missile
     """

@@ -44,21 +44,23 @@ def overlay(
     Parameters
     ----------
     image : picture
-        In any form that `gradcam.read_image` takes.
+        In any form that `gradcam.read_image` takes: an array, a tensor, a picture of PIL's, a path, bytes, an open
+        file.
     heatmap : array or Tensor (h,w)
-        In [0,1], of any size; it is stretched over the region.
+        Floats in [0,1], of any size; it is stretched over the region.
     alpha : float, default 0.5
-        The opacity, in [0,1], where the heatmap is at half its maximum or above; below, it fades, so that nothing lies
+        The opacity, in [0,1], where the heatmap is at half its maximum or above. Below, it fades, so that nothing lies
         over what has no evidence.
     colormap : str, default "turbo"
-        The name of one of OpenCV's colour maps.
+        The name of one of OpenCV's colour maps, in any case.
     region : (int, int, int, int), default None
         Top, left, height and width of the pixels that the network saw; None for the whole picture. Pixels outside stay
         as they are.
     signed : bool, default False
-        The heatmap is in [-1,1], and drawn in red above zero and in blue below, whatever the colour map.
+        Whether the heatmap is in [-1,1]. It is then drawn in red above zero and in blue below, whatever the colour map.
     outline : bool, default False
-        Draw a fine line around a region that is not the whole picture, unless the heatmap is blank.
+        Whether a fine line is drawn around a region that is not the whole picture, within it. A blank heatmap gets
+        none.
 
     Returns
     -------
@@ -74,10 +76,10 @@ def overlay(
 
     Examples
     --------
-    >>> import gradcam, torch, torchvision
-    >>> model = torchvision.models.resnet18(weights=None).eval()
-    >>> heatmaps = gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4").heatmaps
-    >>> gradcam.overlay("photo.jpg", heatmaps[0, 0]).shape
+    >>> import gradcam
+    >>> explanation = gradcam.load_classifier().explain("photo.jpg")
+    >>> heatmap, region = explanation.heatmaps[0, 0], explanation.regions[0]
+    >>> gradcam.overlay("photo.jpg", heatmap, region=region, colormap="viridis").shape
     (640, 800, 3)
     """
     # Why these defaults: turbo has the most hues to tell values apart, and stands out on colour photographs, foliage and

@@ -52,8 +52,8 @@ STRIP = 2**18  # pixels that are worked on at once, so that what is computed of 
 def read_image(picture: PictureLike) -> Pixels:
     """Read a picture as RGB, uint8 (H,W,3), the way a viewer shows it.
 
-    The orientation in its EXIF data is applied, transparency lies on white, of an animation it is the first frame, and
-    deeper values than 8 bits are scaled to 8.
+    The orientation in its EXIF data is applied. Transparency lies on white. Of an animation it is the first frame.
+    Values deeper than 8 bits are scaled to 8.
 
     Parameters
     ----------
@@ -70,14 +70,16 @@ def read_image(picture: PictureLike) -> Pixels:
     Raises
     ------
     ImageError
-        For whatever is not a whole picture; and, before it is decoded, for one that would take more than 1 GiB of
-        memory, or has more pixels than GRADCAM_MAX_PIXELS in the environment says.
+        For whatever is not a whole picture; the message names the file. Before it is decoded, for a picture that would
+        take more than 1 GiB of memory. Where the environment has GRADCAM_MAX_PIXELS, that decides in place of the
+        memory: pictures of so many pixels are read, and none of more.
 
     Examples
     --------
     >>> import gradcam
-    >>> gradcam.read_image("photo.jpg").shape
-    (640, 800, 3)
+    >>> picture = gradcam.read_image("photo.jpg")
+    >>> picture.shape, picture.dtype
+    ((640, 800, 3), dtype('uint8'))
     """
     values = to_array(picture)
     if values is None:

@@ -29,15 +29,15 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     Parameters
     ----------
     path : str or path
-        The file, ending in ``.png``, ``.jpg``, ``.jpeg`` or ``.webp``, or what the error for another
-        one lists.
+        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. Its folder has to
+        exist.
     image : array (H,W,3)
         RGB, uint8.
 
     Raises
     ------
     ImageError
-        For another suffix or array, and where the file cannot be written.
+        For another suffix; for another array; and where the file cannot be written, which the message names.
 
     Examples
     --------

@@ -56,21 +56,21 @@ class Classifier:
     name : str
         What the model is called.
     model : nn.Module
-        The model.
+        The model itself.
     preprocess : callable
         From an RGB array, uint8 (H,W,3), or whatever the reader gives, to a tensor (C,H,W).
     classes : int
-        How many there are. A single logit is two classes, 1 for and 0 against.
+        The number of classes. A single logit is two classes, 1 for and 0 against.
     labels : sequence of str or None
-        Their names, where they are known.
+        The names of the classes; None where nobody knows them.
     layer : str
-        What is explained where nothing else is said.
+        The layer that is explained where no other is named.
     layer_for_positive : str or None
-        The same for methods that assume activations that are not negative, where that is another layer.
+        The layer in its place for methods that assume activations that are not negative, where that is another one.
     activation : str
         How logits become probabilities: "softmax", "sigmoid" or "none".
     reader : callable
-        From a file to what is read of it.
+        From a file to a `Reading`: the values in it, and the picture to draw on.
     notes : sequence of str
         What was assumed, and what else a person should know of how the model was loaded.
     fit : str
@@ -80,10 +80,21 @@ class Classifier:
 
     Examples
     --------
-    >>> import gradcam
+    >>> import gradcam, torch
+    >>> from gradcam.cam.explain import Plan
     >>> classifier = gradcam.load_classifier()
-    >>> classifier.classes, classifier.layer, classifier.label(967)
-    (1000, 'layer4', 'espresso')
+    >>> classifier.classes, classifier.layer, classifier.layer_for("xgradcam")
+    (1000, 'layer4', 'head.0')
+    >>> classifier.label(967), classifier.find_class("Espresso"), classifier.region(640, 800)
+    ('espresso', 967, (40, 120, 560, 560))
+    >>> photo = classifier.prepare("photo.jpg")
+    >>> photo.image.shape, classifier.batch([photo, "other.png"]).shape
+    (torch.Size([3, 224, 224]), torch.Size([2, 3, 224, 224]))
+    >>> list(classifier.carry_out(photo, ["layer4"], Plan()))
+    [('layer4', 'gradcam')]
+    >>> noise = torch.rand(1, 3, 224, 224, device=classifier.device)
+    >>> classifier.probabilities(classifier.model(noise), 1).shape
+    torch.Size([1, 1000])
     """
 
     name: str
@@ -113,7 +124,7 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is; where its input goes, if it lies on several devices."""
+        """The device of the model; of a model on several devices, the one that its input goes to."""
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
@@ -122,21 +133,39 @@ class Classifier:
         Parameters
         ----------
         height : int
-            Of the picture, in pixels.
+            The height of the picture, in pixels.
         width : int
-            Of the picture, in pixels.
+            The width of the picture, in pixels.
 
         Returns
         -------
         (int, int, int, int)
             Top, left, height and width.
+
+        Raises
+        ------
+        ImageError
+            For a picture without a pixel.
         """
         return self.preprocess.region(height, width)
 
     def prepare(self, picture: Picture) -> Prepared:
-        """Read and preprocess a picture, for `explain` and `compare` to take; several threads may do so.
+        """Read and preprocess a picture, once for several calls of `explain` and `compare`; several threads may do so.
 
-        Raises as `gradcam.read_image` does.
+        Parameters
+        ----------
+        picture : picture
+            In any form that `explain` takes.
+
+        Returns
+        -------
+        Prepared
+            `image`, the tensor (C,H,W) that the model takes, and `reading`, what was read.
+
+        Raises
+        ------
+        ImageError
+            As `gradcam.read_image` does, and for values that the preprocessing does not take.
         """
         if isinstance(picture, Prepared):
             return picture
@@ -144,7 +173,23 @@ class Classifier:
         return Prepared(reading, self.preprocess(reading.values))
 
     def batch(self, pictures: Sequence[Picture]) -> Tensor:
-        """Make the tensor (N,C,H,W) that the model takes, on its device and in its precision, of a list of pictures."""
+        """Make the tensor that the model takes, on its device and in its precision, of several pictures.
+
+        Parameters
+        ----------
+        pictures : sequence of pictures
+            One or more, each in any form that `explain` takes.
+
+        Returns
+        -------
+        Tensor (N,C,H,W)
+            Preprocessed.
+
+        Raises
+        ------
+        ImageError
+            As `prepare` does, and for pictures whose sizes differ once preprocessed.
+        """
         return self._stack([self.prepare(picture).image for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
@@ -167,12 +212,33 @@ class Classifier:
         Returns
         -------
         Tensor (N,C)
-            float32.
+            The probabilities, float32.
+
+        Raises
+        ------
+        TargetError
+            For an output without a row of classes for each image, or with several heads of classes.
         """
         return to_probabilities(output, images, self.activation)
 
     def layer_for(self, method: str | Method) -> str:
-        """Name the layer that a method explains where none is given. Raises `GradcamError` for an unknown method."""
+        """Name the layer that a method explains where none is given.
+
+        Parameters
+        ----------
+        method : str or Method
+            As in `gradcam.explain`.
+
+        Returns
+        -------
+        str
+            `layer`; for methods that assume activations that are not negative, `layer_for_positive`, if any.
+
+        Raises
+        ------
+        GradcamError
+            For an unknown method, where there is a `layer_for_positive`.
+        """
         positive = self.layer_for_positive
         return self.layer if positive is None or not find_method(method).assumes_positive else positive
 
@@ -192,21 +258,22 @@ class Classifier:
         Parameters
         ----------
         pictures : picture or sequence of pictures
-            Anything that `gradcam.read_image` takes: paths, bytes, open files, PIL's pictures, arrays, tensors; those
-            of a sequence, or of a tensor (N,C,H,W), may be of several sizes and kinds. An array may also have other
-            values, (H,W) or (H,W,C), as the preprocessing takes them; the picture that is drawn on is made from it.
+            Anything that `gradcam.read_image` takes (a path, bytes, an open file, a picture of PIL's, an array, a
+            tensor), or what `prepare` gave. A sequence may have several sizes and kinds; a tensor (N,C,H,W) is one. An
+            array may also hold any integers or floats (H,W) or (H,W,C) that the preprocessing takes. The picture that
+            is drawn on is then made from it, stretched where its values use less than half of their range.
         layer : str or nn.Module, default None
-            None takes `layer_for(method)`.
+            A dotted name, or a module. None takes `layer_for(method)`.
         method : str or Method, default "gradcam"
             As in `gradcam.explain`.
         target : Any, default None
             As in `gradcam.explain`, with labels in place of indices where wanted.
         layers : sequence of str or nn.Module, default None
-            As in `gradcam.explain`.
+            Several layers in place of `layer`, to be joined as in `gradcam.explain`.
         fit : str, default None
-            In place of the classifier's own.
+            What of the picture is explained, as in `load_classifier`. None takes the classifier's own.
         **options : Any
-            The options of `gradcam.explain`.
+            The options of `explain`.
 
         Returns
         -------
@@ -215,14 +282,18 @@ class Classifier:
 
         Raises
         ------
+        ImageError
+            For pictures that cannot be read, or that do not fit into one batch: explain these one by one.
         GradcamError
-            As `gradcam.explain` and `gradcam.read_image` do.
+            As `gradcam.explain` does, and for a `fit` that is unknown, or that the model cannot be shown pictures with.
 
         Examples
         --------
         >>> import gradcam
-        >>> explanation = gradcam.load_classifier().explain("photo.jpg", target=["espresso"])
+        >>> explanation = gradcam.load_classifier().explain("photo.jpg", target="espresso")
         >>> explanation.save("espresso.png")
+        >>> explanation
+        PictureExplanation(1 image(s), 1 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, ...)
         """
         chosen = one_map(layer, layers, options.get("join"))
         found = self.compare(pictures, layers=chosen, methods=[method], target=target, fit=fit, **options)
@@ -245,15 +316,15 @@ class Classifier:
         pictures : picture or sequence of pictures
             As in `explain`.
         layers : sequence of str or nn.Module, default None
-            None explains each method at its own, `layer_for(method)`, with a pass for each layer that there is.
+            None explains each method at its own layer, `layer_for(method)`, with one pass for each of these layers.
         methods : sequence of str or Method
             As in `gradcam.compare`.
         target : Any, default None
             As in `explain`.
         fit : str, default None
-            In place of the classifier's own.
+            As in `explain`.
         **options : Any
-            The options of `gradcam.explain`.
+            The options of `explain`.
 
         Returns
         -------
@@ -278,7 +349,7 @@ class Classifier:
     def carry_out(
         self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], PictureExplanation]:
-        """Explain as `compare` does, with a plan that is checked.
+        """Explain as `compare` does, with a plan that has been checked.
 
         Parameters
         ----------
@@ -293,6 +364,11 @@ class Classifier:
         -------
         dict of (str, str) to PictureExplanation
             By layer name and method name.
+
+        Raises
+        ------
+        GradcamError
+            As `explain` does.
         """
         prepared, plan = self._prepare_all(pictures), replace(plan, target=self._to_target(plan.target))
         assigned: dict[str, list[Method]] = {}
@@ -384,11 +460,11 @@ class Classifier:
         method : str or AttributionMethod, default "guided-gradcam"
             A key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values.
         layer : str or nn.Module, default None
-            For guided-gradcam, as in `explain`.
+            For guided-gradcam alone. None takes the classifier's `layer`.
         target : Any, default None
             As in `explain`.
         reshape : tuple, str or callable, default None
-            For guided-gradcam, as in `gradcam.explain`.
+            For guided-gradcam alone, as in `gradcam.explain`.
         progress : callable, default None
             For methods of many passes, as in `gradcam.explain`.
 
@@ -400,16 +476,16 @@ class Classifier:
         Raises
         ------
         LayerError
-            For a layer, or a reshape, where the method takes none.
+            For a layer, or a `reshape`, where the method takes none.
         GradcamError
-            As the method's function and `gradcam.read_image` do; and for the fit "tiles".
+            As `explain` and the method's function do, for an unknown method, and for the fit "tiles".
 
         Examples
         --------
         >>> import gradcam
-        >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients")
-        >>> found.picture().shape
-        (640, 800, 3)
+        >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients", target="espresso")
+        >>> found.values.shape, found.picture().shape
+        (torch.Size([1, 1, 3, 224, 224]), (640, 800, 3))
         """
         chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
@@ -432,13 +508,43 @@ class Classifier:
         return PictureAttribution(**found, **self._describe(prepared))
 
     def find_class(self, wanted: str) -> int:
-        """Find the index of a class by its label, in any case. Raises `TargetError`, with the nearest, for an unknown
-        label.
+        """Find the index of a class by its label, in any case.
+
+        Parameters
+        ----------
+        wanted : str
+            The label; or the index, in digits. "name:7" is the class that is called "7".
+
+        Returns
+        -------
+        int
+            The index.
+
+        Raises
+        ------
+        TargetError
+            For an unknown label, with the nearest; for one that several classes have; and for an index without a class.
         """
         return find_class(self.labels, wanted, self.classes)
 
     def label(self, index: int) -> str | None:
-        """Name a class by its index; None where nobody knows its label."""
+        """Name a class by its index.
+
+        Parameters
+        ----------
+        index : int
+            Which class.
+
+        Returns
+        -------
+        str or None
+            None where nobody knows the labels.
+
+        Raises
+        ------
+        IndexError
+            Where there are fewer labels.
+        """
         return None if self.labels is None else self.labels[index]
 
     def _to_target(self, target: Any) -> Any:

@@ -64,53 +64,60 @@ def load_classifier(
     fit: str = "crop",
     predictions: str = "own",
 ) -> Classifier:
-    """Load a model with its preprocessing and labels, to explain pictures from files.
+    """Load a model with its preprocessing and its labels, to explain pictures from files.
 
-    Without arguments it is the small ImageNet classifier that comes with the package. What was assumed is in the
-    classifier's `notes`.
+    Without arguments it is the small ImageNet classifier that comes with the package and needs no download. What was
+    assumed of a model is in the classifier's `notes`.
 
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
         One of torchvision's classification models, with its weights or without ("resnet50", "resnet50:IMAGENET1K_V1");
         "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function", "package.module:function" or the entry
-        point of an installed package (group `gradcam.models`), called without arguments; or a model of yours. `gradcam
-        models` lists them. A module of yours is neither moved, frozen nor switched to evaluation mode.
+        point of an installed package (group `gradcam.models`), called without arguments; or a module of yours. `gradcam
+        models` lists them. A module of yours is neither moved, frozen nor switched to evaluation mode, so that it can
+        be explained between two steps of its training.
     weights : str or path, default None
         A checkpoint (safetensors, or what `torch.save` wrote) in place of the model's own; the number of classes is
-        taken from it. Or the name of some of the model's own weights: "IMAGENET1K_V1". A file that torchvision or timm
-        published is prepared for as it was trained, known by its hash or its name.
+        taken from it. It is loaded into a module of yours. A checkpoint that torchvision or timm published is known by
+        its hash or its name, and pictures are prepared for it as in its training; `notes` say how. Or the name of some
+        of the model's own weights: "IMAGENET1K_V1".
     labels : sequence of str, or path, default None
-        The classes' names, or a file of them: a line each, or JSON.
+        The names of the classes, or a file of them: a line each, or JSON. None for the model's own.
     mean : float or sequence of float, default None
-        Of each channel, of values in [0,1]; a single number is for grey pictures. None is the model's own; of a model
-        of yours ImageNet's.
+        One for each channel, of values in [0,1]; a single number is for grey pictures. None is the model's own; for a
+        model of yours it is ImageNet's.
     std : float or sequence of float, default None
-        The standard deviations, as `mean`.
+        The standard deviations, given as `mean` is.
     size : int or (int, int), default None
-        What the network takes, in pixels: a number for the picture's centre, (height, width) for all of it, whatever
-        its aspect. None is the model's own, or 224.
+        What the network takes, in pixels: a number takes the centre of the picture, (height, width) all of it, whatever
+        its aspect. None is the model's own; for a model of yours it is 224.
     crop : float, default None
-        The share of the resized picture that is kept, in (0,1]. None is the model's own, or 0.875.
+        The share of the resized picture that is kept, in (0,1]. None is the model's own; for a model of yours it is
+        0.875.
     activation : str, default "auto"
-        How logits become probabilities: "softmax", "sigmoid", "none", or "auto": what the model is known to need,
-        sigmoid for a single logit, otherwise softmax.
+        How logits become probabilities: "softmax", "sigmoid", "none" (they are probabilities), or "auto": what the
+        model is known to need, or else sigmoid for a single logit and softmax for several.
     reader : callable or str, default None
-        From a path to an array, or to an array and a picture to draw on; or its name, "module:function".
+        A function from a path to an array, or to an array and the picture to draw on; or its name, "module:function".
+        None reads what `gradcam.read_image` reads, and DICOM.
     layer : str, default None
-        What is explained where nothing else is said; None for the last layer with a grid that the score depends on.
+        The layer that is explained where no other is named. None for the last layer with a grid that the score depends
+        on.
     device : str, default "auto"
         "auto", "cpu", "cuda", "cuda:N" or "mps". A model that lies on several devices is left where it lies.
     precision : str, default "fp32"
-        "fp32", "bf16" or "fp16". Batch norms, probabilities and maps are float32 anyway. bf16 is faster where the
-        processor or GPU has instructions for it, and slower elsewhere.
+        What the model computes with: "fp32", "bf16" or "fp16". Batch norms, probabilities and maps are float32 anyway.
+        bf16 is faster than fp32 where the processor or GPU has instructions for it, and slower elsewhere.
     fit : str, default "crop"
-        What of a picture is explained. "crop": what the model's own preprocessing takes, mostly the centre. "whole":
-        all of it, in its own aspect, for networks that take any size and transformers. "tiles": overlapping windows of
-        as many pixels as the network takes, or "tiles:512" of that many. Evaluation and inspection keep to "crop".
+        What of a picture is explained. "crop" is what the model's own preprocessing takes, mostly the centre. "whole"
+        is all of it, in its own aspect, at the scale of that preprocessing; for networks that take any size, and for
+        transformers whose positions can be interpolated. "tiles" is overlapping windows of as many pixels of the
+        picture as the network takes, "tiles:512" of that many; for large pictures of small things. Evaluation and
+        inspection keep to "crop".
     predictions : str, default "own"
-        Whether the classes are those of the model's "own" preprocessing, or of what is "seen" (with tiles, the mean of
-        the windows' logits).
+        Where the classes come from, of which the most probable is explained: from the model's "own" preprocessing, or
+        from what is "seen" (with tiles, the mean of the windows' logits).
 
     Returns
     -------
@@ -120,9 +127,12 @@ def load_classifier(
     Raises
     ------
     ModelError
-        For whatever of this is unknown, missing or does not fit.
+        For a model, weights, labels, preprocessing, activation, reader, device or precision that is unknown, missing or
+        does not fit.
     LayerError
         For an unknown layer.
+    GradcamError
+        For an unknown `fit` or `predictions`.
 
     Examples
     --------
@@ -136,8 +146,8 @@ def load_classifier(
     >>> import torchvision
     >>> model = torchvision.models.resnet18(weights=None, num_classes=3)
     >>> classifier = gradcam.load_classifier(model, labels=["nothing", "coffee", "tea"])
-    >>> classifier.explain("photo.jpg", target="coffee").layer
-    'layer4'
+    >>> classifier.explain("photo.jpg", target="coffee").caption()
+    'coffee (1), ... %, by gradcam at layer4'
     """
     _check(weights, activation, device, precision, fit)
     names = None if labels is None else check_labels(labels)

@@ -53,7 +53,18 @@ class Pictured(_Result):
     fit: str | None = field(default=None, repr=False)
 
     def probabilities(self) -> Tensor:
-        """Compute all classes' probabilities: float32 (N,C)."""
+        """Compute all classes' probabilities.
+
+        Returns
+        -------
+        Tensor (N,C)
+            The probabilities, float32.
+
+        Raises
+        ------
+        TargetError
+            Where the model's output has no row of classes for each picture, or several heads with classes.
+        """
         return to_probabilities(self.output, len(self.pictures), self.activation)
 
     def label(self, i: int = 0, k: int = 0) -> str | None:
@@ -98,12 +109,14 @@ class Pictured(_Result):
         ------
         ImageError
             Where there is no such picture or class.
+        TargetError
+            As `probabilities` does.
         """
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
 
     def name_class(self, i: int = 0, k: int = 0) -> str:
-        """Write the label and the index of a class, as far as there are.
+        """Write the label and the index of picture i's k-th class, as far as there are.
 
         Parameters
         ----------
@@ -115,7 +128,12 @@ class Pictured(_Result):
         Returns
         -------
         str
-            "espresso (967)", say.
+            "espresso (967)", or "class 967" without labels, or "score 0" where the target was a function.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture or class.
         """
         if self.classes is None:
             return f"score {k}"
@@ -123,7 +141,7 @@ class Pictured(_Result):
         return name_class(int(self.classes[i, k]), label, with_index=True)
 
     def caption(self, i: int = 0, k: int = 0) -> str:
-        """Write the line below a result: the class, its probability, the method and the layer.
+        """Write the line below picture i's k-th result: the class, its probability, the method and the layer.
 
         Parameters
         ----------
@@ -135,7 +153,12 @@ class Pictured(_Result):
         Returns
         -------
         str
-            One line.
+            One line; without a probability where there is none.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture or class.
         """
         share = None
         with contextlib.suppress(GradcamError):  # of a head among several, which only the target knew
@@ -149,13 +172,30 @@ class Pictured(_Result):
         return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
     def one(self, i: int) -> Self:
-        """Take the result of picture i alone."""
+        """Take the result of picture i alone.
+
+        Parameters
+        ----------
+        i : int
+            Which picture, counted from 0.
+
+        Returns
+        -------
+        PictureExplanation or PictureAttribution
+            The same with N = 1, the model's output included.
+        """
         per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
         return replace(self, **(changed | {"output": take_one(self.output, i, len(self.pictures))}))
 
     def cpu(self) -> Self:
-        """Move the tensors to the CPU; the model's output stays where it is."""
+        """Move the tensors to the CPU; the model's output stays where it is.
+
+        Returns
+        -------
+        PictureExplanation or PictureAttribution
+            The same, with its tensors on the CPU.
+        """
         return replace(self, **{name: tensor.cpu() for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Any]:
@@ -197,31 +237,37 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PictureExplanation(Pictured, Explanation):
-    """An `Explanation` that remembers the pictures, and where in them the network looked. A notebook shows it by itself.
+    """An `Explanation` that remembers the pictures, and where in them the network looked.
+
+    The fields of `Explanation` come with it. A notebook shows it by itself.
 
     Attributes
     ----------
     pictures : sequence of arrays
-        RGB, uint8 (H,W,3).
+        The pictures, RGB, uint8 (H,W,3).
     regions : sequence of (int, int, int, int)
         The pixels of each picture that the network saw: top, left, height, width.
     labels : sequence of str or None
-        The names of the classes.
+        The names of the classes; None where nobody knows them.
     notes : sequence of str or None
         What a person should know of how each picture is shown.
     activation : str
-        How logits become probabilities.
+        How logits become probabilities: "softmax", "sigmoid" or "none".
     fit : str or None
-        How the network was shown the pictures, where that is not by its own preprocessing.
+        How the network was shown the pictures; None for its own preprocessing.
 
     Examples
     --------
     >>> import gradcam
-    >>> explanation = gradcam.load_classifier().explain("photo.jpg")
-    >>> explanation.caption()
-    'Egyptian cat (285), 58 %, by gradcam at layer4'
-    >>> explanation.overlay().shape, explanation.regions
-    ((640, 800, 3), [(40, 120, 560, 560)])
+    >>> classifier = gradcam.load_classifier()
+    >>> explanation = classifier.explain(["photo.jpg", "other.png"], target=[["espresso"], ["tripod"]])
+    >>> explanation.caption(), explanation.name_class(1)
+    ('espresso (967), 11 %, by gradcam at layer4', 'tripod (872)')
+    >>> explanation.label(1), round(explanation.probability(1), 1), explanation.probabilities().shape
+    ('tripod', 0.9, torch.Size([2, 1000]))
+    >>> explanation.overlay(0).shape, explanation.regions[0]
+    ((640, 800, 3), (40, 120, 560, 560))
+    >>> explanation.one(1).cpu().save("tripod.png")
     """
 
     __repr__ = Explanation.__repr__
@@ -253,6 +299,8 @@ class PictureExplanation(Pictured, Explanation):
         ------
         ImageError
             Where there is no such picture or heatmap.
+        GradcamError
+            For an unknown colour map, or an opacity outside [0,1].
         """
         choose(i, k, tuple(self.maps.shape))
         look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
@@ -270,25 +318,28 @@ class PictureExplanation(Pictured, Explanation):
     ) -> None:
         """Write the overlay to a picture's file, or the values to ``.npz`` or ``.npy``.
 
-        The file is whole, or not there, and its folder has to be.
+        The values are written as by any `Explanation`. The file is whole, or not there, and its folder has to exist.
 
         Parameters
         ----------
         path : str or path
-            Its suffix says what is written.
+            The file; its suffix says what is written. The suffixes of pictures are those of `gradcam.write_image`.
         i : int, default None
-            Picture `i` alone; without it all there are, on a sheet with a row for each.
+            Picture i alone. None takes all pictures, on a sheet with a row for each where they are several.
         k : int, default None
-            Its k-th map alone.
+            Its k-th map alone. None takes all of its maps.
         alpha : float, default 0.5
-            As in `overlay`.
+            Of overlays, as in `overlay`.
         colormap : str, default "turbo"
-            As in `overlay`.
+            Of overlays, as in `overlay`.
 
         Raises
         ------
         ImageError
-            For another suffix, where there is no such map, and where the file cannot be written.
+            For another suffix; for several maps in ``.npy``; where there is no such map; and where the file cannot be
+            written.
+        GradcamError
+            For an unknown colour map, or an opacity outside [0,1].
         """
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
@@ -313,29 +364,37 @@ def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PictureAttribution(Pictured, Attribution):
-    """An `Attribution` that remembers the pictures, and where in them the network looked. A notebook shows it by itself.
+    """An `Attribution` that remembers the pictures, and where in them the network looked.
+
+    The fields of `Attribution` come with it. A notebook shows it by itself.
 
     Attributes
     ----------
     pictures : sequence of arrays
-        RGB, uint8 (H,W,3).
+        The pictures, RGB, uint8 (H,W,3).
     regions : sequence of (int, int, int, int)
         The pixels of each picture that the network saw: top, left, height, width.
     labels : sequence of str or None
-        The names of the classes.
+        The names of the classes; None where nobody knows them.
     notes : sequence of str or None
         What a person should know of how each picture is shown.
     activation : str
-        How logits become probabilities.
+        How logits become probabilities: "softmax", "sigmoid" or "none".
     fit : str or None
-        How the network was shown the pictures, where that is not by its own preprocessing.
+        How the network was shown the pictures; None for its own preprocessing.
 
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients", target="espresso")
-    >>> found.picture().shape
-    (640, 800, 3)
+    >>> classifier = gradcam.load_classifier()
+    >>> found = classifier.attribute(["photo.jpg", "other.png"], "input-gradients", target=[["espresso"], ["tripod"]])
+    >>> found.caption(), found.name_class(1)
+    ('espresso (967), 11 %, by input-gradients', 'tripod (872)')
+    >>> found.label(1), round(found.probability(1), 1), found.probabilities().shape
+    ('tripod', 0.9, torch.Size([2, 1000]))
+    >>> found.picture(0).shape, found.regions[0]
+    ((640, 800, 3), (40, 120, 560, 560))
+    >>> found.one(1).cpu().save("tripod.png")
     """
 
     __repr__ = Attribution.__repr__
@@ -343,7 +402,7 @@ class PictureAttribution(Pictured, Attribution):
     def picture(self, i: int = 0, k: int = 0) -> Pixels:
         """Draw the k-th attribution of picture i, in colour on grey.
 
-        It lies on the pixels that the network saw; the grey around them is that of zero, since they did not count.
+        It lies on the pixels that the network saw. The grey around them is that of zero, since they did not count.
 
         Parameters
         ----------
@@ -369,19 +428,22 @@ class PictureAttribution(Pictured, Attribution):
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write what `picture` draws to a picture's file, or the values to ``.npz`` or ``.npy``.
 
+        The values are written as by any `Attribution`. The file is whole, or not there, and its folder has to exist.
+
         Parameters
         ----------
         path : str or path
-            Its suffix says what is written.
+            The file; its suffix says what is written. The suffixes of pictures are those of `gradcam.write_image`.
         i : int, default None
-            Picture `i` alone; without it all there are, on a sheet with a row for each.
+            Picture i alone. None takes all pictures, on a sheet with a row for each where they are several.
         k : int, default None
-            Its k-th attribution alone.
+            Its k-th attribution alone. None takes all of its attributions.
 
         Raises
         ------
         ImageError
-            For another suffix, where there is no such attribution, and where the file cannot be written.
+            For another suffix; for several attributions in ``.npy``; where there is no such attribution; and where the
+            file cannot be written.
         """
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
@@ -402,7 +464,8 @@ def panel(
 ) -> Pixels:
     """Draw one picture as `Classifier.compare` explained it: methods across, layers and classes down.
 
-    Below is a bar of the colours. Where each method has a layer of its own, the title of its column names it.
+    Shown is the part of the picture that the network saw; the first column is that part itself. A bar of the colours is
+    below. Where each method has a layer of its own, the title of its column names that layer.
 
     Parameters
     ----------
@@ -411,7 +474,7 @@ def panel(
     i : int, default 0
         Which picture.
     height : int, default 224
-        Pixels of what the network saw, which is what is shown; the first column is that part itself.
+        The height of each part that is shown, in pixels.
     alpha : float, default 0.5
         As in `gradcam.overlay`.
     colormap : str, default "turbo"
@@ -425,15 +488,18 @@ def panel(
     Raises
     ------
     GradcamError
-        For explanations that are not of one comparison.
+        For explanations that are not of one comparison, for an unknown colour map, and for an opacity outside [0,1].
     ImageError
-        Where there is no picture i.
+        Where there is no picture i, and for a height below 1.
 
     Examples
     --------
     >>> import gradcam
     >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
-    >>> gradcam.write_image("panel.png", gradcam.panel(found, height=160))
+    >>> picture = gradcam.panel(found, height=160)
+    >>> picture.shape
+    (278, ..., 3)
+    >>> gradcam.write_image("panel.png", picture)
     """
     found = list(explanations.values()) if isinstance(explanations, Mapping) else []
     is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)

@@ -56,24 +56,26 @@ class Logbook:
 def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
     """Read the records of `gradcam batch`, in their order.
 
-    It may be read while the run goes on: a last line that is not whole yet is left out, and so are keys that are not
-    known.
+    The manifest may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not
+    known here are left out, too.
 
     Parameters
     ----------
     path : str, path or Store
-        The output folder, on a disk or by its URL, with the parts of all shards; or one manifest. Of a manifest in
-        pieces each picture has one record, the last.
+        The output folder, on a disk or by its URL in a store, with the parts of all shards; or the file of one
+        manifest. In a store a manifest lies in pieces, of which each picture has one record, the last.
 
     Returns
     -------
     list of Record
-        `image`, `error`, `predictions`, `explained`, `size`, `region` and more, as in the reference of records.
+        One for each picture: `image`, `error`, `predictions`, `explained`, `size`, `region` and more, as in the
+        reference of records.
 
     Raises
     ------
     OutputError
-        For a line that is no record or of another schema, by file and line; and where there is no manifest.
+        For a line that is no record, or one of another schema, by file and line; where there is no manifest; and where
+        it cannot be read.
     StoreError
         Where a store does not answer.
 
