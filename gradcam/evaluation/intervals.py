@@ -24,20 +24,24 @@ class Interval:
     Attributes
     ----------
     mean : float
-        The mean; NaN of no pictures.
+        The mean; NaN where there are no pictures.
     low : float
-        The lower end; infinite where there were too few pictures.
+        The lower end; minus infinity where there are too few pictures.
     high : float
-        The upper end.
+        The upper end; infinity where there are too few pictures.
     n : int
-        How many pictures.
+        How many pictures the mean is of.
 
     Examples
     --------
     >>> from gradcam.evaluation import mean_interval
-    >>> interval = mean_interval([0.5, 0.7])
-    >>> interval.is_known, interval.to_fields()["low"]
-    (False, None)
+    >>> interval = mean_interval([0.4, 0.6, 0.5, 0.7, 0.3, 0.5])
+    >>> interval.n, round(interval.mean, 1), interval.low < 0.5 < interval.high
+    (6, 0.5, True)
+    >>> interval.is_known, interval.excludes(0)
+    (True, True)
+    >>> mean_interval([0.5, 0.5]).to_fields()  # too few pictures
+    {'n': 2, 'mean': 0.5, 'low': None, 'high': None}
     """
 
     mean: float
@@ -46,16 +50,35 @@ class Interval:
     n: int
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Say whether a value lies outside: of a difference, zero, if it is more than chance. Never of too few pictures."""
+        """Say whether a value lies outside of the interval.
+
+        A difference that excludes zero is more than chance. An interval of too few pictures excludes nothing.
+
+        Parameters
+        ----------
+        value : float, default 0.0
+            The value.
+
+        Returns
+        -------
+        bool
+            Whether it lies below the lower end or above the upper one.
+        """
         return not self.low <= value <= self.high
 
     @property
     def is_known(self) -> bool:
-        """Whether there were pictures enough."""
+        """Whether there were enough pictures for an interval."""
         return math.isfinite(self.high - self.low)
 
     def to_fields(self) -> dict[str, float | int | None]:
-        """Write it as JSON has it, without infinity and NaN: n, mean, low and high, None where it is not known."""
+        """Give the numbers as JSON takes them, without infinity and NaN.
+
+        Returns
+        -------
+        dict of str to float, int or None
+            n, mean, low and high, None where a number is not known.
+        """
         numbers = {"mean": self.mean, "low": self.low, "high": self.high}
         return {"n": self.n, **{name: value if math.isfinite(value) else None for name, value in numbers.items()}}
 
@@ -69,37 +92,37 @@ def count_needed(level: float = LEVEL) -> int:
 def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 0, level: float = LEVEL) -> Interval:
     """Compute the mean of one number per picture, and its interval by the percentile bootstrap.
 
-    Of the n numbers, n are drawn with replacement `samples` times; the interval is from the (1 - level) / 2 quantile of
-    the means to the (1 + level) / 2 quantile. Under about ten pictures it is too narrow. The same seed draws the same
-    pictures, whatever the values: intervals of several methods are of one chance.
+    Of the n numbers, n are drawn with replacement, `samples` times. The interval goes from the (1 - level) / 2 quantile
+    of the samples' means to the (1 + level) / 2 quantile, interpolated linearly. Under about ten pictures it is too
+    narrow. The same seed draws the same pictures, whatever the values: intervals of several methods are of one chance.
 
     Parameters
     ----------
     values : iterable of float, array or Tensor (N,)
-        One per picture. None and NaN say that a picture has none, and are left out.
+        One number per picture. None and NaN say that a picture has none (no object in sight, say), and are left out.
     samples : int, default 2000
-        How often pictures are drawn.
+        How often n pictures are drawn.
     seed : int, default 0
-        Of NumPy's generator.
+        The seed of NumPy's generator, which draws them; 0 or more.
     level : float, default 0.95
-        Of the interval.
+        The level of the interval, between 0 and 1.
 
     Returns
     -------
     Interval
-        Infinite under `count_needed(level)` pictures.
+        The mean and its interval, which is infinite where there are too few pictures: at 95 %, fewer than 6.
 
     Raises
     ------
     GradcamError
-        For what is no number or infinite, and for options out of range.
+        For values that are no numbers, or infinite, and for options out of range.
 
     Examples
     --------
     >>> from gradcam.evaluation import mean_interval
     >>> found = mean_interval([0.4, 0.6, 0.5, 0.7, 0.3, 0.5, None])
-    >>> found.n, round(found.mean, 2)
-    (6, 0.5)
+    >>> found.n, round(found.mean, 1), round(found.low, 1), round(found.high, 1)
+    (6, 0.5, 0.4, 0.6)
 
     References
     ----------
@@ -126,16 +149,17 @@ def mean_interval(values: Iterable[Any], *, samples: int = SAMPLES, seed: int = 
 def paired_difference(
     values: Sequence[Any], reference: Sequence[Any], *, samples: int = SAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Interval:
-    """Compute the mean of values minus reference, picture by picture, and its interval.
+    """Compute the mean of values minus reference, picture by picture, and its interval as in `mean_interval`.
 
-    Each sample draws the same pictures for both: what makes a picture hard for both is no part of the interval.
+    Each sample draws the same pictures for both: what makes a picture hard for both is no part of the interval. A
+    picture that has None or NaN in one of the two is left out of both.
 
     Parameters
     ----------
     values : sequence of float
-        One per picture.
+        One number per picture.
     reference : sequence of float
-        Of the same pictures in the same order. A picture that has None or NaN in one is left out of both.
+        The numbers of the same pictures, in the same order.
     samples : int, default 2000
         As in `mean_interval`.
     seed : int, default 0
@@ -146,19 +170,19 @@ def paired_difference(
     Returns
     -------
     Interval
-        Of the difference.
+        The mean difference and its interval.
 
     Raises
     ------
     GradcamError
-        Where there are not as many of one as of the other, and as `mean_interval` does.
+        Where there are not as many numbers of one as of the other, and as `mean_interval` does.
 
     Examples
     --------
     >>> from gradcam.evaluation import paired_difference
     >>> found = paired_difference([0.6, 0.7, 0.8, 0.5, 0.6, 0.9], [0.5, 0.6, 0.6, 0.4, 0.5, 0.8])
-    >>> found.excludes(0), round(found.mean, 2)
-    (True, 0.12)
+    >>> round(found.mean, 1), found.excludes(0)  # a small difference, but more than chance
+    (0.1, True)
     """
     ours, theirs = _to_floats(values), _to_floats(reference)
     if len(ours) != len(theirs):

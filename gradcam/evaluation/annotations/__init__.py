@@ -27,7 +27,7 @@ class Truth:
     Attributes
     ----------
     masks : Tensor (1,H,W)
-        bool, the pixels of any of them.
+        bool, True in the pixels of any of the objects.
     boxes : sequence of one Tensor (B,4)
         float64, a row for each object: left, top, right, bottom, measured at the pixels' edges.
 
@@ -38,8 +38,10 @@ class Truth:
     >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom\\nphoto.jpg,400,0,800,640\\n")
     >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=int)
     >>> truth = annotations.truth("photo.jpg", region=(40, 120, 560, 560), size=(224, 224))
-    >>> truth.masks.shape, truth.masks.float().mean().item()
+    >>> truth.masks.shape, truth.masks.float().mean().item()  # half of what the network sees
     (torch.Size([1, 224, 224]), 0.5)
+    >>> truth.boxes[0].tolist()
+    [[112.0, 0.0, 224.0, 224.0]]
     """
 
     masks: Tensor
@@ -55,22 +57,29 @@ class Annotations:
     Attributes
     ----------
     path : str
-        Where it is from.
+        The file or folder that the annotations are from.
     names : sequence of str
-        Of the pictures that have annotations, in the order in which pictures were given.
+        The pictures that have annotations, in the order in which pictures were given.
     notes : sequence of str
         What was left out, a sentence each.
     find : callable
-        The objects of a picture by its name, in the picture's own pixels.
+        A function from a picture's name to its objects, in the picture's own pixels.
 
     Examples
     --------
     >>> import gradcam
     >>> from pathlib import Path
-    >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom\\nphoto.jpg,400,0,800,640\\n")
-    >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=int)
-    >>> annotations.truth("photo.jpg", region=(40, 120, 560, 560), size=(224, 224)).boxes[0].tolist()
-    [[112.0, 0.0, 224.0, 224.0]]
+    >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom,class\\nphoto.jpg,400,0,800,640,espresso\\n")
+    >>> classifier = gradcam.load_classifier()
+    >>> names = ["photo.jpg", "other.png"]
+    >>> found = gradcam.evaluation.read_annotations("boxes.csv", names=names, find_class=classifier.find_class)
+    >>> found.path, found.names, found.notes, len(found.find("photo.jpg"))
+    ('boxes.csv', ['photo.jpg'], (), 1)
+    >>> found.classes("photo.jpg")
+    [967]
+    >>> region = classifier.region(640, 800)
+    >>> found.truth("photo.jpg", region, size=(224, 224), index=285) is None  # nobody marked the cat
+    True
     """
 
     path: str
@@ -96,25 +105,27 @@ class Annotations:
         Parameters
         ----------
         name : str or path
-            The picture.
+            The picture, as `names` has it.
         region : (int, int, int, int)
-            The pixels that the network sees, as `Classifier.region` gives them: top, left, height, width.
+            The pixels of the picture that the network sees: top, left, height, width, as `Classifier.region` gives
+            them.
         size : (int, int)
             Height and width of the network's input.
         index : int, default None
-            The class; objects without one count for each, and None takes those of all classes.
+            The class. Objects without a class count for each; None takes the objects of all classes.
         picture : (int, int), default None
-            Height and width of the upright picture, so that annotations of another size are told.
+            Height and width of the upright picture. Where it is given, annotations of another size are refused.
 
         Returns
         -------
         Truth or None
-            None where the network sees none of them.
+            The objects; None where the network sees none of them.
 
         Raises
         ------
         InputError
-            For a box that is not in the picture (a pixel apart from rounding), and for annotations of another size.
+            For a box that is not in the picture (a pixel apart from rounding), for a mask that cannot be read or drawn,
+            and for a mask, or annotations, of another size. The message names the file and the line, or the annotation.
         """
         view = View(region, (size[-2], size[-1]), None if picture is None else (picture[0], picture[1]))
         wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
@@ -126,7 +137,23 @@ class Annotations:
         return Truth(torch.from_numpy(mask)[None], [boxes])
 
     def classes(self, name: str | os.PathLike[str]) -> list[int]:
-        """List the classes of a picture's objects, each once. Raises as `truth` does for a mask that cannot be read."""
+        """List the classes of a picture's objects, each once, sorted.
+
+        Parameters
+        ----------
+        name : str or path
+            The picture, as `names` has it.
+
+        Returns
+        -------
+        list of int
+            The classes' indices. Objects without a class add none.
+
+        Raises
+        ------
+        InputError
+            For a mask that cannot be read.
+        """
         return sorted({it.index for it in self.find(os.fspath(name)) if it.index is not None})
 
 
@@ -135,28 +162,43 @@ def read_annotations(
 ) -> Annotations:
     """Read where objects are in pictures: from a CSV of boxes, a folder of label masks, or a COCO file of instances.
 
-    All pixels are those of the upright picture, as `gradcam.read_image` gives it. Boxes and outlines are measured at
-    pixels' edges: the whole picture is from 0, 0 to its width and height.
+    All pixels are those of the upright picture, as `gradcam.read_image` gives it: with the orientation in its EXIF data
+    applied. Boxes and outlines are measured at pixels' edges: the whole picture is from 0, 0 to its width and height,
+    and right and bottom are not inside.
 
     Parameters
     ----------
     path : str or path
-        A ``.csv`` or ``.tsv`` with the columns image, left, top, right, bottom and perhaps class; a folder of label masks
-        (0 is background, 255 ignored, `classes.csv` maps values to classes); or a ``.json`` file of COCO's.
+        One of these:
+
+        - A ``.csv`` or ``.tsv`` of boxes, a row each, with a header. Its columns, in any order and case: image (or
+          path, file, filename); left, top, right, bottom (or xmin, ymin, xmax, ymax; or x, y, width, height); and, if
+          wanted, class (or label, target). Other columns are passed over. An object without a class counts for
+          whichever class is explained.
+        - A folder of label masks, each named as its picture is, with any suffix of a picture. They hold a palette's
+          indices or grey integers. 0 is background. 255 is ignored, unless it is the only other number or has a class.
+          Every other number is an object of whichever class is explained. Where the folder has a ``classes.csv``, with
+          the columns value and class, it says which class each number is.
+        - A ``.json`` file of COCO's instances. A category is the class of that name. Categories that are no class, and
+          crowds, are left out. An object is its segmentation, of polygons or runs; without one, its bbox.
+
     names : iterable of str or path
-        All pictures that are evaluated; the annotations may call them by longer or shorter paths.
+        All pictures that are evaluated. The annotations may call them by longer or shorter paths: two paths are of one
+        picture where one of them ends in the other. Masks and COCO's pictures beside these are left out.
     find_class : callable
-        From a label, or an index in digits, to a class, such as `Classifier.find_class`.
+        A function from a label, or an index in digits, to a class, such as `Classifier.find_class`.
 
     Returns
     -------
     Annotations
-        With the objects of each picture.
+        The objects of each picture, and notes on what was left out.
 
     Raises
     ------
     InputError
-        For a path that is none of these, and for annotations that are broken or of other pictures.
+        For a path that is none of these; for a file that is broken, or that says one thing twice; for a table with a
+        picture that is not among `names`, or with a label that is no class; for a name that several pictures may have;
+        and where nothing is left.
 
     Examples
     --------
@@ -165,8 +207,8 @@ def read_annotations(
     >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom,class\\nphoto.jpg,400,0,800,640,espresso\\n")
     >>> classifier = gradcam.load_classifier()
     >>> found = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=classifier.find_class)
-    >>> found.classes("photo.jpg")
-    [967]
+    >>> found.names, found.classes("photo.jpg")
+    (['photo.jpg'], [967])
     """
     path = os.fspath(path)
     suffix = os.path.splitext(path)[1].lower()

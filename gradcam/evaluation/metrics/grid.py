@@ -32,22 +32,22 @@ NAMED = 12  # pictures in a message
 
 @dataclass(frozen=True, eq=False)
 class GridPointing:
-    """Of M mosaics and their four classes: how much of each map lies in its class's cell. Higher is better, 1/4 is chance.
+    """How much of each map of M mosaics lies in its class's own cell. Higher is better, 1/4 is chance.
 
     Attributes
     ----------
     mass : Tensor (M,4)
-        The share of the map, float32 in [0,1], on the heatmaps' device.
+        The share of each map's mass that is in its class's cell, float32 in [0,1], on the heatmaps' device.
     hits : Tensor (M,4)
-        The share of its maxima.
+        The share of each map's maxima that is in its class's cell, float32 in [0,1], on the heatmaps' device.
 
     Examples
     --------
     >>> import torch
     >>> from gradcam.evaluation import grid_pointing_game
-    >>> found = grid_pointing_game(torch.ones(1, 4, 8, 8))  # a constant map
-    >>> found.hits
-    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    >>> found = grid_pointing_game(torch.ones(1, 4, 8, 8))  # constant maps, which are at chance
+    >>> found.mass, found.hits
+    (tensor([[0.2500, 0.2500, 0.2500, 0.2500]]), tensor([[0.2500, 0.2500, 0.2500, 0.2500]]))
     """
 
     mass: Tensor
@@ -60,15 +60,15 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     """Ask whether the maps of a mosaic's four classes are on their own pictures.
 
     For a map A with its negative values set to zero, and the pixels G_k of its cell, mass is the sum of A over G_k
-    divided by the sum of A, the paper's L_k; hits is 1 where the maximum is in G_k, otherwise 0. A blank map scores 0
-    in both. Several maxima count by the share of them that is in the cell, so that a constant map is at chance, 1/4 in
+    divided by the sum of A: the paper's L_k. hits is 1 where the maximum is in G_k, otherwise 0. Several maxima count
+    by the share of them that is in the cell, so that a constant map is at chance, 1/4 in both. A blank map scores 0 in
     both.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (M,4,H,W)
-        Of M mosaics; map k is of the class whose picture is in cell k, counted by rows from the top left. The cells
-        meet at H // 2 and W // 2, as in `make_mosaics`.
+        The maps of M mosaics, or an `Explanation` of four classes. Map k is of the class whose picture is in cell k,
+        counted by rows from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
 
     Returns
     -------
@@ -82,11 +82,13 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
 
     Examples
     --------
-    >>> import torch
-    >>> from gradcam.evaluation import grid_pointing_game
-    >>> maps = torch.zeros(1, 4, 2, 2)
-    >>> maps[0, range(4), [0, 0, 1, 1], [0, 1, 0, 1]] = 1  # each map has all its mass in its own cell
-    >>> grid_pointing_game(maps).mass
+    >>> import gradcam
+    >>> from gradcam.evaluation import grid_pointing_game, make_mosaics
+    >>> classifier = gradcam.load_classifier()
+    >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> (mosaic,) = make_mosaics(classifier, pictures, least=0.2)
+    >>> explanation = gradcam.explain(classifier.model, mosaic.image[None], "layer4", target=[list(mosaic.classes)])
+    >>> grid_pointing_game(explanation).hits  # each maximum is on its own picture
     tensor([[1., 1., 1., 1.]])
 
     References
@@ -129,25 +131,28 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
-    """Four pictures in a square. Each is as the network would see it alone, H x W.
+    """Four pictures in a square, each as the network would see it alone, H x W.
 
     Attributes
     ----------
     names : tuple of str
-        The four, by rows from the top left.
+        The names of the four pictures, by rows from the top left.
     image : Tensor (C,2H,2W)
-        The square; (C,H,W) for a network that takes nothing larger.
+        The square, preprocessed, on the CPU; (C,H,W) for a network that takes nothing larger.
     classes : tuple of int
-        The four.
+        The classes of the four pictures, in the order of the names.
 
     Examples
     --------
     >>> import gradcam
     >>> from gradcam.evaluation import make_mosaics
-    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> (mosaic,) = make_mosaics(gradcam.load_classifier(), pictures, least=0.2)
-    >>> sorted(mosaic.names)
-    ['both', 'cup', 'man', 'rocket']
+    >>> classifier = gradcam.load_classifier()
+    >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> (mosaic,) = make_mosaics(classifier, pictures, least=0.2)
+    >>> sorted(mosaic.names), mosaic.image.shape
+    (['cat', 'cup', 'man', 'rocket'], torch.Size([3, 448, 448]))
+    >>> sorted(classifier.label(index) for index in mosaic.classes)
+    ['Egyptian cat', 'espresso', 'missile', 'tripod']
     """
 
     names: tuple[str, str, str, str]
@@ -162,22 +167,25 @@ def make_mosaics(
 ) -> list[Mosaic]:
     """Make mosaics of the pictures that the model is sure of, for the grid pointing game.
 
-    Each mosaic has four pictures of four classes, in places by chance; no four are together twice, and each is taken
-    about as often as the others. Cells are of the network's own size, so that a mosaic has twice its height and width.
-    Where the model refuses that, which is tried, mosaics have its own size, and each picture is halved.
+    Each mosaic has four pictures of four classes, in random places. No four are together twice, and each picture is
+    taken about as often as the others. Cells have the network's own input size, so that a mosaic has twice its height
+    and width. Where the model refuses that, which is tried, mosaics have the network's own size, and each picture is
+    halved: the model may be less sure of these.
 
     Parameters
     ----------
     classifier : Classifier
-        The model.
+        The model, with its preprocessing.
     pictures : mapping of str to picture
-        By name, whatever `classifier.prepare` takes; floating tensors (C,H,W) are taken as preprocessed.
+        The pictures by name, in any form that `classifier.prepare` takes. Floating tensors (C,H,W) are taken as
+        preprocessed.
     limit : int, default 64
-        How many mosaics at most.
+        The most mosaics that are made.
     least : float, default 0.5
-        The probability that a picture's most probable class needs. That class is the picture's.
+        The probability that a picture's most probable class must have for the picture to be taken. That class is the
+        picture's.
     seed : int, default 0
-        Of all that is drawn.
+        Draws which pictures are together, and where.
 
     Returns
     -------
@@ -189,13 +197,16 @@ def make_mosaics(
     InputError
         Where the model is sure of fewer than four classes.
     ImageError
-        As `gradcam.read_image` does.
+        For pictures that are no mapping or that `gradcam.read_image` cannot read, and for sizes that differ once
+        preprocessed.
+    GradcamError
+        For a limit below 1, and for `least` outside [0,1].
 
     Examples
     --------
     >>> import gradcam
     >>> from gradcam.evaluation import make_mosaics
-    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> mosaics = make_mosaics(gradcam.load_classifier(), pictures, least=0.2)
     >>> len(mosaics), mosaics[0].image.shape
     (1, torch.Size([3, 448, 448]))

@@ -32,26 +32,29 @@ AT_ONCE, AT_ONCE_ON_DEVICE = 4, 64
 def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: torch.Generator | None = None) -> Tensor:
     """Fill in pixels that are not known, by noisy linear imputation; the known ones stay as they were.
 
-    Each unknown pixel is the mean of its eight neighbours, known or not, with weights of 1/6 for the direct and 1/12
-    for the diagonal ones; at the border, of those that there are. All equations are solved together, exact to 1/1000 of
-    the known values' range. What stands in unknown pixels is not read. An image without any known pixel is zero, and
+    Each unknown pixel becomes the mean of its eight neighbours, known or not, with weights of 1/6 for the direct and
+    1/12 for the diagonal ones. At the border the mean is of those neighbours that there are, their weights divided by
+    the sum of these. All equations are solved together, exact to 1/1000 of the known values' range: with images from -1
+    to 1, a fifth of the default noise at worst, and usually a hundredth. Then noise is added to each unknown pixel,
+    normally distributed. What stands in unknown pixels is not read. An image without any known pixel becomes zero and
     noise.
 
     Parameters
     ----------
     images : Tensor (N,C,H,W)
-        Floating.
+        The images, floating.
     known : Tensor (N,H,W)
         bool, True where a pixel is known.
     noise : float, default 0.01
-        Standard deviation of what is added to unknown pixels, in the images' units.
+        Standard deviation of the noise, in the images' units.
     generator : torch.Generator, default None
-        Of the noise; None is that of seed 0. One draw (C,H,W) serves all images.
+        Draws the noise; None is a generator with seed 0. One draw (C,H,W) serves all images, so that what one becomes
+        does not depend on those beside it.
 
     Returns
     -------
     Tensor (N,C,H,W)
-        Of the images' type and device; computed in float32, or float64 where images are.
+        The images, filled in, of their type and on their device. Computed in float32, or in float64 where images are.
 
     Raises
     ------
@@ -64,11 +67,11 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     --------
     >>> import torch
     >>> from gradcam.evaluation import impute
-    >>> known = torch.ones(1, 8, 8, dtype=torch.bool)
-    >>> known[:, 2:5, 2:5] = False
-    >>> filled = impute(torch.full((1, 3, 8, 8), 0.5), known, noise=0)
-    >>> bool((filled - 0.5).abs().max() < 1e-3)
-    True
+    >>> images, known = torch.zeros(1, 1, 3, 5), torch.ones(1, 3, 5, dtype=torch.bool)
+    >>> images[..., 3:] = 1  # black on the left, white on the right
+    >>> known[..., 2] = False  # and between them a column that nobody knows
+    >>> [round(value, 1) for value in impute(images, known, noise=0)[0, 0, 1].tolist()]
+    [0.0, 0.0, 0.5, 1.0, 1.0]
 
     References
     ----------

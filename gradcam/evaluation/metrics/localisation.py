@@ -25,24 +25,24 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Localisation:
-    """Where each map says that the object is, and whether it is there.
+    """The box that each map draws around its object, and how well it fits.
 
     Attributes
     ----------
     boxes : Tensor (N,4)
-        float32: left, top, right, bottom; zeros where the map is blank.
+        The boxes, float32: left, top, right, bottom in pixels of the heatmap; zeros where the map is blank.
     iou : Tensor (N,)
-        The overlap with the nearest object, float32 in [0,1]; higher is better.
+        The overlap with the object that fits best, intersection over union, float32 in [0,1]; higher is better.
     errors : Tensor (N,)
-        1 where the overlap is below one half; lower is better.
+        1 where the overlap is below one half, else 0, float32; lower is better.
 
     Examples
     --------
     >>> import torch
     >>> from gradcam.evaluation import localisation
-    >>> found = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])
-    >>> found.errors
-    tensor([1.])
+    >>> found = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])  # a constant map: its box is the whole picture
+    >>> found.boxes, found.iou, found.errors
+    (tensor([[0., 0., 8., 8.]]), tensor([0.2500]), tensor([1.]))
     """
 
     boxes: Tensor = field(repr=False)
@@ -55,31 +55,31 @@ class Localisation:
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -> Localisation:
     """Draw the box around the largest connected part of each map, and measure its overlap with objects.
 
-    Pixels above a share of the map's maximum count, connected to all eight around them. Of several largest parts it is
-    the topmost, then the leftmost. A constant map's box is the whole picture; a blank map has none, and an overlap of
-    0.
+    Pixels above a share of the map's maximum count, and are connected to all eight around them. Of several largest
+    parts the topmost is taken, then the leftmost. The overlap is intersection over union; of several objects the best
+    one counts, as in ILSVRC. A constant map's box is the whole picture. A blank map has no box, and its overlap is 0.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        Of any scale; negative values are zero.
+        One map per image, of any scale; negative values are zero.
     boxes : sequence of (B,4)
         For each image one or more objects: left, top, right, bottom in pixels of the heatmap, measured at the pixels'
-        edges; the whole picture is 0, 0, W, H.
+        edges. The whole picture is 0, 0, W, H: right and bottom are not inside.
     share : float, default 0.15
-        Of the maximum.
+        The share of the map's maximum that a pixel must exceed, from 0 to below 1.
 
     Returns
     -------
     Localisation
-        `boxes`, `iou` with the nearest object as ILSVRC counts it, and `errors`.
+        The box of each map, its overlap, and whether that is an error.
 
     Raises
     ------
     ImageError
         For heatmaps or boxes of another form or number, and for empty boxes.
     GradcamError
-        For a share that is none.
+        For a share that is not from 0 to below 1.
 
     Examples
     --------
@@ -140,18 +140,20 @@ def _check_boxes(boxes: Any, number: int) -> Values:
 def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) -> Tensor:
     """Ask whether the map's maximum is on the object, or near it; higher is better.
 
-    Of several maxima each counts by its share: a constant map scores the share of the picture that is on the object or
-    near it, which is chance; a blank one 0. The mean over pictures is the paper's Hits / (Hits + Misses), for one
-    class. TorchRay takes the first maximum alone, and leaves out a distance of exactly `tolerance`.
+    Each image scores 1 where it is, else 0. Of several maxima each counts by its share. So a constant map scores the
+    share of the picture that is on the object or near it, which is chance; a blank map scores 0. The mean over pictures
+    is the paper's Hits / (Hits + Misses), for one class. TorchRay takes the first maximum alone, and leaves out a
+    distance of exactly `tolerance`.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        Of any sign and scale.
+        One map per image, of any sign and scale.
     masks : Tensor or array (N,H,W)
-        bool, where the object is.
+        bool, True where the object is.
     tolerance : float, default 15.0
-        Pixels of the heatmap between the centres of two pixels; a distance of exactly that is within.
+        How far from the object the maximum may be, in pixels of the heatmap between the centres of two pixels. A
+        distance of exactly that is within.
 
     Returns
     -------
@@ -163,14 +165,14 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
     ImageError
         For heatmaps or masks of another form, and for masks without an object.
     GradcamError
-        For a tolerance that is none.
+        For a tolerance that is no number from zero up.
 
     Examples
     --------
     >>> import torch
     >>> from gradcam.evaluation import pointing_game
     >>> heatmap, mask = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64, dtype=torch.bool)
-    >>> heatmap[0, 10, 10], mask[0, 12:20, 12:20] = 1, True
+    >>> heatmap[0, 10, 10], mask[0, 12:20, 12:20] = 1, True  # the maximum is 2.8 pixels from the object
     >>> pointing_game(heatmap, mask), pointing_game(heatmap, mask, tolerance=1)
     (tensor([1.]), tensor([0.]))
 
@@ -188,14 +190,15 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     """Measure the share of the map's mass that is on the object; higher is better.
 
-    A constant map scores the object's share of the picture, which is chance; a blank one 0.
+    It is the sum of the map inside the object, divided by its sum. A constant map scores the object's share of the
+    picture, which is chance; a blank one scores 0.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        Of any scale; negative values are zero.
+        One map per image, of any scale; negative values are zero.
     masks : Tensor or array (N,H,W)
-        bool, where the object is.
+        bool, True where the object is.
 
     Returns
     -------
@@ -211,10 +214,11 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     --------
     >>> import torch
     >>> from gradcam.evaluation import energy_pointing_game
-    >>> mask = torch.zeros(1, 4, 4, dtype=torch.bool)
-    >>> mask[0, :2] = True
-    >>> energy_pointing_game(torch.ones(1, 4, 4), mask)
-    tensor([0.5000])
+    >>> heatmap, mask = torch.ones(1, 4, 4), torch.zeros(1, 4, 4, dtype=torch.bool)
+    >>> mask[0, :2] = True  # the object is the upper half
+    >>> heatmap[0, :2] = 3  # where the map is three times as strong
+    >>> energy_pointing_game(heatmap, mask)
+    tensor([0.7500])
 
     References
     ----------

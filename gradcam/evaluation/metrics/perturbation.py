@@ -24,16 +24,16 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # that ROAD takes away
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The probability of each image's class, step by step.
+    """The probability of each image's class, step by step, as more and more of its pixels are changed.
 
     Attributes
     ----------
     shares : Tensor (S,)
-        Of the pixels that are changed, float32, from 0 to 1.
+        The share of the pixels that has been changed after each step, float32, from 0 to 1.
     probabilities : Tensor (N,S)
-        Of the class.
+        The probability of each image's class after each step, float32.
     areas : Tensor (N,)
-        Under the curve, by the trapezoid rule.
+        The area under each image's curve, by the trapezoid rule.
 
     Examples
     --------
@@ -41,9 +41,12 @@ class Curve:
     >>> from gradcam.evaluation import Subject, insertion
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> curve = insertion(Subject(classifier.model, images), images.mean(1), steps=4)  # as dark and bright as it is
-    >>> [round(share, 2) for share in curve.shares.tolist()]
-    [0.0, 0.25, 0.5, 0.75, 1.0]
+    >>> explanation = gradcam.explain(classifier.model, images, "layer4")
+    >>> curve = insertion(Subject(classifier.model, images), explanation, steps=4)
+    >>> curve.shares.tolist(), [round(p, 1) for p in curve.probabilities[0].tolist()]
+    ([0.0, 0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.9, 0.7, 0.6])
+    >>> round(curve.areas.item(), 1)
+    0.5
     """
 
     shares: Tensor
@@ -63,27 +66,30 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     Parameters
     ----------
     subject : Subject
-        A model, images and classes.
+        The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One per image, of any library. Their order alone counts, so that signed ones are taken as they are.
+        One map per image, at the images' size, from any library. Only the order of the values counts: signed maps are
+        taken as they are.
     baseline : str, default "blur"
-        What stands for pixels that are not there: a key of `BASELINES`.
+        What stands where pixels are missing: "blur", "mean" or "zero".
     steps : int, default 50
-        Of about equally many pixels, to the nearest; the curve has one point more.
+        Number of steps. Each changes the same number of pixels, to the nearest. The curve has one point more.
     seed : int, default 0
-        Of the order of pixels of one value, such as all of a blank map.
+        Draws the order of pixels of equal value, such as all pixels of a blank map.
 
     Returns
     -------
     Curve
-        With its `areas`, in [0,1] where probabilities are.
+        The curve of each image. Its `areas` are in [0,1] where probabilities are.
 
     Raises
     ------
     ImageError
-        For heatmaps that do not fit.
+        For heatmaps of another form or size, and for NaN and infinite values in them.
     GradcamError
         For an unknown baseline, and for steps below 1.
+    ModelError
+        Where the model's output is NaN or infinite.
 
     Examples
     --------
@@ -91,9 +97,11 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     >>> from gradcam.evaluation import Subject, insertion
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-    >>> insertion(Subject(classifier.model, images), heatmaps, steps=10).probabilities.shape
-    torch.Size([1, 11])
+    >>> explanation = gradcam.explain(classifier.model, images, "layer4")
+    >>> subject = Subject(classifier.model, images)
+    >>> found, against = insertion(subject, explanation, steps=4), insertion(subject, -explanation.heatmaps, steps=4)
+    >>> round(found.areas.item(), 1), round(against.areas.item(), 1)  # the map, and its opposite
+    (0.5, 0.1)
 
     References
     ----------
@@ -104,17 +112,16 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
 
 
 def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as a baseline takes the pixels' places, the map's highest first; less area is
-    better.
+    """Measure the class's probability as a baseline replaces pixels, the map's highest first; less area is better.
 
     Parameters
     ----------
     subject : Subject
-        A model, images and classes.
+        The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
         As in `insertion`.
     baseline : str, default "zero"
-        As in `insertion`.
+        What replaces the pixels, as in `insertion`.
     steps : int, default 50
         As in `insertion`.
     seed : int, default 0
@@ -123,12 +130,16 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
     Returns
     -------
     Curve
-        With its `areas`.
+        The curve of each image. Its `areas` are in [0,1] where probabilities are.
 
     Raises
     ------
+    ImageError
+        As in `insertion`.
     GradcamError
-        As `insertion` does.
+        As in `insertion`.
+    ModelError
+        As in `insertion`.
 
     Examples
     --------
@@ -136,10 +147,10 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
     >>> from gradcam.evaluation import Subject, deletion
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-    >>> curve = deletion(Subject(classifier.model, images), heatmaps, steps=10)
-    >>> bool(curve.probabilities[0, -1] < curve.probabilities[0, 0])
-    True
+    >>> explanation = gradcam.explain(classifier.model, images, "layer4")
+    >>> curve = deletion(Subject(classifier.model, images), explanation, steps=4)
+    >>> [round(p, 1) for p in curve.probabilities[0].tolist()]
+    [0.6, 0.1, 0.0, 0.0, 0.0]
 
     References
     ----------
@@ -157,25 +168,29 @@ def sufficiency(
     Parameters
     ----------
     subject : Subject
-        A model, images and classes.
+        The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
         As in `insertion`.
     share : float, default 0.2
-        Of the pixels that are kept, to the nearest one.
+        The share of the pixels that is kept, to the nearest pixel: above 0 and below 1.
     baseline : str, default "blur"
-        What stands for the rest, as in `insertion`.
+        What replaces the rest, as in `insertion`.
     seed : int, default 0
         As in `insertion`.
 
     Returns
     -------
     Tensor (N,)
-        float32 in [-1,1]: p(picture) - p(what is kept); below zero where the kept part is more probable than the whole.
+        float32 in [-1,1]: p(picture) - p(what is kept). Below zero where the kept part is more probable than the whole.
 
     Raises
     ------
+    ImageError
+        As in `insertion`.
     GradcamError
-        As `insertion` does, and for a share that is not between 0 and 1.
+        For a share that is not between 0 and 1, and for an unknown baseline.
+    ModelError
+        As in `insertion`.
 
     Examples
     --------
@@ -183,9 +198,10 @@ def sufficiency(
     >>> from gradcam.evaluation import Subject, sufficiency
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-    >>> sufficiency(Subject(classifier.model, images), heatmaps, share=0.5).shape
-    torch.Size([1])
+    >>> explanation = gradcam.explain(classifier.model, images, "layer4")
+    >>> subject = Subject(classifier.model, images)
+    >>> [round(sufficiency(subject, explanation, share=share).item(), 1) for share in (0.3, 0.6)]
+    [0.3, -0.3]
 
     References
     ----------
@@ -221,16 +237,16 @@ def _curve(subject: Subject, places: Tensor, baseline: str, steps: int, *, order
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceChange:
-    """How the class's probability changes when the picture is multiplied with its map.
+    """How the class's probability changes when the picture is multiplied by its map.
 
     Attributes
     ----------
     drop : Tensor (N,)
-        The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop, and less is better.
+        The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop; less is better.
     increase : Tensor (N,)
-        1 where it grew, else 0. The mean is the increase in confidence, and more is better.
+        1 where the probability grew, else 0, float32. Its mean is the increase in confidence; more is better.
     gain : Tensor (N,)
-        The share that was won of what the probability lacked, in [0,1]. The mean is the average gain, and more is
+        The share of what the probability lacked that was won, float32 in [0,1]. Its mean is the average gain; more is
         better.
 
     Examples
@@ -240,8 +256,8 @@ class ConfidenceChange:
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
     >>> change = confidence_change(Subject(classifier.model, images), torch.ones(1, 224, 224))  # which hides nothing
-    >>> change.drop, change.gain
-    (tensor([0.]), tensor([0.]))
+    >>> change.drop, change.increase, change.gain
+    (tensor([0.]), tensor([0.]), tensor([0.]))
     """
 
     drop: Tensor
@@ -257,26 +273,29 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     """Measure what the picture times its map keeps of the class's probability.
 
     With Y the probability of the picture and O that of picture times map, drop is max(0, Y - O) / Y, increase is
-    whether O > Y, and gain is max(0, O - Y) / (1 - Y). The picture is multiplied as the model takes it, after
-    preprocessing, by the map in [0,1]: negative values are zero, the rest is divided by the maximum. Where Y is zero
-    the drop is zero; where Y is one the gain. A map that is one everywhere hides nothing, a blank map all.
+    whether O > Y, and gain is max(0, O - Y) / (1 - Y). Where Y is zero the drop is zero; where Y is one the gain is
+    zero. The picture is multiplied as the model takes it, after preprocessing. The map is brought to [0,1] first:
+    negative values are zero, the rest is divided by the maximum. A map that is one everywhere hides nothing: O is Y
+    itself, without the rounding of another pass. A blank map hides everything.
 
     Parameters
     ----------
     subject : Subject
-        A model, images and classes.
+        The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One per image, of any library.
+        One map per image, at the images' size, from any library.
 
     Returns
     -------
     ConfidenceChange
-        `drop`, `increase` and `gain` of each image.
+        The drop, increase and gain of each image.
 
     Raises
     ------
     ImageError
-        For heatmaps that do not fit.
+        For heatmaps of another form or size, and for NaN and infinite values in them.
+    ModelError
+        Where the model's output is NaN or infinite.
 
     Examples
     --------
@@ -284,10 +303,10 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     >>> from gradcam.evaluation import Subject, confidence_change
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-    >>> change = confidence_change(Subject(classifier.model, images), heatmaps)
-    >>> change.drop.shape, change.increase.shape
-    (torch.Size([1]), torch.Size([1]))
+    >>> explanation = gradcam.explain(classifier.model, images, "layer4")
+    >>> change = confidence_change(Subject(classifier.model, images), explanation)
+    >>> change.drop, change.increase  # the cat is more probable than before
+    (tensor([0.]), tensor([1.]))
 
     References
     ----------
@@ -305,19 +324,21 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
-    """Measure how alike a map is to that of picture times map, for the same class; more is better.
+    """Measure how alike a map is to the map of picture times map, for the same class; more is better.
 
-    It is Pearson's correlation r of the two, as (1 + r) / 2, both taken in [0,1] as in `confidence_change`. r is 0
-    where either map is constant, and where the second cannot be made since no gradient is left.
+    It is Pearson's correlation r of the two maps, as (1 + r) / 2, both brought to [0,1] as in `confidence_change`. r is
+    0 where either map is constant, and where the second cannot be made since no gradient is left (`BlindLayerError`).
+    Images whose first map is constant are not explained again.
 
     Parameters
     ----------
     subject : Subject
-        A model, images and classes.
+        The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One per image.
+        One map per image, at the images' size.
     explain : callable
-        What made the maps: from the model, images (N,C,H,W) and classes (N,) to heatmaps (N,H,W).
+        What made the maps: a function of the model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W). The
+        model is in evaluation mode meanwhile.
 
     Returns
     -------
@@ -327,7 +348,7 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
     Raises
     ------
     ImageError
-        For heatmaps of either kind that do not fit. Whatever else `explain` raises comes through.
+        For heatmaps of another form or size, those of `explain` too. Whatever else `explain` raises comes through.
 
     Examples
     --------
@@ -338,8 +359,8 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
     >>> classifier = gradcam.load_classifier()
     >>> subject = Subject(classifier.model, classifier.batch(["photo.jpg"]))
     >>> heatmaps = explain(subject.model, subject.images, subject.classes)
-    >>> bool(coherency(subject, heatmaps, explain) > 0.5)
-    True
+    >>> round(coherency(subject, heatmaps, explain).item(), 1)
+    1.0
 
     References
     ----------
@@ -365,18 +386,18 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
 
 @dataclass(frozen=True)
 class Road:
-    """ROAD of N images at S shares.
+    """What `road` gives for N images at S shares.
 
     Attributes
     ----------
     combined : Tensor (N,)
-        From -1/2 to 1/2, higher is better; 0 is what chance has.
+        The score, from -1/2 to 1/2, higher is better; chance has 0.
     most : Tensor (N,S)
-        The classes' probabilities with the most relevant pixels imputed.
+        The class's probability with the most relevant pixels imputed, for each share.
     least : Tensor (N,S)
-        The same with the least relevant pixels imputed.
+        The class's probability with the least relevant pixels imputed, for each share.
     shares : tuple of float
-        Of the pixels that are imputed.
+        The shares of the pixels that are imputed.
 
     Examples
     --------
@@ -385,8 +406,8 @@ class Road:
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
     >>> found = road(Subject(classifier.model, images), images.mean(1), shares=[0.2, 0.5])
-    >>> found.most.shape, found.shares
-    (torch.Size([1, 2]), (0.2, 0.5))
+    >>> found.shares, found.most.shape, found.least.shape, found.combined.shape
+    ((0.2, 0.5), torch.Size([1, 2]), torch.Size([1, 2]), torch.Size([1]))
     """
 
     combined: Tensor
@@ -400,39 +421,42 @@ class Road:
 def road(
     subject: Subject, heatmaps: Any, *, shares: Sequence[float] = SHARES, noise: float = NOISE, seed: int = 0
 ) -> Road:
-    """Compute ROAD, combined: how much the most relevant pixels matter more than the least relevant ones.
+    """Compute ROAD, combined: how much more the most relevant pixels matter than the least relevant ones.
 
-    A share of the pixels is taken away, the most relevant first or the least relevant first, and imputed by `impute`,
-    which leaves no mask that the model might see. Combined is the mean over the shares of half the difference of the
-    class's probabilities, as in the package grad-cam, whose percentile is 100 x (1 - share). Exactly so many pixels are
-    taken away, those of one value in an order by chance, the same for both ends, so that a constant map scores about 0;
-    grad-cam takes away all pixels that are as high as the percentile, which may be the whole picture.
+    For each share, that share of the pixels is taken away, once the most relevant ones (MoRF) and once the least
+    relevant ones (LeRF). `impute` fills them in, which leaves no mask that the model might see. The score is the mean
+    over the shares of (p_least - p_most) / 2, of the class's probabilities, as in the package grad-cam, whose
+    percentile is 100 x (1 - share). Exactly that share is taken away, to the nearest pixel. Pixels of one value are in
+    a random order, the same for both ends, so that a constant map scores about 0. grad-cam takes away all pixels as
+    high as the percentile, which may be the whole picture.
 
     Parameters
     ----------
     subject : Subject
-        A model, images and classes.
+        The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One per image, of any library, sign and scale: their order alone counts.
+        One map per image, at the images' size, from any library. Only the order of the values counts.
     shares : sequence of float, default 0.1 to 0.9
-        Of the pixels that are taken away, in [0,1]. 0 is the image itself; 1, where nothing is known, is zero and
-        noise.
+        The shares of the pixels that are taken away, in [0,1]. 0 is the image itself; 1, where nothing is known, is
+        zero and noise.
     noise : float, default 0.01
         Standard deviation of what is added to imputed pixels, in the images' units.
     seed : int, default 0
-        Of the noise and of the order of equal pixels.
+        Draws the noise, once for each share, and the order of equal pixels.
 
     Returns
     -------
     Road
-        Its `combined` (N,) is higher where the map is better; about 0 is chance.
+        The score of each image, `combined`, and the probabilities behind it. Higher is better; about 0 is chance.
 
     Raises
     ------
     ImageError
-        For heatmaps of another form.
+        For heatmaps of another form or size, and for NaN and infinite values in them.
     GradcamError
-        For shares outside [0,1], and for noise that is no number from zero up.
+        For shares that are no numbers in [0,1], or none, and for noise that is no number from zero up.
+    ModelError
+        Where the model's output is NaN or infinite.
 
     Examples
     --------
@@ -440,9 +464,10 @@ def road(
     >>> from gradcam.evaluation import Subject, road
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-    >>> bool(road(Subject(classifier.model, images), heatmaps, shares=[0.3, 0.6]).combined > 0)
-    True
+    >>> explanation = gradcam.explain(classifier.model, images, "layer4")
+    >>> found = road(Subject(classifier.model, images), explanation, shares=[0.3, 0.6])
+    >>> round(found.combined.item(), 1)
+    0.3
 
     References
     ----------
@@ -472,22 +497,23 @@ def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: floa
 def complexity(heatmaps: Any) -> Tensor:
     """Measure how much of the picture a map marks: its mean, in [0,1]; less is better.
 
-    Negative values are zero, and the rest is divided by the maximum: a blank map has 0, a constant one 1.
+    It is the map's L1 norm, divided by the number of its pixels. The map is brought to [0,1] first: negative values are
+    zero, the rest is divided by the maximum. A blank map has 0, a constant one 1.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One per image.
+        One map per image, from any library.
 
     Returns
     -------
     Tensor (N,)
-        float32.
+        float32 in [0,1].
 
     Raises
     ------
     ImageError
-        For heatmaps of another form.
+        For heatmaps of another form, and for NaN and infinite values in them.
 
     Examples
     --------
@@ -506,6 +532,8 @@ def complexity(heatmaps: Any) -> Tensor:
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
     """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop, of each image; more is better.
 
+    It is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero where one of the three parts is zero.
+
     Parameters
     ----------
     drop : Tensor (N,)
@@ -518,18 +546,18 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
     Returns
     -------
     Tensor (N,)
-        float32 in [0,1]; zero where one of the three parts is.
+        float32 in [0,1].
 
     Raises
     ------
     GradcamError
-        For values of another form, or outside [0,1].
+        For values of another form or outside [0,1], and where there is not one of each for every image.
 
     Examples
     --------
     >>> from gradcam.evaluation import adcc
-    >>> adcc(drop=[0.5], coherency=[0.5], complexity=[0.5])
-    tensor([0.5000])
+    >>> adcc(drop=[0.5, 0.0], coherency=[0.5, 1.0], complexity=[0.5, 1.0])
+    tensor([0.5000, 0.0000])
 
     References
     ----------
