@@ -213,6 +213,7 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
+        self._sent = 0  # the first lines, which are on their way as a piece: it may be there although no answer came
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -227,18 +228,18 @@ class PieceWriter:
         """Write what is waiting; nothing where nothing is. Raises `OutputError` where somebody else wrote that piece,
         and what a `Store` does; the lines wait on then."""
         with self._lock:
-            if not self._lines:
-                return
-            name, data = name_piece(self._folder, self._number + 1), b"".join(self._lines)
-            # It may be ours, written by a request whose answer was lost.
-            if self._store.is_file(name) and self._store.read(name) != data:
-                raise OutputError(
-                    f"{self._store.below(name).url}: another process wrote it meanwhile; one at a time works there, or one "
-                    "for each --shard. Go on with --resume"
-                )
-            self._store.write(name, data)
-            self._number += 1
-            self._lines.clear()
+            while self._lines:
+                self._sent = self._sent or len(self._lines)
+                name, data = name_piece(self._folder, self._number + 1), b"".join(self._lines[: self._sent])
+                if self._store.is_file(name) and self._store.read(name) != data:
+                    raise OutputError(
+                        f"{self._store.below(name).url}: another process wrote it meanwhile; one at a time works there, or "
+                        "one for each --shard. Go on with --resume"
+                    )
+                self._store.write(name, data)
+                self._number += 1
+                del self._lines[: self._sent]
+                self._sent = 0
 
 
 def find_done(

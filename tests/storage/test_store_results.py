@@ -357,6 +357,30 @@ def test_two_at_once_are_found_out(fs: Any) -> None:
     assert images() == ["a.jpg"]
 
 
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(fs: Any, monkeypatch: pytest.MonkeyPatch, lands: bool) -> None:
+    """What is finished meanwhile is another piece: the first may be there although no answer came."""
+    actual, cut = Store.write, iter([True])
+
+    def write(self: Store, name: str, data: bytes) -> None:
+        is_cut = name.startswith("manifest/") and next(cut, False)
+        if lands or not is_cut:
+            actual(self, name, data)
+        if is_cut:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "write", write)
+    monkeypatch.setattr(store_results, "RECORDS", 2)
+    results = StoreResults.open(Store(URL), RUN, mode="resume")
+    add(results, ORDER[0])
+    with pytest.raises(KeyboardInterrupt):
+        add(results, ORDER[1])
+    add(results, ORDER[2])
+    results.close()
+    assert results.recorded == 3
+    assert images() == ORDER[:3]
+
+
 # Starting anew
 
 
