@@ -509,6 +509,7 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
     wait_for_detail(page, "099/09999.jpg")
     assert page.locator("#detail-place").inner_text() == "10,000 of 10,000"
     page.keyboard.press("Escape")
+    page.wait_for_function("!location.hash.includes('image=')")  # closed: the card has the focus again
     page.keyboard.press("Home")
     assert focused(page) == "000/00000.jpg"
     page.fill("#search", "0999")
