@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from tests import s3 as s3_protocol
 from tests.browser import CHROMIUM, FLAGS, Visit, sync_playwright
 
 torch.set_num_threads(1)  # several test processes at once would otherwise wait for one another's threads
+
+for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    if signal.getsignal(number) == signal.SIG_IGN:  # as under nohup, and commands started here would inherit it
+        signal.signal(number, lambda *_: None)  # this process goes on as before, and they have the default
 
 ASSETS = Path(__file__).parent.parent / "assets"
 

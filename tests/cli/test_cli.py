@@ -940,10 +940,6 @@ def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> No
     assert "--reshape is for maps at layers" in outcome.err
 
 
-def default_signals() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have had it ignored for what runs in the background
-
-
 @POSIX
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_that_a_library_makes_an_error_of_still_is_one(
@@ -966,7 +962,7 @@ def test_a_signal_stops_it_and_leaves_nothing_half_written(
     photo: Photo, folder: Path, number: int, status: int
 ) -> None:
     pictures = [photo("polar_bear.webp")] * 300
-    process = start("run", *pictures, "--device", "cpu", "-o", "out", preexec_fn=default_signals)
+    process = start("run", *pictures, "--device", "cpu", "-o", "out")
     assert process.stdout.readline().startswith("polar_bear.webp ")
     time.sleep(0.3)
     process.send_signal(number)

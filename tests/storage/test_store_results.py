@@ -358,7 +358,9 @@ def test_two_at_once_are_found_out(fs: Any) -> None:
 
 
 @pytest.mark.parametrize("lands", [False, True])
-def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(fs: Any, monkeypatch: pytest.MonkeyPatch, lands: bool) -> None:
+def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(
+    fs: Any, monkeypatch: pytest.MonkeyPatch, lands: bool
+) -> None:
     """What is finished meanwhile is another piece: the first may be there although no answer came."""
     actual, cut = Store.write, iter([True])
 
