@@ -178,7 +178,8 @@ def can_exchange(tensor: Tensor) -> bool:
     """Whether the object alone has its contents: no view of them, nothing that autograd saved, no foreign weak reference."""
     known = _given.get(id(tensor))
     own = int(known is not None and known() is tensor)
-    return tensor._use_count() == 1 and weakref.getweakrefcount(tensor) == own
+    counted: Any = tensor  # not every version of PyTorch tells type checkers of `_use_count`
+    return counted._use_count() == 1 and weakref.getweakrefcount(tensor) == own
 
 
 def exchange(tensor: Tensor, other: Tensor) -> Given:
