@@ -20,6 +20,7 @@ FLAGS = (
 )
 WRONG = ("error", "warning")
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+STILL = {"viewport": DESKTOP, "reduced_motion": "reduce"}  # a screenshot shows no picture that is half faded in
 needs_browser = pytest.mark.skipif(
     sync_playwright is None or CHROMIUM is None,
     reason="there is no Playwright, or no Chromium (Debian: apt-get install chromium)",
@@ -30,7 +31,7 @@ class Visit:
     """A page that was opened, and what it did that no page of ours may do."""
 
     def __init__(self, browser: Any, **options: Any) -> None:
-        self.context = browser.new_context(**({"viewport": DESKTOP} | options))
+        self.context = browser.new_context(**(STILL | options))
         self.page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.wrongs: list[str] = []
