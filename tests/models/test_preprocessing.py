@@ -157,9 +157,9 @@ def test_the_region_is_inside_the_picture_and_in_its_middle(height: int, width: 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 2000), (2000, 3), (2000, 1), (1, 30000)])
 def test_extreme_pictures_are_prepared_quickly(height: int, width: int) -> None:
     pixels = np.full((height, width, 3), [255, 0, 127], np.uint8)
-    start = time.perf_counter()
+    start = time.process_time()
     tensor = CROP(pixels)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     expected = torch.tensor([1.0, -1.0, 127 / 127.5 - 1])[:, None, None].expand(3, 224, 224)
     torch.testing.assert_close(tensor, expected)
 

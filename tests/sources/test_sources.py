@@ -523,9 +523,9 @@ def test_listing_costs_less_than_half_a_millisecond_and_half_a_kilobyte_a_pictur
         folder = tmp_path / f"class_{number % 50:04}"
         folder.mkdir(exist_ok=True)
         (folder / f"picture_{number:08}.JPEG").touch()
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(list_inputs([tmp_path]).items) == count
-    assert (time.perf_counter() - start) / count < 5e-4
+    assert (time.process_time() - start) / count < 5e-4
     tracemalloc.start()
     items = list_inputs([tmp_path]).items
     held, peak = tracemalloc.get_traced_memory()

@@ -608,11 +608,11 @@ def test_listing_a_store_costs_little(fs: Any, monkeypatch: pytest.MonkeyPatch) 
     found = {f"class_{number % 50:04}/picture_{number:08}.JPEG": 1 for number in range(count)}
     monkeypatch.setattr(Store, "find", lambda *_: found)
     for given in (HERE, f"{HERE}/**/*.JPEG"):
-        start = time.perf_counter()
+        start = time.process_time()
         tracemalloc.start()
         items = list_inputs([given]).items
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert len(items) == count
         assert held / count < 500
-        assert (time.perf_counter() - start) / count < 5e-4
+        assert (time.process_time() - start) / count < 5e-4
