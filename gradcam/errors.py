@@ -234,8 +234,8 @@ def shorten(value: object) -> str:
 
 def show_fields(result: object) -> str:
     """The repr of a dataclass in one line that fits a prompt: arrays by their shapes, and what is long cut off."""
-    named = ((field.name, getattr(result, field.name)) for field in dataclasses.fields(result) if field.repr)  # type: ignore[arg-type]
-    text = ", ".join(f"{name}={_show_value(value)}" for name, value in named)
+    shown = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]  # a dataclass
+    text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in shown)
     most = LONGEST_RESULT - len(type(result).__name__) - 2
     return f"{type(result).__name__}({text if len(text) <= most else f'{text[: most - 3]}...'})"
 

@@ -167,7 +167,8 @@ class FeatureFile:
         with _blaming(self.path):
             for layer, tensor in tensors.items():
                 if layer not in self._spools:
-                    file = self._files.enter_context(tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115
+                    file = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115  (the stack closes it)
+                    self._files.enter_context(file)
                     self._spools[layer] = _Spool(file, tuple(tensor.shape), tensor.dtype)
                 self._spools[layer].file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         self.names.append(name)

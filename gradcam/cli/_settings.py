@@ -127,6 +127,7 @@ def _check_for_attributions(found: Settings) -> None:
     attributions = [method.name for method in found.methods if isinstance(method, AttributionMethod)]
     if not attributions:
         return
+    # The names are the options' own, which a type checker does not see.
     given = {name for name, value in found.options.items() if value != DEFAULTS[name]}  # type: ignore[literal-required]
     unheeded = ["--fit tiles"] if found.model.fit.startswith("tiles") else []
     unheeded += [f"--{name}" for name in found.options if name in given and name != "reshape"]

@@ -338,9 +338,9 @@ def shown_passes(output: Output) -> Iterator[Progress]:
     with shown_bar(output, "it", PASSES, total=1) as bar:
 
         def show(done: int, total: int) -> None:
+            is_news, bar.total = bar.total != total, total
             bar.update(done - bar.n)
-            if bar.total != total:  # the bar draws itself now and then, and quick passes may all be over before it does
-                bar.total = total
+            if is_news:  # it draws itself now and then, and quick passes may all be over before it does
                 bar.refresh()
 
         yield show

@@ -100,7 +100,7 @@ def _to_marking(where: str, annotation: Mapping[str, Any], index: int, image: Ma
             raise InputError(f"{where}: has polygons, and its image no height and width to draw them in.")
         return Marking(where, index, draw=partial(_draw, where, drawing, picture), picture=picture)
     try:
-        left, top, across, down = map(float, bbox)  # type: ignore[arg-type]
+        left, top, across, down = map(float, bbox)  # type: ignore[arg-type]  # tried out here
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{where}: its bbox is {shorten(bbox)}, expected left, top, width and height.") from None
     return Marking(where, index, check_box(where, (left, top, left + across, top + down)), picture=picture)
