@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -420,6 +421,19 @@ def test_rows_that_do_not_fit_are_refused_before_any_of_them_is_kept(tmp_path: P
     found = np.load(tmp_path / "f.npz")
     assert found["names"].tolist() == ["a", "c"]
     assert found["one"].tolist() == found["two"].tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are not listed here")
+def test_no_layers_rows_keep_a_file_open_behind_the_end(tmp_path: Path) -> None:
+    def list_open() -> list[str]:
+        links = Path("/proc/self/fd").iterdir()
+        return [target for link in links if (target := os.path.realpath(link)).startswith(str(tmp_path))]
+
+    with FeatureFile(tmp_path / "f.npz") as file:
+        file.add("a", {"one": torch.ones(2), "two": torch.ones(2)})
+        assert len(list_open()) == 2
+    assert list_open() == []
+    assert file.names == ["a"]  # and it was not the collector that closed them
 
 
 def test_names_that_no_header_holds_are_refused_before_the_first_picture(

@@ -146,6 +146,12 @@ def test_cards_lie_beside_and_below_each_other(visit: Callable[..., Visit], zoo:
     assert page.locator("main").bounding_box()["height"] > rows[1] - rows[0] + boxes[0]["height"]
 
 
+def test_pictures_fade_in_unless_less_motion_is_wanted(visit: Callable[..., Visit], zoo: Path) -> None:
+    for motion, seconds in [("no-preference", "0.15s"), ("reduce", "0s")]:
+        picture = visit(reduced_motion=motion).open(zoo).locator("#grid img").first
+        assert picture.evaluate("(image) => getComputedStyle(image).transitionDuration") == seconds
+
+
 def test_pictures_in_place_of_overlays(visit: Callable[..., Visit], zoo: Path) -> None:
     page = visit().open(zoo)
     green = page.locator("#grid li").nth(4).locator(".thumb")
