@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
+SECONDS = 20  # of patience
 WRONG = ("error", "warning")
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 STILL = {"viewport": DESKTOP, "reduced_motion": "reduce"}  # a screenshot shows no picture that is half faded in
@@ -33,7 +35,7 @@ class Visit:
     def __init__(self, browser: Any, **options: Any) -> None:
         self.context = browser.new_context(**(STILL | options))
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(1000 * SECONDS)
         self.wrongs: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.wrongs.append(message.text) if message.type in WRONG else None)
@@ -45,3 +47,12 @@ class Visit:
         self.page.goto("about:blank")  # another state alone would not load it anew
         self.page.goto((folder / "index.html").as_uri() + (f"#{state}" if state else ""))
         return self.page
+
+
+def wait_until(page: Any, script: str, given: Any = None) -> None:
+    """Wait until what a script gives is true. Playwright's own waiting evaluates a string inside the page again and
+    again, which the page's security policy forbids, and does so only sometimes."""
+    deadline = time.monotonic() + SECONDS
+    while not page.evaluate(script, given):
+        assert time.monotonic() < deadline, f"this did not become true: {script}"
+        page.wait_for_timeout(20)

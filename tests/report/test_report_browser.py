@@ -20,7 +20,7 @@ from gradcam.images.write import write_image
 from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem
 from gradcam.storage.records import Explained, Prediction, Record
-from tests.browser import PHONE, Visit, expect, needs_browser
+from tests.browser import PHONE, Visit, expect, needs_browser, wait_until
 from tests.report.test_report import HOSTILE, done, result, write_run
 from tests.views import write_views
 
@@ -124,7 +124,7 @@ def test_every_picture_has_a_card(visit: Callable[..., Visit], zoo: Path) -> Non
     assert cards.nth(1).locator(".verdict").inner_text().split("\n") == ["tabby", "90 %"]
     assert cards.nth(3).locator(".error").inner_text() == "broken.jpg: is damaged or cut off"
     assert page.locator(".badge").all_inner_texts() == ["no evidence"]
-    page.wait_for_function("() => document.querySelectorAll('#grid img.here').length === 5")
+    wait_until(page, "() => document.querySelectorAll('#grid img.here').length === 5")
     assert page.locator("#failures").inner_text() == "1"
     page.get_by_text("Settings of the run").click()
     assert page.get_by_text("alpha", exact=True).is_visible()
@@ -155,12 +155,12 @@ def test_pictures_fade_in_unless_less_motion_is_wanted(visit: Callable[..., Visi
 def test_pictures_in_place_of_overlays(visit: Callable[..., Visit], zoo: Path) -> None:
     page = visit().open(zoo)
     green = page.locator("#grid li").nth(4).locator(".thumb")
-    page.wait_for_function("() => document.querySelectorAll('#grid img.here').length === 5")
+    wait_until(page, "() => document.querySelectorAll('#grid img.here').length === 5")
     assert np.abs(colour_of(green) - RED).max() < 8
     page.get_by_text("Pictures", exact=True).last.click()
-    page.wait_for_function("() => document.querySelectorAll('#grid img.here').length === 4")
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('#grid img')].every((i) => getComputedStyle(i).opacity === '1')"
+    wait_until(page, "() => document.querySelectorAll('#grid img.here').length === 4")
+    wait_until(
+        page, "() => [...document.querySelectorAll('#grid img')].every((i) => getComputedStyle(i).opacity === '1')"
     )
     assert np.abs(colour_of(green) - GREEN).max() < 8
     assert page.locator("#grid li").nth(5).locator(".missing").inner_text() == "not at hand"
@@ -405,7 +405,7 @@ def test_the_keyboard_is_enough(visit: Callable[..., Visit], zoo: Path) -> None:
     wait_for_detail(page, "animals/9.jpg")
     page.keyboard.press("Escape")
     expect(page.locator("#detail")).not_to_be_visible()
-    page.wait_for_function("document.activeElement.title === 'animals/9.jpg'")  # what was looked at last, not first
+    wait_until(page, "document.activeElement.title === 'animals/9.jpg'")  # what was looked at last, not first
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
 
@@ -447,7 +447,7 @@ def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_p
     assert page.locator(".card .label").first.inner_text() == label
     assert page.locator(".card .error").inner_text() == label
     assert page.locator("h1").inner_text() == HOSTILE
-    page.wait_for_function(f"() => document.querySelectorAll('#grid img.here').length === {len(NAMES)}")
+    wait_until(page, f"() => document.querySelectorAll('#grid img.here').length === {len(NAMES)}")
     for place, name in enumerate(shown):
         page.locator(".card").nth(place).click()
         wait_for_detail(page, name)
@@ -490,7 +490,7 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
         return nodes
 
     def wait_for_card(name: str) -> None:
-        page.wait_for_function("(name) => document.querySelector(`[title='${name}'] img.here`)", arg=name)
+        wait_until(page, "(name) => document.querySelector(`[title='${name}'] img.here`)", name)
         assert page.locator(f"[title='{name}']").evaluate(
             "(card) => { const box = card.getBoundingClientRect(); return box.top < innerHeight && box.bottom > 0; }"
         )
@@ -499,10 +499,11 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
     most = count_nodes()
     for share in (0.25, 0.5, 0.75):
         page.evaluate("(share) => scrollTo(0, share * document.documentElement.scrollHeight)", share)
-        page.wait_for_function(
+        wait_until(
+            page,
             "(least) => [...document.querySelectorAll('#grid li')].some((card) => Number(card.dataset.place) >= least"
             " && card.getBoundingClientRect().top >= 0 && card.querySelector('img.here'))",
-            arg=int(share * 9900),
+            int(share * 9900),
         )
         most = max(most, count_nodes())
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
@@ -515,7 +516,7 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
     wait_for_detail(page, "099/09999.jpg")
     assert page.locator("#detail-place").inner_text() == "10,000 of 10,000"
     page.keyboard.press("Escape")
-    page.wait_for_function("!location.hash.includes('image=')")  # closed: the card has the focus again
+    wait_until(page, "!location.hash.includes('image=')")  # closed: the card has the focus again
     page.keyboard.press("Home")
     assert focused(page) == "000/00000.jpg"
     page.fill("#search", "0999")
@@ -543,7 +544,7 @@ def test_dark_and_light(visit: Callable[..., Visit], zoo: Path) -> None:
     assert ground(page) < 40
     page = visit(color_scheme="light").open(zoo)
     page.emulate_media(color_scheme="dark")  # until somebody chooses, as the system has it
-    page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    wait_until(page, "() => document.documentElement.dataset.theme === 'dark'")
     assert ground(page) < 40
 
 
@@ -610,7 +611,7 @@ def test_an_overlay_that_is_gone_gives_way_to_its_view(visit: Callable[..., Visi
     started = visit()
     page = started.open(folder, "image=a.jpg")
     wait_for_detail(page, "a.jpg")
-    page.wait_for_function("() => document.querySelector('.overlay').src.endsWith('/report/views/a.0.jpg')")
+    wait_until(page, "() => document.querySelector('.overlay').src.endsWith('/report/views/a.0.jpg')")
     assert np.abs(colour_of(page.locator(".stack")) - RED).max() < 8
     assert all("ERR_FILE_NOT_FOUND" in wrong for wrong in started.wrongs)
     started.wrongs.clear()
