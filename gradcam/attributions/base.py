@@ -22,7 +22,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
 from gradcam.options import Progress
-from gradcam.targets import ClassTarget, compute_scores
+from gradcam.targets.classes import ClassTarget, compute_scores
 
 # Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
 MOST_BYTES = 2**23
@@ -140,14 +140,11 @@ class Opened:
         copies = len(entrance) // images
 
         def give(tensor: Tensor) -> Tensor:
-            """The caller's, copied, since one of several passes may change it; the pictures replaced."""
-            if tensor is self.batch.pictures:
-                return entrance
+            """The caller's, copied, since one of several passes may change it."""
             tensor = caller_keeps(tensor).clone()
             return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == images else tensor
 
-        args, kwargs = map_tensors((self.batch.args, self.batch.kwargs), give)
-        output = self.model(*args, **kwargs)
+        output = self.batch.copy(give, pictures=entrance).run(self.model)
         found = [compute_scores(target, part, images) for part in _split(output, len(pictures), images)]
         return Recording(leaf, entrance, output, torch.cat([each.values for each in found]), found[0].classes)
 

@@ -26,7 +26,7 @@ from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.options import ExplainOptions
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
-from gradcam.targets import ClassTarget, check_classes, is_function
+from gradcam.targets.classes import ClassTarget, check_classes, is_function
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from gradcam.images.read import Pixels, Region
 from gradcam.models.classifier import Classifier, Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.storage.records import Explained, Prediction, Record
-from gradcam.targets import ClassTarget
+from gradcam.targets.classes import ClassTarget
 
 if TYPE_CHECKING:
     from torch import Tensor

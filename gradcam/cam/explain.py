@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -12,24 +13,35 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.cam.forward import recorded_pass
+from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
 from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
-from gradcam.cam.postprocess import make_views, to_heatmaps
+from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
-from gradcam.errors import BlindLayerError, GradcamError, ImageError, LayerError, join_names, shorten, warn
+from gradcam.errors import (
+    BlindLayerError,
+    GradcamError,
+    ImageError,
+    LayerError,
+    TargetError,
+    join_names,
+    shorten,
+    warn,
+)
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import map_tensors, to_batch
+from gradcam.hooks.nested import to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import check_layers, find_layers, unwrap
+from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
-from gradcam.targets import refuse_features
+from gradcam.targets.base import Bound, Instance, Scored, bind
+from gradcam.targets.classes import refuse_features
 
 HOW = ("mean", "max")  # of `fuse`
 _BLIND = (
@@ -48,14 +60,16 @@ class Explanation:
     ----------
     maps : Tensor (N,K,h,w)
         What the method gave, float32, at the layer's resolution: the positive values, the negative ones without their
-        sign, or both, as `evidence` says.
+        sign, or both, as `evidence` says. Where pictures were padded on their way into the model, a map is of the
+        picture alone.
     heatmaps : Tensor (N,K,H,W)
         The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
-        evidence. A blank map stays zero.
+        evidence. A blank map stays zero. Of a list of pictures of several sizes it is a list of N tensors (K,H,W).
     classes : Tensor (N,K) or None
-        The explained classes, int64; None where the target was a function.
+        The explained classes, int64; None where the target was a function, a sentence or another picture.
     scores : Tensor (N,K)
-        What was explained, float32.
+        What was explained, float32. Where pictures have different numbers of boxes, the rest is NaN, with blank maps and
+        class -1.
     output : Any
         The model's own output, detached.
     layer : str
@@ -64,6 +78,10 @@ class Explanation:
         The method's name.
     evidence : str
         "positive", "negative" or "signed".
+    instances : sequence of sequences of Instance, or None
+        For each image what each of its maps is of, where that is more than a class: a box, a mask, a sentence.
+    reference : Explanation or None
+        Of a likeness to another picture, the maps on that one.
 
     Examples
     --------
@@ -83,10 +101,14 @@ class Explanation:
     layer: str
     method: str
     evidence: str
+    instances: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
+    reference: Explanation | None = field(default=None, repr=False, kw_only=True)
 
     def __repr__(self) -> str:
         images, classes = self.maps.shape[:2]
-        grid, size = (" x ".join(map(str, tensor.shape[2:])) for tensor in (self.maps, self.heatmaps))
+        grid = " x ".join(map(str, self.maps.shape[2:]))
+        sizes = dict.fromkeys(" x ".join(map(str, each.shape[1:])) for each in self.heatmaps)
+        size = ", ".join(sizes)
         kind = "" if self.evidence == "positive" else f"{self.evidence} evidence by "
         return (
             f"{type(self).__name__}({images} image(s), {classes} map(s) each, {kind}{self.method} at {self.layer}, "
@@ -137,7 +159,7 @@ def explain(
     images: Any,
     layer: str | nn.Module | None = None,
     *,
-    method: str | Method = "gradcam",
+    method: str | Method | None = None,
     target: Any = None,
     layers: Sequence[str | nn.Module] | None = None,
     **options: Unpack[ExplainOptions],
@@ -154,7 +176,8 @@ def explain(
         Any PyTorch model; it may be frozen, in training, in half precision or compiled.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         What the model takes, usually a floating tensor, preprocessed. A tuple is passed as positional arguments, a dict
-        as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor.
+        as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor. A detector may take a
+        list of pictures (C,H,W), of any sizes.
     layer : str or nn.Module, default None
         A layer's dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several tensors that it
         gives, by key or index; "encoder.layer4#1" one of several runs, counted from 0. Where several tensors are given
@@ -163,13 +186,14 @@ def explain(
         (behind an activation such as ReLU, for methods that assume activations that are not negative; the last of the
         coarsest grid, for dense outputs). To find it costs one more forward pass of one image, or two: name the layer
         in loops.
-    method : str or Method, default "gradcam"
+    method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
-        attention; they and RISE look at no layer.
+        attention; they and RISE look at no layer. None is "gradcam", but for targets that have a method of their own,
+        such as a box, whose maps are "hirescam" at each level of the feature pyramid.
     target : Any, default None
         What is explained: None for each image's top class, an int for all images, N ints, a nested (N,K) sequence or
-        tensor for K maps of each, a `gradcam.targets.ClassTarget`, or a function from the model's output to scores (N,)
-        or (N,K).
+        tensor for K maps of each, a `gradcam.targets.ClassTarget`, a function from the model's output to scores (N,) or
+        (N,K); or a box, a mask, a keypoint, a sentence, a word or another picture, as `gradcam.targets` has them.
     layers : sequence of str or nn.Module, default None
         Several layers in place of `layer`, to be joined as `join` says.
 
@@ -231,13 +255,8 @@ def explain(
     Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017,
     equations 1 and 2. `gradcam methods` lists the papers of the others.
     """
-    plan = Plan.of([find_method(method)], target, options, "explain")
-    chosen = one_map(layer, layers, plan.options["join"])
-    if chosen is None and plan.needs_layers:
-        found = _explain_last_layer(model, images, plan)
-    else:
-        found = carry_out(model, images, chosen or [], plan)
-    return next(iter(found.values()))
+    plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
+    return next(iter(carry_out(model, images, one_map(layer, layers, plan.options["join"]) or [], plan).values()))
 
 
 def one_map(
@@ -307,7 +326,8 @@ def compare(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model."""
+    """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model. Without
+    `methods` the target's own is taken."""
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
     target: Any = None
@@ -323,6 +343,14 @@ class Plan:
             raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
         check_evidence(filled["evidence"], found)
         return cls(found, target, filled | {"reshape": to_reshape(filled["reshape"])}, **more)
+
+    def complete(self, method: str) -> Plan:
+        """The same with this method where none was named. Raises `GradcamError` as `of` does."""
+        if self.methods:
+            return self
+        found = smooth([METHODS[method]], self.options["smoothing"])
+        check_evidence(self.options["evidence"], found)
+        return replace(self, methods=found)
 
     @property
     def needs_layers(self) -> bool:
@@ -343,26 +371,35 @@ class Plan:
 def carry_out(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
-    """As `compare`, with a plan that is checked."""
+    """As `compare`, with a plan that is checked; without layers at the one that is best for the target."""
+    model, batch = unwrap(model), to_batch(images)
+    refuse_features(model, plan.target)
+    bound = bind(plan.target, model, batch)
+    plan = plan.complete(bound.method)
+    if bound.has_places and plan.options["augmentation"] != "none":
+        raise TargetError("A place in the picture is elsewhere in other views of it: leave the augmentation out.")
+    if plan.needs_layers and not layers and bound.layer is None:
+        return _explain_last_layer(model, bound, plan)
+    are_named = bool(layers)
+    layers = layers or ([] if bound.layer is None else [bound.layer])
     try:
-        return _explain_at(model, images, layers, plan, are_named=True)
+        return _explain_at(model, bound, layers, plan, are_named=are_named)
     except BlindPatchesError as error:
         said = _BLIND
         with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
             other = replace(plan, options=plan.options | {"reshape": None})  # which is of this layer
-            found = find_suggestion(unwrap(model), to_batch(images), plan.target)
-            layer = _find_last_with_gradient(model, images, found.layers, other)
+            found = find_suggestion(bound.model, bound.batch, bound.target)
+            layer = _find_last_with_gradient(model, bound, found.layers, other)
             said = said if layer is None else f"{error} Choose '{layer}', whose patches do."
         raise type(error)(said) from None
 
 
 def _explain_at(
-    model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan, *, are_named: bool = False
+    model: nn.Module, bound: Bound, layers: Sequence[str | nn.Module], plan: Plan, *, are_named: bool = False
 ) -> dict[tuple[str, str], Explanation]:
-    batch, model, options = to_batch(images), unwrap(model), plan.options
+    batch, options = bound.batch, plan.options
     chosen = find_layers(model, layers) if layers or plan.needs_layers else []
-    refuse_features(model, plan.target)
-    views = make_views(batch, options["augmentation"], plan.target)
+    views = make_views(batch, options["augmentation"], bound.target)
     budget, log = RerunBudget(views.batch, options["memory_budget"], options["progress"]), AttentionLog()
     shown = views.batch.copy() if plan.runs_again else views.batch
     how: dict[str, Any] = {
@@ -372,53 +409,88 @@ def _explain_at(
     }
     if any(method.place == "attention" for method in plan.methods):
         how["around"].append(log.taken(model))
-    with recorded_pass(model, shown, chosen, views.target, **how) as recorded:
+    with recorded_pass(bound.model, shown, chosen, views.target, **how) as recorded:
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
-        if are_named:
+        if are_named and recorded.frame is None:
             warn_of_places(recorded, options["reshape"])
-        output = map_tensors(recorded.output, views.first)
-        classes = recorded.scored.classes
-        classes = None if classes is None else views.first(classes).to(batch.device)
-        evidence, found = options["evidence"], {}
+        scored, evidence, found = recorded.scored, options["evidence"], {}
+        shared = {"output": views.first_of(bound.own_output(recorded.output)), "evidence": evidence}
+        shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
+        shared["instances"] = scored.instances if scored.instances is None else scored.instances[: batch.images]
         for (layer, method), each in maps.items():
-            values = views.combine(each.levels, evidence)
+            values = views.combine(_lay_on_pictures(each.levels, recorded, layer), evidence)
             if each.was_rounding is not None:
                 warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
-            heatmaps = to_heatmaps(values, batch.size, signed=evidence == "signed").to(batch.device)
-            scores = views.first(each.scores).to(batch.device)
-            explanation = Explanation(
-                values.to(batch.device), heatmaps, classes, scores, output, layer, method, evidence
-            )
-            found[layer, method] = explanation
+            heatmaps = _to_heatmaps(values, batch.sizes, signed=evidence == "signed", device=batch.device)
+            scores = _without_padding(views.first(each.scores).to(batch.device), scored)
+            own = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
+            found[layer, method] = Explanation(layer=layer, method=method, **own, **shared)
+        other = None if bound.mirror is None else bound.mirror(scored)
+    if other is not None:  # the same on the picture that these are likened to
+        there = carry_out(model, other[0], layers, replace(plan, target=other[1]))
+        found = {key: replace(each, reference=there.get(key)) for key, each in found.items()}
     return found
 
 
-def _explain_last_layer(model: nn.Module, images: Any, plan: Plan) -> dict[tuple[str, str], Explanation]:
+def _lay_on_pictures(levels: Sequence[Tensor], recorded: Recorded, layer: str) -> Sequence[Tensor]:
+    """Raw maps over all that layers see as maps over the pictures, where those are only a part of it."""
+    frame, batch = recorded.frame, recorded.batch
+    if layer == "input":  # where it is the caller's pictures that count, whatever the model makes of them
+        frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
+    return levels if frame is None or frame.is_whole else [take_windows(level, frame) for level in levels]
+
+
+def _to_heatmaps(values: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device) -> Any:
+    if len(set(sizes)) == 1:
+        return to_heatmaps(values, sizes[0], signed=signed).to(device)
+    each = zip(values.split(1), sizes)
+    return [to_heatmaps(one, size, signed=signed)[0].to(device) for one, size in each]
+
+
+def _without_padding(scores: Tensor, scored: Scored) -> Tensor:
+    """NaN where an image has fewer instances than another one."""
+    for row, instances in zip(scores, scored.instances or ()):
+        row[len(instances) :] = torch.nan
+    return scores
+
+
+def _explain_last_layer(model: nn.Module, bound: Bound, plan: Plan) -> dict[tuple[str, str], Explanation]:
     if callable(plan.options["reshape"]):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
-    found = find_suggestion(unwrap(model), to_batch(_copy(images)), plan.target, plan.options["reshape"])
+    copied = _copy(bound)
+    found = find_suggestion(copied.model, copied.batch, copied.target, plan.options["reshape"])
+    found = replace(found, layers=[_own_name(model, bound.model, name) for name in found.layers])
+    found = replace(found, behind_activation=_own_name(model, bound.model, found.behind_activation))
     is_positive = all(method.assumes_positive for method in plan.methods)
     last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
     try:
-        explained = _explain_at(model, _copy(images), [last], plan)
+        explained = _explain_at(model, _copy(bound), [last], plan)
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-        layer = _find_last_with_gradient(model, _copy(images), others, plan) if others else None
+        layer = _find_last_with_gradient(model, _copy(bound), others, plan) if others else None
         if layer is None:
             raise LayerError(_BLIND) from None
-        return _explain_at(model, images, [layer], plan)
+        return _explain_at(model, bound, [layer], plan)
     if found.note is not None and last == found.layers[0]:
         warn(found.note)
     return explained
 
 
-def _copy(images: Any) -> Any:
+def _own_name(model: nn.Module, run: nn.Module, name: str) -> str:
+    """A layer's name in the model, of what is run in its place."""
+    if run is model:
+        return name
+    plain, run_number = re.fullmatch(r"(.*?)(#\d+)?", name, re.DOTALL).groups("")  # type: ignore[union-attr]  # it always fits
+    module = run.get_submodule(plain)
+    return next((own for own, each in model.named_modules() if each is module), plain) + run_number
+
+
+def _copy(bound: Bound) -> Bound:
     """For one of several passes: a model may change its input in place."""
-    return map_tensors(images, torch.Tensor.clone)
+    return replace(bound, batch=bound.batch.copy())
 
 
-def _find_last_with_gradient(model: nn.Module, images: Any, names: Sequence[str], plan: Plan) -> str | None:
-    model, batch = unwrap(model), to_batch(images)
-    with recorded_pass(model, batch, find_layers(model, names), plan.target) as recorded:
+def _find_last_with_gradient(model: nn.Module, bound: Bound, names: Sequence[str], plan: Plan) -> str | None:
+    with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)

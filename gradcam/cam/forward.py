@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -29,8 +29,10 @@ from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
 from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, first_floating, is_in_8_bits, tensors
 from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import Outlet, layers_with_grid
+from gradcam.layers.frames import Frame, find_frame, watch_frames
 from gradcam.layers.layout import Axes, IndexLayout, Layout, find_patches, one_image
-from gradcam.targets import Scored, compute_scores
+from gradcam.targets.base import Scored
+from gradcam.targets.classes import compute_scores
 
 Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
 
@@ -81,8 +83,9 @@ class Recorded:
     """What one forward pass left, and what maps are computed with. `activations`, `outlets`: what was recorded, by
     name, and of what. `parts`: by layer, the names of those that it gave, of which there are several where its output
     holds several tensors. `scored`: what is there to be differentiated. `modules`: all of the model's. `autocast`: the
-    caller's, None without. `layouts`: how the activations lie on the picture, by name, of those where it was asked
-    for."""
+    caller's, None without. `frame`: what the model made of the pictures' sizes, if anything; the size of `batch` then is
+    that of the canvas, on which layers lie. `layouts`: how the activations lie on the picture, by name, of those where it
+    was asked for."""
 
     activations: dict[str, Tensor]
     outlets: dict[str, Outlet]
@@ -93,6 +96,7 @@ class Recorded:
     modules: list[nn.Module]
     batch: Batch
     autocast: torch.dtype | None
+    frame: Frame | None = None
     layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
 
     @property
@@ -164,10 +168,11 @@ def recorded_pass(
             if differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
             own = batch.copy(caller_keeps)
+            frames = watch_frames(modules, hooks.enter_context(Hooks()))
             with contextlib.ExitStack() as watching:
                 for each in around:
                     watching.enter_context(each)
-                output = model(*own.args, **own.kwargs)
+                output = own.run(model)
             activations, outlets, parts = _divide(chosen, recorders)
             off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
             if differentiable and len(off) > 1:  # the first finds it off; another one, if the model switches it off
@@ -182,7 +187,9 @@ def recorded_pass(
         device = scored.values.device.type
         autocast = caller_autocast(device)  # without which maps are computed: it would make products half as precise
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast)
+            frame = find_frame(batch, frames)
+            batch = batch if frame is None else replace(batch, size=frame.canvas)
+            yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast, frame)
 
 
 def _divide(
@@ -271,6 +278,5 @@ def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module
     with preserve_state(model), recording_off(), Hooks() as hooks:
         for module in modules:
             hooks.after_forward(module, keep)
-        own = batch.copy(caller_keeps)
-        model(*own.args, **own.kwargs)
+        batch.copy(caller_keeps).run(model)
     return found

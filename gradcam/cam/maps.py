@@ -20,7 +20,8 @@ from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_name
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Reshape
-from gradcam.targets import FINER_SHARE, RepeatedTarget, Scored, difference, find_nearest
+from gradcam.targets.base import Scored
+from gradcam.targets.classes import FINER_SHARE, RepeatedTarget, difference, find_nearest
 
 Kind = TypeVar("Kind", bound=Method)
 Key = tuple[str, str]  # of a site and a method, or of a layer and one
@@ -97,7 +98,8 @@ def compute_maps(
     sites, values = list(by_name.values()), _Values()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
-    placed = [(it.layer, it.recorded, it.layout.to_grid) for it in sites if (first or second) and len(scores[None]) > 1]
+    asks = (first or second) and len(scores[None]) > 1 and recorded.scored.jacobian is None
+    placed = [(it.layer, it.recorded, it.layout.to_grid) for it in sites if asks]
     apart = not placed or not depend_on_one_another(recorded.model, scores[None], placed)
     for of_activations, site in product(_of(OfActivations, methods), sites):
         found_maps = _checked(of_activations, site.grid)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
@@ -185,8 +187,14 @@ def _use_gradients(
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
     classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
-    first = 0
-    for pieces in _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one):
+    first, shorter = 0, recorded.scored.jacobian if kinds == [None] else None
+    chunks = None if shorter is None else shorter([site.recorded for site in sites])
+    if chunks is None:
+        found_pieces = _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one)
+    else:
+        inputs = [site.recorded for site in sites]
+        found_pieces = (_to_grids(sites, _with_zeros(chunk, inputs)) for chunk in chunks)
+    for pieces in found_pieces:
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
@@ -209,7 +217,7 @@ def _gradients(
     inputs = [site.recorded for site in sites]
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
-            yield [site.to_grid(gradient, "gradients") for site, gradient in zip(sites, _with_zeros(chunk, inputs))]
+            yield _to_grids(sites, _with_zeros(chunk, inputs))
         return
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):
@@ -221,6 +229,10 @@ def _gradients(
             found.append(torch.cat(on_grid, 1))
     joined = [torch.cat(found) for found in rows]
     yield [(each, (~each.flatten(1).any(1)).tolist()) for each in joined]
+
+
+def _to_grids(sites: Sequence[GridActivations], gradients: Sequence[Tensor | None]) -> list[tuple[Tensor, list[bool]]]:
+    return [site.to_grid(gradient, "gradients") for site, gradient in zip(sites, gradients)]
 
 
 def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.nested import Batch, Window, map_tensors, take_rows
+from gradcam.layers.frames import Frame
 from gradcam.options import AUGMENTATIONS
-from gradcam.targets import RepeatedTarget
+from gradcam.targets.classes import RepeatedTarget
+
+Part = tuple[tuple[float, ...], tuple[float, ...]]  # where something begins, and how far it reaches, along each axis
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class Views:
     def first(self, rows: Tensor) -> Tensor:
         """Of the images themselves, detached: the first N rows, where there is one row for each image of each view."""
         return (rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows).detach()
+
+    def first_of(self, output: Any) -> Any:
+        """The same of all that lies in an output."""
+        first = output if len(self.views) == 1 else take_rows(output, slice(self.images), self.batch.images)
+        return map_tensors(first, Tensor.detach)
 
     def combine(self, levels: Sequence[Tensor], evidence: str) -> Tensor:
         """Of raw maps (V N,K,h,w) of all views the positive values, or the negative ones without their sign, or all of
@@ -56,19 +65,51 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
     if len(views) == 1:
         return Views(batch, views, target)
 
+    def mirror(tensor: Tensor) -> Tensor:
+        if batch.listed is None:
+            return tensor.flip(-1)
+        mirrored = tensor.clone()  # each picture where it is, whatever is around it
+        for one, (height, width) in zip(mirrored, batch.listed):
+            one[..., :height, :width] = one[..., :height, :width].flip(-1)
+        return mirrored
+
     def show(tensor: Tensor) -> Tensor:
         has_rows = tensor.ndim > 0 and len(tensor) == batch.images
         if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # one number is for all views
             return tensor
         is_in_space = tensor.ndim == batch.pictures.ndim and tensor.shape[2:] == batch.pictures.shape[2:]
-        shown = [tensor.flip(-1) if mirrored and is_in_space else tensor for _, mirrored in views]
+        shown = [mirror(tensor) if mirrored and is_in_space else tensor for _, mirrored in views]
         if tensor is batch.pictures:
             shown = [view * factor for view, (factor, _) in zip(shown, views)]
         return torch.cat(shown)
 
     with torch.no_grad():
-        shown_batch = replace(batch.copy(show), images=batch.images * len(views))
+        shown_batch = batch.copy(show).repeat(len(views))
+    if batch.windows is not None:
+        windows = [
+            _mirror_window(it, batch.size[-1]) if mirrored else it for _, mirrored in views for it in batch.windows
+        ]
+        shown_batch = replace(shown_batch, windows=tuple(windows))
     return Views(shown_batch, views, RepeatedTarget(target, batch.images, len(views)))
+
+
+def _mirror_window(window: Window, width: int) -> Window:
+    top, left, rows, columns = window
+    return top, width - left - columns, rows, columns
+
+
+def take_windows(maps: Tensor, frame: Frame) -> Tensor:
+    """Maps (N,K,h,w) over a canvas as maps over the pictures that lie there: of as many cells for each as the largest of
+    them covers, so that they stay one tensor."""
+    cells = [length / side for length, side in zip(maps.shape[2:], frame.canvas)]  # for each pixel of the canvas
+    parts = [
+        ((top * cells[0], left * cells[1]), (rows * cells[0], columns * cells[1]))
+        for top, left, rows, columns in frame.windows
+    ]
+    size = [math.ceil(max(lengths) - 1e-6) for lengths in zip(*(part[1] for part in parts))]
+    if len(set(parts)) == 1:
+        return resize(maps, size, signed=True, part=parts[0])
+    return torch.cat([resize(maps[i : i + 1], size, signed=True, part=part) for i, part in enumerate(parts)])
 
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
@@ -82,20 +123,30 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     return heatmaps.div_(torch.where(largest > 0, largest, 1.0))
 
 
-def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
+def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
     """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero. With
-    `signed`, positive and negative values by themselves."""
+    `signed`, positive and negative values by themselves. `part`: where in the maps the result begins, and how far it
+    reaches, in cells; None for all of them."""
     if signed:
-        return resize(maps.relu(), size) - resize((-maps).relu(), size)
-    for length in size:  # each turn takes the first axis of the grid away and puts the new one behind the last
-        maps = torch.tensordot(maps, _cubic_weights(maps.shape[2], length).to(maps), dims=([2], [1]))
+        return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)
+    starts, lengths = ((None,) * len(size),) * 2 if part is None else part
+    for length, start, extent in zip(size, starts, lengths):
+        # Each turn takes the first axis of the grid away and puts the new one behind the last.
+        weights = _cubic_weights(maps.shape[2], length, start, extent).to(maps)
+        maps = torch.tensordot(maps, weights, dims=([2], [1]))
     return maps.clamp_(min=0)
 
 
 @functools.lru_cache(maxsize=64)
-def _cubic_weights(cells: int, length: int) -> Tensor:
-    """The matrix (length, cells) of one axis's interpolation. PyTorch's interpolation of the identity matrix gives it.
-    As products of small matrices a hundred maps are resized several times faster than by the interpolation itself, and
+def _cubic_weights(cells: int, length: int, start: float | None = None, extent: float | None = None) -> Tensor:
+    """The matrix (length, cells) of one axis's interpolation, of all cells or from one place on. PyTorch's interpolation
+    of the identity matrix gives it. As products of small matrices a hundred maps are resized several times faster than by the interpolation itself, and
     volumes, for which it has no cubic mode, are resized alike."""
     identity = torch.eye(cells, dtype=torch.float32, device="cpu")[None, None]  # whatever the caller's defaults are
+    if start is not None and extent is not None:
+        places = start + (torch.arange(length, dtype=torch.float32, device="cpu") + 0.5) * extent / length
+        rows = torch.arange(cells, dtype=torch.float32, device="cpu") + 0.5
+        points = torch.stack(torch.meshgrid(places, rows, indexing="ij"), -1).flip(-1) * 2 / cells - 1
+        settings: Any = {"mode": "bicubic", "padding_mode": "border", "align_corners": False}
+        return F.grid_sample(identity.mT, points[None], **settings)[0, 0]
     return F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)[0, 0]

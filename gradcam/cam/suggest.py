@@ -18,7 +18,8 @@ from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
 from gradcam.layers.find import Edge, Ways, edge_of, is_activated
 from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image
-from gradcam.targets import is_function, to_class_target
+from gradcam.targets.base import Reader
+from gradcam.targets.classes import is_function, to_class_target
 
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
 FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
@@ -90,6 +91,8 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
     """What is explained of an output: its logits, or what a target function gives; its first tensor if there is neither."""
     try:
+        if isinstance(target, Reader):
+            return [target.score(output, images).values]
         found = target(output) if is_function(target) else to_class_target(target).find_logits(output, images)
     except Exception:  # it is said where the score is needed
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

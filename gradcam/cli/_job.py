@@ -221,7 +221,7 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
     import_torch()
     from gradcam.batch.findings import Request
     from gradcam.layers.find import find_layer
-    from gradcam.targets import ClassTarget
+    from gradcam.targets.classes import ClassTarget
 
     methods = [each for each in settings.methods if isinstance(each, Method)]
     attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]

@@ -18,7 +18,7 @@ from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.options import Progress
-from gradcam.targets import ClassTarget
+from gradcam.targets.classes import ClassTarget
 
 CENTRE = 0.25  # the blob's standard deviation, as a share of each side
 CELLS = 7  # of the random map, along each side: as coarse as the maps of most networks

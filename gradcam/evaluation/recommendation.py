@@ -32,7 +32,7 @@ from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.options import SCORES, Progress
-from gradcam.targets import ClassTarget
+from gradcam.targets.classes import ClassTarget
 
 MOSAICS = 12
 SHORTLIST = 5  # combinations that ROAD is measured of, beside the default; those with the same maps count once

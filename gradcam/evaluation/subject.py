@@ -18,7 +18,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.models.results import to_probabilities
 from gradcam.options import check_count
-from gradcam.targets import check_classes
+from gradcam.targets.classes import check_classes
 
 BASELINES = ("blur", "mean", "zero")
 RADIUS = 5  # of the blur in a picture of `SIDE` pixels: 11 x 11, with a standard deviation of 5, as in RISE's code

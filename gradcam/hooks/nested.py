@@ -52,6 +52,21 @@ def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
     return map_tensors(value, lambda tensor: new if tensor is old else tensor)
 
 
+def take_rows(output: Any, rows: slice, total: int) -> Any:
+    """Some of the images' rows of an output that has `total` of them: of each tensor with so many, and of a list that has
+    something that is no tensor for each image, as detectors give it."""
+    if isinstance(output, list) and len(output) == total and not any(isinstance(it, Tensor) for it in output):
+        return output[rows]
+    return map_tensors(output, lambda tensor: tensor[rows] if tensor.shape[:1] == (total,) else tensor)
+
+
+def has_rows(output: Any, total: int) -> bool:
+    """Whether an output has anything for each of `total` images."""
+    return (isinstance(output, list) and len(output) == total) or any(
+        tensor.shape[:1] == (total,) for tensor in tensors(output)
+    )
+
+
 def first_floating(value: Any) -> Tensor | None:
     """The first floating-point tensor in `value`, or None."""
     return next((tensor for tensor in tensors(value) if tensor.is_floating_point()), None)
@@ -132,9 +147,15 @@ def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Lay
     return inputs, (tuple(copies.get(id(value), value) for value in args), new_kwargs)
 
 
+Window = tuple[int, int, int, int]  # top, left, height and width, in pixels
+
+
 @dataclass(frozen=True)
 class Batch:
-    """The model's arguments, the pictures among them, how many those are, and of which size: (H,W) or (D,H,W)."""
+    """The model's arguments, the pictures among them, how many those are, and of which size: (H,W) or (D,H,W). `listed`:
+    the sizes of pictures that the model takes as a list of (C,H,W). In `pictures`, and in the arguments, they then are
+    one tensor, each in the upper left corner, and zero around it. `windows`: where each picture lies on what the model is
+    given, where that is not all of it."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -142,6 +163,43 @@ class Batch:
     images: int
     size: tuple[int, ...]
     device: torch.device
+    listed: tuple[tuple[int, ...], ...] | None = None
+    windows: tuple[Window, ...] | None = None
+
+    @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """The size of each picture by itself, without what lies around it."""
+        if self.windows is not None:
+            return [window[2:] for window in self.windows]
+        return [self.size] * self.images if self.listed is None else list(self.listed)
+
+    def take(self, images: int) -> Batch:
+        """The same said of the first of its images alone, once their tensors have as many rows."""
+        listed = None if self.listed is None else self.listed[:images]
+        return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[:images])
+
+    def repeat(self, times: int) -> Batch:
+        """The same said of so many blocks of its images."""
+        listed = None if self.listed is None else self.listed * times
+        windows = None if self.windows is None else self.windows * times
+        return replace(self, images=self.images * times, listed=listed, windows=windows)
+
+    def run(self, model: Callable[..., Any]) -> Any:
+        """What the model gives for these arguments. Raises `ImageError` where it takes no list of pictures."""
+        if self.listed is None:
+            return model(*self.args, **self.kwargs)
+        sizes = self.listed * (len(self.pictures) // len(self.listed))
+        pictures: Any = [picture[:, :height, :width] for picture, (height, width) in zip(self.pictures, sizes)]
+        given = map_tensors((self.args, self.kwargs), lambda it: pictures if it is self.pictures else it)
+        try:
+            return model(*given[0], **given[1])
+        except (TypeError, AttributeError) as error:
+            if not any(word in str(error) for word in ("list", "must be Tensor")):
+                raise
+            raise ImageError(
+                f"The images are {len(pictures)} of {tuple(pictures[0].shape)} in a list, expected one tensor (N,C,H,W): "
+                "torch.stack(images), or image[None] of one. Models that take lists are detectors, as a rule."
+            ) from error
 
     def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
         """The arguments for another run, since a model may change its own in place: copies, or what `change` gives.
@@ -170,19 +228,25 @@ def to_inputs(images: Any) -> Arguments:
 
 
 def to_batch(images: Any) -> Batch:
-    """What the caller gave, as arguments. Raises `ImageError` where there is no floating (N,C,H,W) or (N,C,D,H,W) in it."""
+    """What the caller gave, as arguments: a tensor of pictures, a list of them (C,H,W) for a model that takes that, or
+    either among other arguments. A batch stays what it is. Raises `ImageError` where there is no floating (N,C,H,W) or
+    (N,C,D,H,W) in it."""
+    if isinstance(images, Batch):
+        return images
     args, kwargs = to_arguments(images)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list) and value and all(map(_is_picture, value)):
+            return _to_listed(value, args, kwargs)
     given = tensors((args, kwargs))
     if any(tensor.is_nested for tensor in given):
         raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
     first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
     if first is None:
         what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
-        if isinstance(images, (list, tuple)) and given and all(it.ndim == 3 and it.is_floating_point() for it in given):
+        if isinstance(images, (list, tuple)) and given and all(map(_is_picture, given)):
             raise ImageError(
                 f"The images are {len(given)} of {tuple(given[0].shape)} in a {type(images).__name__}, expected one tensor "
-                "(N,C,H,W): torch.stack(images), or image[None] of one. A detector takes that too, with "
-                'target=lambda output: torch.stack([found["scores"][0] for found in output]).'
+                "(N,C,H,W): torch.stack(images), or image[None] of one. A detector takes a list of them."
             )
         raise ImageError(
             f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
@@ -191,6 +255,25 @@ def to_batch(images: Any) -> Batch:
     if 0 in first.shape:
         raise ImageError(f"The images are {tuple(first.shape)}: there is nothing to explain in an empty tensor.")
     return Batch(args, kwargs, first, len(first), tuple(first.shape[2:]), first.device)
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point() and not value.is_nested
+
+
+def _to_listed(pictures: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+    first, sizes = pictures[0], tuple(tuple(it.shape[1:]) for it in pictures)
+    kinds = {(it.shape[0], it.dtype, it.device) for it in pictures}
+    if len(kinds) > 1 or any(0 in it.shape for it in pictures):
+        what = ", ".join(f"{tuple(it.shape)} {it.dtype} on {it.device}" for it in pictures[:4])
+        raise ImageError(f"The images are {what}: expected floating (C,H,W) of one kind and on one device.")
+    height, width = (max(sides) for sides in zip(*sizes))
+    joined = first.new_zeros(len(pictures), first.shape[0], height, width)
+    for place, picture in zip(joined, pictures):
+        place[:, : picture.shape[1], : picture.shape[2]] = picture.detach()
+    args = tuple(joined if it is pictures else it for it in args)
+    kwargs = {name: joined if it is pictures else it for name, it in kwargs.items()}
+    return Batch(args, kwargs, joined, len(pictures), (height, width), joined.device, sizes)
 
 
 def caller_keeps(tensor: Tensor) -> Tensor:

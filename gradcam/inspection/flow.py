@@ -19,12 +19,12 @@ from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
 from gradcam.hooks.hooks import Hooks, refuse_vmap
-from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, replace_tensor, to_batch
+from gradcam.hooks.nested import caller_keeps, first_floating, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import Aliases
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers.find import gives_back, unwrap
-from gradcam.targets import compute_scores
+from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
@@ -281,10 +281,10 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     own = {name: it for name, it in model.named_modules() if not it._modules or [*it.parameters(recurse=False)]}
     seen = Observation(own if layers is None else select_layers(model, layers))
     with preserve_state(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
-        args, kwargs = map_tensors((batch.args, batch.kwargs), to_leaf)
+        given = batch.copy(to_leaf)
         seen.follow(hooks)
         with Aliases(model.parameters(), seen.note_use) as aliases:
-            output = seen.pass_on(None, model(*args, **kwargs), hooks)
+            output = seen.pass_on(None, given.run(model), hooks)
             scored = compute_scores(target, output, batch.images)
         if not scored.values.requires_grad:
             raise ModelError(
@@ -294,7 +294,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
                 "score."
             )
         device = scored.values.device.type
-        is_scaled = caller_autocast(device) == torch.float16 or has_float16((args, kwargs, output), modules)
+        is_scaled = caller_autocast(device) == torch.float16 or has_float16((given.args, given.kwargs, output), modules)
         with torch.autocast(device, enabled=False):
             seen.differentiate(scored.values.sum(), aliases, leaves, is_scaled=is_scaled)
         found, reference = [seen.describe(name) for name in _names(model, layers, seen)], seen.reference()

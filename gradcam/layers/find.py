@@ -178,7 +178,7 @@ def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, .
         for module in names:
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.after_forward(module, look)
-        model(*batch.args, **batch.kwargs)
+        batch.run(model)
     ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several]) if run == runs[name]]
     return [name for name, run in ended if run == 1] + [f"{name}#{run - 1}" for name, run in ended if run > 1]
 

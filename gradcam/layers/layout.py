@@ -334,7 +334,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDi
 def one_image(batch: Batch) -> Batch:
     """The first image alone, and what belongs to it."""
     first = batch.copy(lambda tensor: (tensor[:1] if _is_of_images(tensor, batch) else tensor).clone())
-    return replace(first, images=1)
+    return first.take(1)
 
 
 class Axes:
@@ -437,7 +437,7 @@ class Axes:
                 for module in modules:
                     if not isinstance(module, torch.jit.ScriptModule):
                         hooks.after_forward(module, look)
-                self._model(*batch.args, **batch.kwargs)
+                batch.run(self._model)
         except Exception:  # whatever a model raises for a batch of another form than it was given
             return {}
         return found

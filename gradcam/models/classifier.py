@@ -27,7 +27,7 @@ from gradcam.models.preprocess import Preprocess, Reader, Reading, read_picture,
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, to_fit
-from gradcam.targets import ClassTarget, to_class_target
+from gradcam.targets.classes import ClassTarget, to_class_target
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
 from gradcam.options import ACTIVATIONS, to_fit
 from gradcam.plugins import find_function
-from gradcam.targets import find_logits
+from gradcam.targets.classes import find_logits
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "

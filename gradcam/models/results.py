@@ -24,7 +24,7 @@ from gradcam.images.read import Pixels, Region, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
 from gradcam.models.labels import name_class
-from gradcam.targets import ClassTarget, probabilities
+from gradcam.targets.classes import ClassTarget, probabilities
 
 HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
 

@@ -28,7 +28,8 @@ from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient
 from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import first_floating, replace_tensor
-from gradcam.targets import Scored, compute_scores
+from gradcam.targets.base import Scored
+from gradcam.targets.classes import compute_scores
 
 
 def rollout(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +22,16 @@ from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float3
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks.hooks import Hooks, can_exchange, exchange, is_owned
 from gradcam.hooks.memory import Meter, RerunBudget
-from gradcam.hooks.nested import LayerInput, floating_by_keys, map_tensors, replace_tensor, take_inputs, tensors
+from gradcam.hooks.nested import (
+    LayerInput,
+    floating_by_keys,
+    replace_tensor,
+    take_inputs,
+    take_rows,
+    tensors,
+)
 from gradcam.layers.find import Outlet
-from gradcam.targets import ClassTarget, compute_scores
+from gradcam.targets.classes import ClassTarget, compute_scores
 
 STRANGE = 100.0  # a factor that no model leaves without consequence
 GUARDS = 4  # rows of the first chunk: an unchanged one at each end, and beside it, towards the middle, a strange one
@@ -217,7 +223,7 @@ def run_again(recorded: Recorded, budget: RerunBudget, count: int, pictures: Ten
     batch = budget.batch.copy(repeat, pictures)
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
-        return recorded.model(*batch.args, **batch.kwargs)
+        return batch.run(recorded.model)
 
 
 @contextlib.contextmanager
@@ -270,8 +276,8 @@ def score_rows(recorded: Recorded, output: Any, count: int, positions: range) ->
         return target.compute(logits.flatten(0, 1)).unflatten(0, (len(positions), images))
     parts = []
     for position in positions:
-        rows = operator.itemgetter(slice(position * images, (position + 1) * images))
-        part = map_tensors(output, rows) if count > 1 else output
+        rows = slice(position * images, (position + 1) * images)
+        part = take_rows(output, rows, count * images) if count > 1 else output
         parts.append(compute_scores(scored.target, part, images).values)
     return torch.stack(parts) if parts else scored.values.detach()[None][:0]
 

@@ -152,7 +152,7 @@ class _Job:
         """The gradients of one picture; they are drawn as well."""
         from gradcam.inspection.flow import gradients
         from gradcam.models.device import find_input_dtype
-        from gradcam.targets import ClassTarget
+        from gradcam.targets.classes import ClassTarget
 
         start, classifier = time.perf_counter(), self.classifier
         prepared = classifier.prepare(image)

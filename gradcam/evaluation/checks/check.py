@@ -24,7 +24,7 @@ from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.labels import name_class
 from gradcam.options import Progress
-from gradcam.targets import ClassTarget
+from gradcam.targets.classes import ClassTarget
 
 ALIKE = 0.9  # rank correlation from which on a rival is looked for in the same place
 STAGES = 8

@@ -27,7 +27,7 @@ from gradcam.models.labels import name_class
 from gradcam.options import SCORES, Progress, check_count, refuse
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
-from gradcam.targets import check_range
+from gradcam.targets.classes import check_range
 
 CANDIDATES = 512  # pictures that are looked at for mosaics, since all of them are held at once
 HALVED = "The network takes no larger input than its own: pictures in mosaics have half their height and width."

@@ -1,4 +1,4 @@
-"""What is explained: a class's logit, its probability, its contrast to its rivals, or any function of the output."""
+"""Classes, and any function of the output: a logit, a probability, a contrast to rivals; and how scores are computed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten, show_fields
-from gradcam.hooks.nested import first_floating, map_tensors, tensors
+from gradcam.hooks.nested import first_floating, has_rows, take_rows
 from gradcam.options import ACTIVATIONS, SCORES
+from gradcam.targets.base import Reader, Scored, Target
 
 RIGHT_FORMS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
@@ -161,7 +162,7 @@ class ClassTarget:
     Examples
     --------
     >>> import gradcam
-    >>> from gradcam.targets import ClassTarget
+    >>> from gradcam.targets.classes import ClassTarget
     >>> why_espresso_and_no_cup = ClassTarget(967, score="contrast", against=968)
     >>> gradcam.load_classifier().explain("photo.jpg", target=why_espresso_and_no_cup).label()
     'espresso'
@@ -266,19 +267,6 @@ class ClassTarget:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Scores (N,K) with their graph; the classes (N,K) and the logits (N,C) that they are of, None for a function's.
-
-    `target` gives the scores of the same classes in another output.
-    """
-
-    values: Tensor
-    classes: Tensor | None
-    logits: Tensor | None
-    target: Any
-
-
-@dataclass(frozen=True)
 class RepeatedTarget:
     """What `target` means for the first `images` rows of an output, in each of the blocks of so many rows that it has."""
 
@@ -305,12 +293,12 @@ class RepeatedTarget:
     def _block(self, output: Any, block: int) -> Any:
         rows = slice(block * self.images, (block + 1) * self.images)
         total = self.images * self.blocks
-        if not any(tensor.shape[:1] == (total,) for tensor in tensors(output)):
+        if not has_rows(output, total):
             raise TargetError(
                 f"The output, {type(output).__name__}, holds no tensor with {total} rows, so that it cannot be divided into "
                 "that of each view: explain without augmentation."
             )
-        return map_tensors(output, lambda tensor: tensor[rows] if tensor.shape[:1] == (total,) else tensor)
+        return take_rows(output, rows, total)
 
 
 def compute_scores(target: Any, output: Any, images: int) -> Scored:
@@ -320,6 +308,8 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
     """
     if isinstance(target, RepeatedTarget):
         return target.score(output)
+    if isinstance(target, Reader):
+        return target.score(output, images)
     if is_function(target):
         scores = target(output)
         if not isinstance(scores, Tensor) or not _is_plain(scores):
@@ -341,8 +331,8 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
 
 
 def is_function(target: Any) -> bool:
-    """Whether a target computes scores from the output by itself; a class may be called, too, and is none."""
-    return callable(target) and not isinstance(target, type)
+    """Whether a target computes scores by itself, and is no choice of classes; a class may be called, too, and is none."""
+    return isinstance(target, (Target, Reader)) or (callable(target) and not isinstance(target, type))
 
 
 def to_class_target(target: Any) -> ClassTarget:

@@ -1,0 +1,114 @@
+"""What all targets share: how one is bound to a model, the scores that it reads, and what each map is of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradcam.hooks.nested import Batch
+
+Box4 = tuple[float, float, float, float]
+Jacobian = Callable[[Sequence[Tensor]], "Iterator[list[Tensor | None]] | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """What one map is of, where that is more than a class.
+
+    Attributes
+    ----------
+    kind : str
+        "box", "missed", "mask", "text", "like", "keypoint" or "word".
+    name : str
+        What people call it: "person", a sentence, a word.
+    index : int or None
+        Its class.
+    score : float or None
+        How sure the model is of it, from 0 to 1, where it says so; for text and likeness the cosine.
+    number : int or None
+        Which of the boxes, keypoints or words of its picture it is.
+    box : (float, float, float, float) or None
+        Left, top, right and bottom, in pixels of the picture.
+    edge : str or None
+        "left", "top", "right" or "bottom", where that is explained in place of the score.
+    mask : Tensor (H,W) or None
+        Bool, where a mask is explained, or comes with the box.
+    point : (float, float) or None
+        Of a keypoint, or the one that a mask was named by: across and down, in pixels.
+    against : sequence of str
+        The sentences that a text is contrasted with.
+    """
+
+    kind: str
+    name: str
+    index: int | None = None
+    score: float | None = None
+    number: int | None = None
+    box: Box4 | None = None
+    edge: str | None = None
+    mask: Tensor | None = None
+    point: tuple[float, float] | None = None
+    against: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores (N,K) with their graph; the classes (N,K) and the logits (N,C) that they are of, None for a function's.
+
+    `target` gives the scores of the same things in another output. `instances`: for each image what each of its scores
+    is of, where that is more than a class; fewer than K where an image has fewer. `jacobian`: what knows a shorter way to
+    the gradients of all scores at these inputs than autograd's, or gives None for inputs that it has no way to.
+    """
+
+    values: Tensor
+    classes: Tensor | None
+    logits: Tensor | None
+    target: Any
+    instances: Sequence[Sequence[Instance]] | None = None
+    jacobian: Jacobian | None = None
+
+
+class Reader(ABC):
+    """What reads the scores of a bound target in an output of what is run for it."""
+
+    @abstractmethod
+    def score(self, output: Any, images: int) -> Scored:
+        """The scores of so many images. Raises `TargetError` where what is to be explained is not there."""
+
+
+def _same(output: Any) -> Any:
+    return output
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A target that knows the model. `model`: what is run, with `batch`. `target`: what `compute_scores` takes. `layer`,
+    `method`: what is taken where nothing is said; `layer` None for the last one with a grid. `own_output`: the model's own
+    output in what is run for it. `has_places`: whether it names a place in the picture, which other views of it would
+    have elsewhere. `mirror`: of a likeness, the other picture, and what is explained there: (images, target)."""
+
+    model: nn.Module
+    batch: Batch
+    target: Any
+    layer: str | None = None
+    method: str = "gradcam"
+    own_output: Callable[[Any], Any] = _same
+    has_places: bool = False
+    mirror: Callable[[Scored], tuple[Any, Any]] | None = None
+
+
+class Target(ABC):
+    """Something to explain that needs to know the model: a box, a mask, a sentence."""
+
+    @abstractmethod
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The target for this model. Raises `TargetError` for a model that has no such thing."""
+
+
+def bind(target: Any, model: nn.Module, batch: Batch) -> Bound:
+    """A target of any kind for a model; classes and functions need to know nothing of it."""
+    return target.bind(model, batch) if isinstance(target, Target) else Bound(model, batch, target)

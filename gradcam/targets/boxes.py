@@ -1,0 +1,301 @@
+"""Boxes that a detector found, and places where it found nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import box_iou
+
+from gradcam.errors import TargetError, join_names, nearest, shorten
+from gradcam.families import find_family
+from gradcam.families.base import Candidates, Detections, Detector, Seen
+from gradcam.hooks.nested import Batch
+from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
+
+EDGES = ("left", "top", "right", "bottom")
+METHOD = "hirescam"  # at each level of the pyramid that is ODAM: pooled gradients would be of the class, not of one object
+OFFERED = 3  # candidates in a message
+
+
+@dataclass(frozen=True)
+class Box(Target):
+    """A box that a detector found: its score, or where one of its edges is.
+
+    The score is that of the k-th box after the model's own postprocessing, which chooses among candidates and leaves
+    their gradients as they are. Maps are relu(sum over channels of gradient x activation) at each level of the feature
+    pyramid, resized and added: those of one object, where Grad-CAM's pooled gradients would be those of its class.
+
+    Parameters
+    ----------
+    number : int, sequence of int, or all, default 0
+        Which boxes, counted from 0, the surest first; the builtin `all`, or "all", for all of each picture.
+    edge : str, default None
+        "left", "top", "right" or "bottom": the edge's place in pixels is explained in place of the score. What is
+        evidence for it moves the edge to the right, or down.
+
+    Raises
+    ------
+    TargetError
+        For a number or an edge that cannot be. When it meets a model: for one that is no detector, for a picture without
+        a box, and for a number that there is not.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> from gradcam.targets import Box
+    >>> model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
+    ...     weights=None, weights_backbone=None, num_classes=3, score_thresh=0.0
+    ... ).eval()
+    >>> explanation = gradcam.explain(model, [torch.rand(3, 80, 120)], target=Box([0, 1]))
+    >>> explanation.heatmaps.shape, explanation.instances[0][1].number
+    (torch.Size([1, 2, 80, 120]), 1)
+
+    References
+    ----------
+    Zhao and Chan, "ODAM: Gradient-based Instance-Specific Visual Explanations for Object Detection", ICLR 2023.
+    """
+
+    number: Any = 0
+    edge: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.edge is not None and self.edge not in EDGES:
+            raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
+        if self.numbers is not None and not all(_is_number(it) for it in self.numbers):
+            raise TargetError(f"The box is {shorten(self.number)}, expected its number from 0, several, or all of them.")
+
+    @property
+    def numbers(self) -> Sequence[Any] | None:
+        """Which; None for all."""
+        if self.number is all or self.number == "all":
+            return None
+        return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
+
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The boxes of this model. Raises `TargetError` for one that is no detector."""
+        family = find_detector(model)
+        return _bind(family, model, batch, BoxReader(family, batch, self))
+
+
+@dataclass(frozen=True)
+class MissedBox(Target):
+    """A place where a detector found nothing: what speaks for an object there, as far as it saw any.
+
+    The score is the largest class score times intersection over union with that place, of all candidates before the
+    model chooses among them, as D-RISE has it for its comparisons.
+
+    Parameters
+    ----------
+    box : (float, float, float, float), or a sequence of such
+        Left, top, right and bottom, in pixels of the picture.
+    class_ : int or str, default None
+        What should have been found, by its index or, where the model knows its labels, by that. None for whatever the
+        model finds most probable there.
+
+    Raises
+    ------
+    TargetError
+        For a box that is none. When it meets a model: for one that is no detector, for an unknown class, for a place
+        outside of the picture, and where no candidate overlaps with it.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> from gradcam.targets import MissedBox
+    >>> model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
+    ...     weights=None, weights_backbone=None, num_classes=3
+    ... ).eval()
+    >>> explanation = gradcam.explain(model, [torch.rand(3, 80, 120)], target=MissedBox((10, 20, 60, 70), 2))
+    >>> explanation.instances[0][0].kind
+    'missed'
+
+    References
+    ----------
+    Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021, equation 3.
+    """
+
+    box: Any
+    class_: int | str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            shapes = [len(box) for box in self.boxes]
+        except (TypeError, ValueError):
+            shapes = [0]
+        if not shapes or set(shapes) != {4} or any(it[0] >= it[2] or it[1] >= it[3] for it in self.boxes):
+            raise TargetError(
+                f"The box is {shorten(self.box)}, expected left, top, right and bottom in pixels, such as (40, 60, 220, 400)."
+            )
+
+    @property
+    def boxes(self) -> list[Box4]:
+        """All of them."""
+        several = isinstance(self.box[0], (list, tuple))
+        return [tuple(map(float, box)) for box in (self.box if several else [self.box])]  # type: ignore[misc]  # of four
+
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The places in the pictures of this model. Raises `TargetError` for one that is no detector."""
+        family = find_detector(model)
+        label = to_label(self.class_, family.labels)
+        for height, width in batch.sizes:
+            for left, top, right, bottom in self.boxes:
+                if left >= width or top >= height or right <= 0 or bottom <= 0:
+                    raise TargetError(f"The box {(left, top, right, bottom)} is outside of a picture of {width} x {height}.")
+        wanted = [[(box, label) for box in self.boxes]] * batch.images
+        names = [[Instance("missed", name(family, label), label, box=box) for box in self.boxes]] * batch.images
+        return _bind(family, model, batch, PlaceReader(family, batch, wanted, names))
+
+
+def find_detector(model: nn.Module) -> Detector:
+    """What reads a detector's boxes. Raises `TargetError` for a model that is none, or of no known family."""
+    family = find_family(model, Detector)
+    if family is None:
+        raise TargetError(
+            f"The boxes of a {type(model).__name__} cannot be read: it is none of the detectors that are known here. Pass a "
+            "function of its output as the target, from which a score is chosen for each image."
+        )
+    return family
+
+
+def name(family: Detector, label: int | None) -> str:
+    """What a class is called."""
+    if label is None:
+        return "anything"
+    return family.labels[label] if family.labels and label < len(family.labels) else f"class {label}"
+
+
+def to_label(wanted: int | str | None, labels: Sequence[str] | None) -> int | None:
+    """A class by its index or its label. Raises `TargetError` for an unknown one."""
+    if wanted is None or _is_number(wanted):
+        return wanted  # type: ignore[return-value]  # no text
+    if labels is None:
+        raise TargetError(f"The model does not say what its classes are called: give {shorten(wanted)} by its index.")
+    known = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
+    if not isinstance(wanted, str) or wanted.casefold() not in known:
+        offers = nearest(str(wanted), labels) or labels[:5]
+        raise TargetError(f"There is no class {shorten(wanted)}. Nearest: {join_names(offers)}.")
+    return known[wanted.casefold()]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> Bound:
+    return Bound(
+        family.wrap(model), batch, reader, family.layer, METHOD, own_output=lambda seen: seen.output, has_places=True
+    )
+
+
+@dataclass(frozen=True)
+class BoxReader(Reader):
+    """The scores, or edges, of a target's boxes in a detector's output."""
+
+    family: Detector
+    batch: Batch
+    wanted: Box
+
+    def score(self, output: Seen, images: int) -> Scored:
+        found = self.family.read(output, self.batch)
+        chosen = [self._choose(i, detections, output) for i, detections in enumerate(found)]
+        if not any(chosen):
+            raise self._nothing(0, output)
+        edge = None if self.wanted.edge is None else EDGES.index(self.wanted.edge)
+        values = [
+            [it.scores[k] if edge is None else it.boxes[k, edge] for k in numbers] for it, numbers in zip(found, chosen)
+        ]
+        instances = [[self._describe(it, k) for k in numbers] for it, numbers in zip(found, chosen)]
+        places = [[(each.box, each.index) for each in own] for own in instances]
+        same = PlaceReader(self.family, self.batch, places, instances, edge)
+        scored = stack(values, instances, same)
+        shortcut = getattr(self.family, "shortcut", None)
+        if shortcut is None or edge is not None:
+            return scored
+        return replace(scored, jacobian=shortcut(output, self.batch, found, chosen))
+
+    def _choose(self, i: int, detections: Detections, output: Seen) -> list[int]:
+        count = len(detections.scores)
+        if self.wanted.numbers is None:
+            return list(range(count))
+        if missing := [number for number in self.wanted.numbers if number >= count]:
+            if not count:
+                raise self._nothing(i, output)
+            raise TargetError(f"There is no box {missing[0]} in {self._which(i)}: there are {count}, 0 to {count - 1}.")
+        return [int(number) for number in self.wanted.numbers]
+
+    def _describe(self, found: Detections, k: int) -> Instance:
+        label = int(found.labels[k])
+        mask = None if found.masks is None else found.masks[k].detach() > 0.5
+        box = tuple(found.boxes[k].detach().tolist())
+        score = float(found.scores[k].detach())
+        return Instance("box", name(self.family, label), label, score, k, box, self.wanted.edge, mask)
+
+    def _which(self, i: int) -> str:
+        return "the picture" if self.batch.images == 1 else f"picture {i}"
+
+    def _nothing(self, i: int, output: Seen) -> TargetError:
+        candidates = self.family.weigh(output, self.batch, None)[i]
+        best = candidates.scores.detach().topk(min(OFFERED, len(candidates.scores)))
+        listed = [
+            f"{name(self.family, int(candidates.labels[k]))} {score:.2g} at "
+            f"{','.join(f'{side:.0f}' for side in candidates.boxes[k].tolist())}"
+            for k, score in zip(best.indices.tolist(), best.values.tolist())
+        ]
+        return TargetError(
+            f"No box was found in {self._which(i)}: none is above the model's threshold. The best candidates are "
+            f"{'; '.join(listed) or 'none'}. Why something was missed: targets.MissedBox((left, top, right, bottom), class) "
+            "(--missed LEFT,TOP,RIGHT,BOTTOM)."
+        )
+
+
+@dataclass(frozen=True)
+class PlaceReader(Reader):
+    """For each place (box and class, None for any) the best candidate's class score times overlap, in any output; or
+    where one of its edges is. `instances`: what each is of."""
+
+    family: Detector
+    batch: Batch
+    places: Sequence[Sequence[tuple[Any, int | None]]]
+    instances: Sequence[Sequence[Instance]]
+    edge: int | None = None
+
+    def score(self, output: Seen, images: int) -> Scored:
+        labels = {label for own in self.places for _, label in own}
+        weighed = {label: self.family.weigh(output, self.batch, label) for label in labels}
+        values, instances = [], []
+        for i, (places, described) in enumerate(zip(self.places, self.instances)):
+            best = [self._find_best(weighed[label][i], box) for box, label in places]
+            values.append([value for value, _ in best])
+            is_missed = [each.kind == "missed" for each in described]
+            scores = [score if missed else each.score for missed, each, (_, score) in zip(is_missed, described, best)]
+            instances.append([replace(each, score=score) for each, score in zip(described, scores)])
+        return stack(values, instances, self)
+
+    def _find_best(self, candidates: Candidates, box: Box4) -> tuple[Tensor, float]:
+        overlaps = box_iou(candidates.boxes, candidates.boxes.new_tensor([box]))[:, 0]
+        values = candidates.scores * overlaps
+        best = int(values.detach().argmax())
+        if not float(overlaps[best].detach()) > 0:
+            raise TargetError(
+                f"No candidate of the model overlaps with the box {tuple(round(side, 1) for side in box)}: it looked at "
+                "nothing there."
+            )
+        score = float(candidates.scores[best].detach())
+        return (values[best] if self.edge is None else candidates.boxes[best, self.edge]), score
+
+
+def stack(values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: Reader) -> Scored:
+    """Scores (N,K) of as many things in each image as there are; where there are fewer, zero and class -1."""
+    most = max(map(len, values))
+    some = next(value for own in values for value in own)
+    zero = some.detach().new_zeros(())
+    rows = [torch.stack([*own, *[zero] * (most - len(own))]) for own in values]
+    classes = [[-1 if it.index is None else it.index for it in own] + [-1] * (most - len(own)) for own in instances]
+    joined = torch.stack(rows)
+    joined = joined.to(torch.promote_types(joined.dtype, torch.float32))
+    found = torch.tensor(classes, dtype=torch.int64, device=joined.device)
+    return Scored(joined, found, None, target, instances)
