@@ -19,5 +19,9 @@ from .images.read import read_image as read_image
 from .images.write import write_image as write_image
 from .models.classifier import Classifier as Classifier
 from .models.load import load_classifier as load_classifier
-from .models.results import panel as panel
+from .models.load import load_detector as load_detector
+from .models.load import load_matcher as load_matcher
+from .models.load import load_model as load_model
+from .models.load import load_segmenter as load_segmenter
+from .models.panels import panel as panel
 from .storage.manifest import read_manifest as read_manifest

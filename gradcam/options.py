@@ -36,6 +36,11 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
 }
 
+# What models do with a picture; "auto" is read off the model.
+TASKS = ("classification", "detection", "segmentation", "matching", "captioning", "pose")
+
+EDGES = ("left", "top", "right", "bottom")  # of a box
+
 # What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
 # them it is classified.
 FITS = ("crop", "whole", "tiles")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +16,12 @@ from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_sta
 from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
-from gradcam.hooks.nested import Batch, caller_keeps, map_tensors, tensors, to_batch
+from gradcam.hooks.nested import Batch, caller_keeps, has_rows, map_tensors, take_rows, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
 from gradcam.options import Progress
+from gradcam.targets.base import Reader, bind
 from gradcam.targets.classes import ClassTarget, compute_scores
 
 # Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
@@ -120,16 +120,20 @@ class Recording:
     output: Any
     scores: Tensor
     classes: Tensor | None
+    target: Any  # the same in another output
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that is held as it is, and the pictures (N,C,...) at which gradients are taken."""
+    """What is run, held as it is, the pictures (N,C,...) at which gradients are taken, and what is explained of its
+    output. `own_output`: the model's own in that."""
 
     model: nn.Module
     modules: list[nn.Module]
     batch: Batch
     pictures: Tensor
+    target: Any
+    own_output: Callable[[Any], Any]
 
     def run(self, pictures: Tensor, target: Any) -> Recording:
         """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind
@@ -146,7 +150,8 @@ class Opened:
 
         output = self.batch.copy(give, pictures=entrance).run(self.model)
         found = [compute_scores(target, part, images) for part in _split(output, len(pictures), images)]
-        return Recording(leaf, entrance, output, torch.cat([each.values for each in found]), found[0].classes)
+        scores = torch.cat([each.values for each in found])
+        return Recording(leaf, entrance, output, scores, found[0].classes, found[0].target)
 
     def gradients(self, run: Recording) -> Tensor:
         """The gradients (N,K,C,...) of a pass's scores at its pictures, at least float32. Raises `ModelError` for none."""
@@ -177,7 +182,7 @@ class Opened:
             values=values.detach().float().contiguous().to(device),
             classes=None if run.classes is None else run.classes.to(device),
             scores=run.scores.detach().float().to(device),
-            output=map_tensors(run.output, torch.Tensor.detach),
+            output=map_tensors(self.own_output(run.output), torch.Tensor.detach),
             method=method,
             layer=layer,
             gaps=None if gaps is None else gaps.detach().float().to(device),
@@ -185,18 +190,25 @@ class Opened:
 
 
 @contextlib.contextmanager
-def differentiable(model: nn.Module, images: Any) -> Iterator[Opened]:
+def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Opened]:
     """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained."""
-    model, batch = unwrap(model), to_batch(images)
-    with preserve_state(model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
+    model = unwrap(model)
+    bound = bind(target, model, to_batch(images))
+    batch = bound.batch
+    with preserve_state(bound.model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
-        yield Opened(model, modules, batch, caller_keeps(batch.pictures))
+        yield Opened(bound.model, modules, batch, caller_keeps(batch.pictures), bound.target, bound.own_output)
 
 
-def with_classes(target: Any, classes: Tensor | None) -> Any:
-    """The target, with the classes that were chosen for the pictures themselves; a function of the output stays."""
-    if classes is None:
-        return target
+def with_classes(target: Any, run: Recording) -> Any:
+    """The target for other pictures, with what was chosen for the caller's own; a function of the output stays."""
+    if isinstance(target, Reader):
+        return run.target
+    return target if run.classes is None else fix_classes(target, run.classes)
+
+
+def fix_classes(target: Any, classes: Tensor) -> ClassTarget:
+    """The target with these classes in place of what they were chosen by."""
     return replace(target, classes=classes) if isinstance(target, ClassTarget) else ClassTarget(classes)
 
 
@@ -213,14 +225,10 @@ def refuse_zero(gradients: Tensor) -> None:
 def _split(output: Any, rows: int, images: int) -> list[Any]:
     if rows == images:
         return [output]
-    if not any(tensor.ndim and len(tensor) == rows for tensor in tensors(output)):
+    if not has_rows(output, rows):
         missing = f"a row for each of {rows} images that it was given at once"
         raise ModelError(f"The model's output does not have {missing}: pass chunk=1.")
-
-    def cut(tensor: Tensor, start: int) -> Tensor:
-        return tensor[start : start + images] if tensor.ndim and len(tensor) == rows else tensor
-
-    return [map_tensors(output, partial(cut, start=start)) for start in range(0, rows, images)]
+    return [take_rows(output, slice(start, start + images), rows) for start in range(0, rows, images)]
 
 
 def sum_gradients(

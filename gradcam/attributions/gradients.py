@@ -77,11 +77,11 @@ def integrated_gradients(
     check_count(steps, "steps")
     check_count(chunk, "chunk")
     check_progress(progress)
-    with differentiable(model, images) as subject:
+    with differentiable(model, images, target) as subject:
         start = _to_baseline(baseline, subject.pictures)
         with torch.no_grad():
-            end = subject.run(subject.pictures, target)
-            fixed = with_classes(target, end.classes)
+            end = subject.run(subject.pictures, subject.target)
+            fixed = with_classes(subject.target, end)
             start_scores = subject.run(start, fixed).scores
         first = at_least_float32(start)
         way = at_least_float32(subject.pictures) - first
@@ -150,8 +150,8 @@ def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Att
     ----------
     Simonyan et al., "Deep Inside Convolutional Networks", ICLR Workshops 2014, equation 3.
     """
-    with differentiable(model, images) as subject:
-        run = subject.run(subject.pictures, target)
+    with differentiable(model, images, target) as subject:
+        run = subject.run(subject.pictures, subject.target)
         gradients = subject.gradients(run)
         refuse_zero(gradients)
         return subject.attribution(run, gradients, "input-gradients")
@@ -222,10 +222,10 @@ def smoothgrad(
     check_progress(progress)
     check_number(noise, "noise", "a share of the picture's range, 0 or more, such as 0.15.")
     check_count(seed, "seed", f"a whole number from 0 to {LARGEST_SEED}.", least=0, most=LARGEST_SEED)
-    with differentiable(model, images) as subject:
+    with differentiable(model, images, target) as subject:
         with torch.no_grad():
-            clean = subject.run(subject.pictures, target)
-        copies, fixed = _noisy_copies(subject.pictures, samples, noise, seed), with_classes(target, clean.classes)
+            clean = subject.run(subject.pictures, subject.target)
+        copies, fixed = _noisy_copies(subject.pictures, samples, noise, seed), with_classes(subject.target, clean)
         mean = sum_gradients(subject, copies, fixed, count=samples, chunk=chunk, progress=progress)
         return subject.attribution(clean, mean, "smoothgrad")
 

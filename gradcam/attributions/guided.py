@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradcam.attributions.base import Attribution, differentiable, with_classes
+from gradcam.attributions.base import Attribution, differentiable, fix_classes
 from gradcam.cam.explain import explain
 from gradcam.errors import ModelError
 from gradcam.hooks.hooks import Hooks, refuse_vmap
-from gradcam.hooks.nested import map_tensors
+from gradcam.hooks.nested import to_batch
+from gradcam.targets.classes import is_function
 
 # What autograd calls an operation's derivative, and what is zero where the operation is a ReLU. A clamp between 0 and
 # anything but 6 is left out: that is how values are kept in range, and no activation.
@@ -158,8 +158,8 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     Springenberg et al., "Striving for Simplicity", ICLR Workshops 2015, section 3.4; Adebayo et al., "Sanity Checks for
     Saliency Maps", NeurIPS 2018, for how little it depends on the class.
     """
-    with differentiable(model, images) as subject, guided(subject.modules) as outputs:
-        run = subject.run(subject.pictures, target)
+    with differentiable(model, images, target) as subject, guided(subject.modules) as outputs:
+        run = subject.run(subject.pictures, subject.target)
         if run.scores.requires_grad:
             require_all_guided(run.scores, run.entrance, outputs)
         return subject.attribution(run, subject.gradients(run), "guided-backprop")
@@ -206,6 +206,7 @@ def guided_gradcam(
     Selvaraju et al., "Grad-CAM", ICCV 2017, section 3.2.
     """
     fine = guided_backpropagation(model, images, target=target)
-    copies = map_tensors(images, torch.Tensor.clone)  # the model may change its input in place
-    coarse = explain(model, copies, layer, target=with_classes(target, fine.classes), reshape=reshape)
+    copies = to_batch(images).copy()  # the model may change its input in place
+    chosen = target if is_function(target) or fine.classes is None else fix_classes(target, fine.classes)
+    coarse = explain(model, copies, layer, target=chosen, reshape=reshape)
     return replace(fine, values=fine.values * coarse.heatmaps[:, :, None], method="guided-gradcam", layer=coarse.layer)

@@ -13,7 +13,7 @@ from gradcam.batch.cores import count_cores
 from gradcam.batch.read import Read, receive
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory
-from gradcam.models.classifier import Prepared
+from gradcam.models.preprocess import Prepared
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)

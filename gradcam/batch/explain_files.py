@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.options import ExplainOptions
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
+from gradcam.targets.base import Target
 from gradcam.targets.classes import ClassTarget, check_classes, is_function
 
 
@@ -34,7 +35,8 @@ class FileResult:
     """What became of one picture: it failed, and `error` says why, or there are explanations of it alone (N is 1).
     `name`: relative to the input's root, with "/" between folders; `inputs[3]` for a picture that is not given by its
     path. `path`: None for such a one, and for what lies in an archive or in a store. `explanations`: by (layer,
-    method). `predictions`: the most probable classes. `note`: what a person should know of how the picture is shown."""
+    method). `predictions`: the most probable classes, or what was found. `note`: what a person should know of how the
+    picture is shown."""
 
     name: str
     path: Path | None
@@ -52,7 +54,7 @@ def explain_files(
     classifier: Classifier | None = None,
     *,
     layers: Sequence[str] | None = None,
-    methods: Iterable[str | Method | AttributionMethod] = ("gradcam",),
+    methods: Iterable[str | Method | AttributionMethod] | None = None,
     target: Any = None,
     batch_size: int | str = "auto",
     workers: int | None = None,
@@ -69,16 +71,18 @@ def explain_files(
         Files, folders, globs, lists and archives, by their paths or URLs ("s3://bucket/photos/"), and pictures in any
         other form that `gradcam.read_image` takes.
     classifier : Classifier, default None
-        None for the one that comes with the package.
+        None for the one that comes with the package. What `gradcam.load_model` gives for another task, such as a
+        detector, is taken as well.
     layers : list of str, default None
         Dotted names. None for each method's own layer.
-    methods : list of str, Method or AttributionMethod, default ("gradcam",)
+    methods : list of str, Method or AttributionMethod, default None
         Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
-        ``gradcam.METHODS["rise"].using(masks=2000)``.
+        ``gradcam.METHODS["rise"].using(masks=2000)``. None is "gradcam", or what suits the model's task.
     target : Any, default None
         What is explained in every picture that no list asks a class for: a class by its index or label, or several of
-        them; a `ClassTarget` with one row of classes at most; or a function from the model's output to scores (N,) or
-        (N,K). None for each picture's top class.
+        them; a `ClassTarget` with one row of classes at most; a box, a mask, a sentence or another of
+        `gradcam.targets`, for a model of that task; or a function from the model's output to scores (N,) or (N,K).
+        None for each picture's top class, or the surest of what a model of another task finds.
     batch_size : int or "auto", default "auto"
         Pictures to explain at once; halved on a device that they do not fit into.
     workers : int, default None
@@ -91,8 +95,8 @@ def explain_files(
     FileResult
         Its fields are `name`, the picture's, relative to the input's root; `path`, None for what is given in another
         form and for what lies in an archive or a store; `error`, None where the picture was explained; `explanations`,
-        a dict by layer name and method name; `attributions`; `predictions`, the most probable classes; and `note`, what
-        a person should know of how the picture is shown.
+        a dict by layer name and method name; `attributions`; `predictions`, the most probable classes, or what the
+        model found, such as its boxes; and `note`, what a person should know of how the picture is shown.
 
     Raises
     ------
@@ -119,13 +123,14 @@ def explain_files(
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
     found = list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
+    methods = [classifier.default_method] if methods is None and classifier.task == "classification" else methods
     maps: Any = methods
     attributions: list[AttributionMethod] = []
     if isinstance(methods, (list, tuple)):
         named = [ATTRIBUTIONS.get(each, each) if isinstance(each, str) else each for each in methods]
         attributions = list(dict.fromkeys(each for each in named if isinstance(each, AttributionMethod)))
         maps = [each for each in named if not isinstance(each, AttributionMethod)]
-    chosen = find_methods(maps) if maps or not attributions else []
+    chosen = find_methods(maps) if methods is not None and (maps or not attributions) else []
     of_pictures: dict[str, Any] = {"layers": found, "attributions": attributions}
     request = Request.of(chosen, _to_target(classifier, target), options, "explain_files", **of_pictures)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
@@ -147,9 +152,9 @@ def _to_result(fetched: Fetched, found: PictureResult | GradcamError) -> FileRes
     return FileResult(name, path, None, found.maps, found.attributions, found.predictions, found.note)
 
 
-def _to_target(classifier: Classifier, target: Any) -> ClassTarget | Callable[[Any], Any]:
+def _to_target(classifier: Classifier, target: Any) -> Any:
     """The target with one row of classes, which is every picture's. Raises `TargetError` for what the model has not."""
-    if is_function(target):
+    if classifier.task != "classification" or is_function(target) or isinstance(target, Target):
         return target
     chosen = target if isinstance(target, ClassTarget) else ClassTarget(target)
     if chosen.top > classifier.classes:

@@ -27,7 +27,8 @@ from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers.find import unwrap
 from gradcam.layers.layout import Axes, find_patches
-from gradcam.models.classifier import Classifier, Prepared
+from gradcam.models.classifier import Classifier
+from gradcam.models.preprocess import Prepared
 from gradcam.models.device import find_input_dtype
 from gradcam.models.load import make_noise
 from gradcam.sources.contents import Item

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,23 +19,28 @@ from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, TargetError, show_fields
 from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.read import Pixels, Region
-from gradcam.models.classifier import Classifier, Prepared
+from gradcam.models.classifier import Classifier
+from gradcam.models.preprocess import Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
+from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LISTED = 5  # predictions
+FOUND = ("box", "word", "keypoint")  # kinds of instances that are found by the model, whoever asks
 
 
 @dataclass(frozen=True)
 class Request(Plan):
     """What is asked of each picture: `methods` make maps at `layers`, or else at their own, as `Classifier.layer_for`
-    finds it; `attributions` say what each pixel matters."""
+    finds it; `attributions` say what each pixel matters. Without any of these, the target's own method makes the maps.
+    `target`: None for what the model's kind explains where nothing is said."""
 
-    target: ClassTarget | Callable[[Any], Any] = field(default_factory=ClassTarget)
+    target: ClassTarget | Target | Callable[[Any], Any] | None = field(default_factory=ClassTarget)
     layers: Sequence[str] = ()
     attributions: Sequence[AttributionMethod] = ()
 
@@ -43,19 +50,39 @@ class Request(Plan):
 
     @property
     def classes(self) -> int | None:
-        """How many of each picture are explained; None where a function of the user's says it."""
-        if not isinstance(self.target, ClassTarget):
-            return None
-        return self.target.top if self.target.classes is None else len(self.target.classes[0])
+        """How many things of each picture are explained; None where a function of the user's, or the picture, says it."""
+        return count_things(self.target)
 
     def count_results(self) -> int:
-        """Of each picture; scores of a function of the user's count as one."""
-        places = sum((len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods)
-        return places * (self.classes or 1)
+        """Of each picture; as many as nobody knows yet count as one, or as two where there may well be more."""
+        each = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
+        things = self.classes or (2 if isinstance(self.target, Target) else 1)
+        return (sum(each) or len(self.layers) or 1) * (things + isinstance(self.target, Like))
 
     def list_layers(self, classifier: Classifier) -> list[str]:
         own = [classifier.layer_for(method) for method in self.methods]
-        return list(self.layers) or list(dict.fromkeys([*own, *([classifier.layer] if self.attributions else [])]))
+        named = list(self.layers) or [*own, *([classifier.layer] if self.attributions or not own else [])]
+        return list(dict.fromkeys(filter(None, named)))
+
+
+def count_things(target: Any) -> int | None:
+    """How many scores of each picture a target explains; None where only the picture, or a function, says it."""
+    if isinstance(target, ClassTarget):
+        return target.top if target.classes is None else len(target.classes[0])
+    found: Any = None
+    if isinstance(target, (Box, Keypoint)):
+        found = target.numbers
+    elif isinstance(target, MissedBox):
+        found = target.boxes
+    elif isinstance(target, Mask):
+        found = target.classes or [None]
+    elif isinstance(target, Text):
+        found = [target.text] if isinstance(target.text, str) else target.text
+    elif isinstance(target, Like):
+        found = [target]
+    elif isinstance(target, Token):
+        found = [target.position] if isinstance(target.position, int) else target.position
+    return None if found is None else len(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +136,7 @@ class PictureResult:
     maps: Mapping[tuple[str, str], PictureExplanation]
     attributions: Sequence[PictureAttribution]
     predictions: Sequence[Prediction]
-    target: str = ""  # the name of the function that was explained, if it was one
+    target: ClassTarget | Target | Callable[[Any], Any] | None = None
 
     __repr__ = show_fields
 
@@ -128,7 +155,13 @@ class PictureResult:
 
     @cached_property
     def results(self) -> list[MapResult]:
-        return [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
+        """All of this picture; behind them those on another one that it was likened to."""
+        found = [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
+        others = [each.reference for each in self.maps.values() if isinstance(each.reference, PictureExplanation)]
+        for each in others:
+            here = [_to_result(each, k, self.target) for k in range(each.scores.shape[1])]
+            found += [replace(it, entry=replace(it.entry, on="reference")) for it in here]
+        return found
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
         height, width = self.picture.shape[:2]
@@ -148,9 +181,10 @@ class PictureResult:
         return [*self.maps.values(), *self.attributions]
 
 
-def name_target(target: ClassTarget | Callable[[Any], Any]) -> str:
-    """What a function of the user's is called; nothing for classes."""
-    return "" if isinstance(target, ClassTarget) else getattr(target, "__name__", type(target).__name__)
+def name_target(target: Any) -> str:
+    """What a function of the user's is called; nothing for what is none."""
+    is_ours = target is None or isinstance(target, (ClassTarget, Target))
+    return "" if is_ours else getattr(target, "__name__", type(target).__name__)
 
 
 def find(
@@ -158,19 +192,12 @@ def find(
 ) -> list[PictureResult | GradcamError]:
     """What is found in pictures of one size, all in one batch; an error for each whose output is NaN or infinite.
     `classes`: one for each picture, in place of the request's own. Raises as `Classifier.compare` does."""
-    if classifier.fit != "crop" and len(pictures) > 1:  # as they are shown, they may be of different sizes
+    if len(pictures) > 1 and _must_be_alone(classifier, classes):
         chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
         return [found for one, its in zip(pictures, chosen) for found in find(classifier, request, [one], classes=its)]
-    target = request.target
-    if not isinstance(target, ClassTarget):
-        if classes is not None:
-            raise TargetError("A class is asked for, and the target is a function: give one of them.")
-    elif classes is not None:
-        target = replace(target, classes=[[index] for index in classes])
-    elif target.classes is not None:
-        target = replace(target, classes=list(target.classes) * len(pictures))  # one row for each
+    target = _to_target(request.target, classes, len(pictures))
     maps: dict[tuple[str, str], PictureExplanation] = {}
-    if request.methods:
+    if request.methods or not request.attributions:
         maps = classifier.carry_out(pictures, request.layers or None, replace(request, target=target))
     attributions: list[PictureAttribution] = []
     more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
@@ -178,23 +205,82 @@ def find(
         more["reshape"] = request.options["reshape"] if method.has_layer else None
         own: Sequence[str | None] = (method.has_layer and request.layers) or [None]
         attributions += [classifier.attribute(pictures, method, layer=layer, **more) for layer in own]
-    first = [*maps.values(), *attributions][0]
-    probabilities, is_of_classes = first.scores.cpu(), False
+    first: Any = [*maps.values(), *attributions][0]
+    predictions = _predict_all(classifier, first, target, len(pictures))
+    maps, attributions = {key: each.cpu() for key, each in maps.items()}, [each.cpu() for each in attributions]
+    results: list[PictureResult | GradcamError] = []
+    for i, said in enumerate(predictions):
+        if said is None:
+            results.append(GradcamError("The model's output is NaN or infinite in places: look at its weights."))
+            continue
+        own_maps = {key: each.one(i) for key, each in maps.items()}
+        found = PictureResult(own_maps, [each.one(i) for each in attributions], said, request.target)
+        is_empty = not found.results and len(pictures) > 1
+        results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
+    return results
+
+
+def _must_be_alone(classifier: Classifier, classes: Sequence[int] | None) -> bool:
+    """Whether pictures cannot be explained in one batch: they may be shown in different sizes, have captions of their own,
+    or have classes of their own where a target is of one at a time."""
+    is_of_classes = classifier.task == "classification"
+    return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_of_classes)
+
+
+def _to_target(target: Any, classes: Sequence[int] | None, pictures: int) -> Any:
+    """What is explained in so many pictures. Raises `TargetError` for classes that a target cannot be of."""
+    if isinstance(target, ClassTarget):
+        if classes is not None:
+            return replace(target, classes=[[index] for index in classes])
+        # one row for each
+        return target if target.classes is None else replace(target, classes=list(target.classes) * pictures)
+    if classes is None:
+        return target
+    if target is None or isinstance(target, (Box, MissedBox, Mask)):
+        return classes[0] if target is None else replace(target, class_=classes[0])
+    what = "a function" if not isinstance(target, Target) else f"of another kind, {type(target).__name__}"
+    raise TargetError(f"A class is asked for, and the target is {what}: give one of them.")
+
+
+def _tell_why(
+    classifier: Classifier, request: Request, picture: Prepared, classes: Sequence[int] | None
+) -> PictureResult | GradcamError:
+    """Why there is nothing to explain in a picture: what is said of it where no other stands beside it."""
+    try:
+        return find(classifier, request, [picture], classes=classes)[0]
+    except GradcamError as error:
+        return GradcamError(str(error))  # a new one: that one would keep all that its traceback refers to
+
+
+def _predict_all(
+    classifier: Classifier, first: PictureExplanation | PictureAttribution, target: Any, pictures: int
+) -> list[list[Prediction] | None]:
+    """What the model says of each picture: its most probable classes, or all that it found; None where it is NaN."""
+    if classifier.task != "classification":
+        instances = getattr(first, "instances", None)
+        seen = [[it for it in own if it.kind in FOUND] for own in instances or [[]] * pictures]
+        counts = [first.scores.shape[1] if instances is None else len(own) for own in instances or seen]
+        is_finite = [bool(own[:count].isfinite().all()) for own, count in zip(first.scores, counts)]
+        found = getattr(first, "found", None) or seen
+        sure = [[it for it in own if it.score is not None] for own in found]
+        return [[*map(_to_prediction, own)] if fine else None for own, fine in zip(sure, is_finite)]
+    probabilities = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
         # What a function of the user's makes a score of need not be classes.
-        probabilities, is_of_classes = classifier.probabilities(first.output, len(pictures)).cpu(), True
-    maps, attributions = {key: each.cpu() for key, each in maps.items()}, [each.cpu() for each in attributions]
-    return [
-        PictureResult(
-            maps={key: each.one(i) for key, each in maps.items()},
-            attributions=[each.one(i) for each in attributions],
-            predictions=_predict(classifier, probabilities[i]) if is_of_classes else (),
-            target=name_target(target),
-        )
-        if probabilities[i].isfinite().all()
-        else GradcamError("The model's output is NaN or infinite in places: look at its weights.")
-        for i in range(len(pictures))
-    ]
+        probabilities = classifier.probabilities(first.output, pictures).cpu()
+        return [_predict(classifier, own) if own.isfinite().all() else None for own in probabilities]
+    return [[] if own.isfinite().all() else None for own in probabilities]
+
+
+def _to_prediction(instance: Instance) -> Prediction:
+    index = (instance.number or 0) if instance.index is None else instance.index
+    box, point = to_tenths(instance.box), to_tenths(instance.point)
+    return Prediction(index, instance.name, float(instance.score or 0), instance.number, box, point)
+
+
+def to_tenths(numbers: Sequence[float] | None) -> Any:
+    """Pixels, to a tenth of one."""
+    return None if numbers is None else tuple(round(float(number), 1) + 0.0 for number in numbers)  # no -0.0
 
 
 def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
@@ -204,10 +290,13 @@ def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
     return [Prediction(index, None if labels is None else labels[index], share) for index, share in pairs]
 
 
-def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: str) -> MapResult:
-    name = target if found.scores.shape[1] == 1 else f"{target} {k}"
+def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: Any) -> MapResult:
+    instance = found.instances[0][k] if isinstance(found, PictureExplanation) and found.instances is not None else None
+    name = name_target(target) if found.scores.shape[1] == 1 else f"{name_target(target)} {k}"
     index = None if found.classes is None else int(found.classes[0, k])
     label = name if index is None else None if found.labels is None else found.labels[index]
+    if instance is not None:
+        index, label = instance.index, _name(instance, target)
     values = found.maps if isinstance(found, PictureExplanation) else found.values[:, :, 0]
     entry = Explained(
         index=index,
@@ -218,5 +307,43 @@ def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: s
         overlay=None,
         blank=not values[0, k].any().item(),
         evidence=found.evidence if isinstance(found, PictureExplanation) else "signed",
+        **({} if instance is None else _describe(instance, target)),
     )
     return MapResult(entry, tuple(values.shape[2:]), found, k)
+
+
+def _name(instance: Instance, target: Any) -> str:
+    if instance.kind == "like":
+        return PurePath(instance.name).name
+    axis = getattr(target, "axis", None)
+    return instance.name if axis is None else instance.name.removesuffix(f", {axis}")
+
+
+def _describe(instance: Instance, target: Any) -> dict[str, Any]:
+    """What a record says of an instance, beside its class."""
+    number = instance.number
+    kinds: dict[str, dict[str, Any]] = {
+        "box": {"number": number, "edge": instance.edge},
+        "missed": {"missed": True},
+        "mask": {"mask": _name_mask(target)},
+        "text": {"text": instance.name, "against": tuple(instance.against) or None},
+        "like": {"like": _name_like(target) or instance.name},
+        "word": {"word": number},
+        "keypoint": {"keypoint": number, "axis": getattr(target, "axis", None), "point": to_tenths(instance.point)},
+    }
+    return {"box": to_tenths(instance.box), **kinds[instance.kind]}
+
+
+def _name_mask(target: Any) -> str:
+    """How a mask was named: "predicted", "x,y", the sides of a box, or a file's name."""
+    mask = getattr(target, "mask", None)
+    if mask is None:
+        return "predicted"
+    if isinstance(mask, (str, os.PathLike)):
+        return PurePath(mask).name
+    return ",".join(f"{number:g}" for number in mask) if isinstance(mask, (tuple, list)) else "array"
+
+
+def _name_like(target: Any) -> str | None:
+    reference = getattr(target, "reference", None)
+    return os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else None

@@ -12,41 +12,72 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, product
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
-from gradcam.images.files import LONGEST_NAME, cut, overlay_name, to_plain
+from gradcam.images.files import LONGEST_NAME, cut, join_name, overlay_name, to_plain
 from gradcam.options import FORMATS, SAVED
 from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
+from gradcam.storage.records import Explained
 from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
+    from gradcam.attributions.table import AttributionMethod
     from gradcam.batch.findings import MapResult, Request
+    from gradcam.cam.methods.base import Method
 
 COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
 def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = "", suffix: str = ".png") -> list[str]:
-    """The name of each result of one picture, with class and layer where there are several; what follows the stem
-    without one."""
+    """The name of each result of one picture, with what it is of and the layer where there are several; what follows the
+    stem without one. With a stem, a result on another picture is called by that one's."""
     entries = [result.entry for result in results]
-    several_classes = len({(entry.index, entry.label) for entry in entries}) > 1
-    layered = {each.name for each in request.all_methods if each.has_layer} if len(request.layers) > 1 else set()
-    signed = {each.name for each in request.methods}
-    return [
-        overlay_name(
-            stem,
-            entry.method,
-            index=entry.index if several_classes else None,
-            label=entry.label if several_classes else None,
-            layer=entry.layer if entry.method in layered else None,
-            evidence=name_evidence(entry.evidence) if entry.method in signed else None,
-            suffix=suffix,
-        )
-        for entry in entries
-    ]
+    are_several = len({_identify(entry) for entry in entries}) > 1
+    maps = _list_map_methods(request)
+    methods: list[Method | AttributionMethod] = [*maps, *request.attributions]
+    layered = {each.name for each in methods if each.has_layer} if len(request.layers) > 1 else set()
+    signed = {each.name for each in maps}
+    names = []
+    for entry in entries:
+        evidence = name_evidence(entry.evidence) if entry.method in signed else None
+        words = [entry.method, *(_name_thing(entry, stem) if are_several else [])]
+        words += [to_plain(entry.layer)] if entry.method in layered else []
+        words += [] if evidence is None else [evidence]
+        own = PurePath(entry.like or "").stem if entry.on and stem else stem
+        names.append(join_name(own, "".join(f"-{word}" for word in words) + suffix))
+    return names
+
+
+def _list_map_methods(request: Request) -> list[Method]:
+    """Those that make maps; all there are where nobody named any, and the target has its own."""
+    return list(request.methods) or ([] if request.attributions else list(METHODS.values()))
+
+
+def _identify(entry: Explained) -> tuple[object, ...]:
+    """What tells the things apart that results of one picture are of."""
+    place = entry.box if entry.missed else None
+    own = (entry.number, entry.mask, entry.text, entry.like, entry.on, entry.word, entry.keypoint)
+    return entry.index, entry.label, place, *own
+
+
+def _name_thing(entry: Explained, stem: str = "") -> list[str]:
+    """What a result is of, as words of its name. `stem`: the picture's own, where the name begins with another one's."""
+    if entry.kind == "class":
+        parts = [
+            None if entry.index is None else str(entry.index),
+            None if entry.label is None else to_plain(entry.label),
+        ]
+        return [part for part in parts if part is not None]
+    if entry.kind == "like":
+        other = to_plain(PurePath(entry.like or "").stem)
+        return ["like", to_plain(stem)] if entry.on and stem else ["like", other, *([entry.on] if entry.on else [])]
+    number = next((it for it in (entry.number, entry.word, entry.keypoint) if it is not None), "")
+    label = "" if entry.kind == "keypoint" else to_plain(entry.text or entry.label or "")
+    return [f"{entry.kind}{number}", *([label] if label else [])]
 
 
 def panel_ending(evidence: str, *, suffix: str = ".png") -> str:
@@ -119,7 +150,8 @@ def name_files(
     return [name_kinds(overlay, saving) for overlay in overlays]
 
 
-INDEX, LABEL = "<index>", "<label>"  # in place of a class's, which nobody knows yet; no name has these characters
+# In place of a class's, or of any number or word, which nobody knows yet; no name has these characters
+INDEX, LABEL, ANY = "<index>", "<label>", "<any>"
 
 Words = tuple[str, ...]  # of a name, which dashes divide
 
@@ -145,6 +177,11 @@ class Endings:
         )
 
     def _can_be(self, place: str, word: str) -> bool:
+        if place == ANY:
+            return True
+        if place.endswith(INDEX) and place != INDEX:
+            kind = place.removesuffix(INDEX)
+            return word.startswith(kind) and word.removeprefix(kind).isdecimal()
         if place == INDEX:
             return word == LABEL or word.isdecimal()
         return place == LABEL and (word == INDEX or word in self.labels)
@@ -158,9 +195,10 @@ def check_outputs(
     saving: Saving,
     request: Request,
     labels: Sequence[str] | None,
+    others: Sequence[Path] = (),
 ) -> None:
     """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input, and as
-    `check_panel`. `stems`: as `plan_stems` gives them."""
+    `check_panel`. `stems`: as `plan_stems` gives them. `others`: what is read beside the pictures."""
     check_panel(saving, request)
     endings = list_forms(saving, request, labels)
     names = {stems[item.name].casefold(): item.name for item in items}
@@ -175,7 +213,7 @@ def check_outputs(
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         place = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
         places.setdefault(place.casefold(), []).append(parent.casefold())
-    for path, above, file in _list_places(items, folder):
+    for path, above, file in _list_places(items, folder, others):
         for parent in places.get(above, ()):
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
             if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
@@ -193,12 +231,15 @@ def check_panel(saving: Saving, request: Request) -> None:
         )
 
 
-def _list_places(items: Iterable[Item], folder: Path | Store) -> Iterator[tuple[Path | str, str, str]]:
+def _list_places(
+    items: Iterable[Item], folder: Path | Store, others: Sequence[Path]
+) -> Iterator[tuple[Path | str, str, str]]:
     for url in () if isinstance(folder, Path) else filter(None, map(find_url, items)):
         above, _, name = url.rpartition("/")
         yield url, above.casefold(), name.casefold()
     resolve = cache(os.path.realpath)  # of a folder, once
-    for path in filter(None, (item.content.path for item in items)) if isinstance(folder, Path) else ():
+    read = [*others, *filter(None, (item.content.path for item in items))]
+    for path in read if isinstance(folder, Path) else ():
         yield path, resolve(path.parent).casefold(), path.name.casefold()
         if path.is_symlink():
             above, name = os.path.split(os.path.realpath(path))
@@ -207,16 +248,19 @@ def _list_places(items: Iterable[Item], folder: Path | Store) -> Iterator[tuple[
 
 def list_forms(saving: Saving, request: Request, labels: Sequence[str] | None) -> Endings:
     """The endings of this request's results."""
-    several_classes = request.classes != 1
-    index: Words = (LABEL,) if request.classes is None else (INDEX,) if labels is None else (INDEX, LABEL)
-    classes: list[Words] = [(), index] if several_classes else [()]
+    things, several = _list_things(request.target), request.classes != 1
+    if things is None:
+        index: Words = (LABEL,) if request.classes is None else (INDEX,) if labels is None else (INDEX, LABEL)
+        things = [index]
+    things = [(), *things] if several or len(things) > 1 else [()]
     words: list[Words] = []
-    evidence = name_evidence(request.options["evidence"])
-    for method in request.all_methods:
+    evidence, maps = name_evidence(request.options["evidence"]), _list_map_methods(request)
+    methods: list[Method | AttributionMethod] = [*maps, *request.attributions]
+    for method in methods:
         several_layers = len(request.layers) > 1 and method.has_layer
         layers: list[Words] = [(to_plain(layer),) for layer in request.layers] if several_layers else [()]
-        kind = [evidence] if evidence and method in request.methods else []
-        words += [(*method.name.split("-"), *one, *layer, *kind) for one, layer in product(classes, layers)]
+        kind = [evidence] if evidence and method in maps else []
+        words += [(*method.name.split("-"), *one, *layer, *kind) for one, layer in product(things, layers)]
     suffix = saving.suffix
     forms = {
         "overlay": [(each, suffix) for each in words],
@@ -226,6 +270,22 @@ def list_forms(saving: Saving, request: Request, labels: Sequence[str] | None) -
     }
     found = [(tuple(map(str.casefold, each)), suffix) for kind in saving.kinds for each, suffix in forms[kind]]
     return Endings(found, frozenset(to_plain(label).casefold() for label in labels or ()))
+
+
+# What results of several things are called by, of each kind of target, by its name: none of them is imported here.
+THINGS: dict[str, list[Words]] = {
+    "Box": [(f"box{INDEX}", ANY)],
+    "MissedBox": [("missed", ANY)],
+    "Mask": [("mask", ANY)],
+    "Text": [("text", ANY)],
+    "Like": [("like", ANY), ("like", ANY, "reference")],
+    "Token": [(f"word{INDEX}", ANY)],
+    "Keypoint": [(f"keypoint{INDEX}",)],
+}
+
+
+def _list_things(target: object) -> list[Words] | None:
+    return next((THINGS[kind.__name__] for kind in type(target).__mro__ if kind.__name__ in THINGS), None)
 
 
 def _divide(stem: str) -> Iterator[tuple[str, Words]]:

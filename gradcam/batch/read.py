@@ -14,8 +14,8 @@ from torch import Tensor
 from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure, printable
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images.files import hash_file
-from gradcam.models.classifier import Classifier, Prepared
-from gradcam.models.preprocess import Reading, read_bytes, read_picture
+from gradcam.models.classifier import Classifier
+from gradcam.models.preprocess import Prepared, Reading, read_bytes, read_picture
 from gradcam.sources.contents import GivenContent, Item
 
 Upload = Callable[[Tensor], Tensor]

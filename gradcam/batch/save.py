@@ -18,7 +18,8 @@ from gradcam.errors import GradcamError, OutputError, StoreError, describe_failu
 from gradcam.images.files import OutputNames, hash_file
 from gradcam.images.write import encode_image
 from gradcam.models.classifier import Classifier
-from gradcam.models.results import PictureExplanation, panel
+from gradcam.models.panels import panel
+from gradcam.models.results import PictureExplanation
 from gradcam.sources.contents import Item
 from gradcam.storage.output import ResultWriter
 from gradcam.storage.records import Record, Report
@@ -61,18 +62,21 @@ class Saver:
     def _save(self, item: Item, found: PictureResult) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
         is_seen = "overlay" in saving.kinds or saving.views
-        overlays = [it.draw(alpha=saving.alpha, colormap=saving.colormap) if is_seen else None for it in found.results]
+        # Those on another picture have no part in a panel.
+        results = [it for it in found.results if it.entry.on is None or saving.kinds != ("panel",)]
+        overlays = [it.draw(alpha=saving.alpha, colormap=saving.colormap) if is_seen else None for it in results]
         files: dict[str, bytes] = {}  # all of them are ready before the first is written
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_ending(self.request.options["evidence"], suffix=saving.suffix))
             files[panel_name] = encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
         named: list[dict[str, str | None]] = []
-        for result, name, overlay in zip(found.results, self._name(stem, found.results), overlays):
+        for result, name, overlay in zip(results, self._name(stem, results), overlays):
             names = name_kinds(name, saving)
             for kind, made in result.draw_kinds(overlay, saving.kinds, saving.colormap):
                 files[names[kind]] = made if isinstance(made, bytes) else encode(made)
-            named.append({**names, "panel": panel_name if isinstance(result.source, PictureExplanation) else None})
+            has_part = isinstance(result.source, PictureExplanation) and result.entry.on is None
+            named.append({**names, "panel": panel_name if has_part else None})
         if self.place is not None:
             draw = self.draw_views if saving.views else None
             self.place.write(files, {} if draw is None else draw(stem, found.picture, overlays))

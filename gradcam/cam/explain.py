@@ -34,7 +34,7 @@ from gradcam.errors import (
 )
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.nested import Batch, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame
@@ -80,6 +80,8 @@ class Explanation:
         "positive", "negative" or "signed".
     instances : sequence of sequences of Instance, or None
         For each image what each of its maps is of, where that is more than a class: a box, a mask, a sentence.
+    found : sequence of sequences of Instance, or None
+        All that the model found in each image, such as its boxes.
     reference : Explanation or None
         Of a likeness to another picture, the maps on that one.
 
@@ -102,6 +104,7 @@ class Explanation:
     method: str
     evidence: str
     instances: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
+    found: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
     reference: Explanation | None = field(default=None, repr=False, kw_only=True)
 
     def __repr__(self) -> str:
@@ -416,7 +419,8 @@ def _explain_at(
         scored, evidence, found = recorded.scored, options["evidence"], {}
         shared = {"output": views.first_of(bound.own_output(recorded.output)), "evidence": evidence}
         shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
-        shared["instances"] = scored.instances if scored.instances is None else scored.instances[: batch.images]
+        listed = None if bound.list_found is None else bound.list_found(recorded.output)
+        shared["found"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
         for (layer, method), each in maps.items():
             values = views.combine(_lay_on_pictures(each.levels, recorded, layer), evidence)
             if each.was_rounding is not None:
@@ -438,6 +442,14 @@ def _lay_on_pictures(levels: Sequence[Tensor], recorded: Recorded, layer: str) -
     if layer == "input":  # where it is the caller's pictures that count, whatever the model makes of them
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
     return levels if frame is None or frame.is_whole else [take_windows(level, frame) for level in levels]
+
+
+def _lay_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> Sequence[Sequence[Instance]] | None:
+    """What was found in the images themselves, in pixels of their pictures."""
+    rows = None if rows is None else rows[: batch.images]
+    if rows is None or batch.windows is None:
+        return rows
+    return [[each.shifted(window) for each in row] for row, window in zip(rows, batch.windows)]
 
 
 def _to_heatmaps(values: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device) -> Any:

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import compress, groupby, product
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradcam.cam.forward import Recorded, depend_on_one_another
-from gradcam.cam.grid import GridActivations, blind_layer, check_range, choose_activations, warn_of_blind_images
+from gradcam.cam.grid import (
+    GridActivations,
+    at_least_float32,
+    blind_layer,
+    check_range,
+    check_ranges,
+    choose_activations,
+    warn_of_blind_images,
+)
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
 from gradcam.cam.rounding import Settled, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
+from gradcam.families.base import LocalGradient
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.hooks.memory import RerunBudget
-from gradcam.layers.layout import Reshape
+from gradcam.layers.layout import Layout, Reshape
 from gradcam.targets.base import Scored
 from gradcam.targets.classes import FINER_SHARE, RepeatedTarget, difference, find_nearest
 
@@ -98,13 +107,17 @@ def compute_maps(
     sites, values = list(by_name.values()), _Values()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
-    asks = (first or second) and len(scores[None]) > 1 and recorded.scored.jacobian is None
+    shorter = None if second or len(scores) > 1 else _differentiate_locally(recorded, sites, first)
+    asks = (first or second) and len(scores[None]) > 1 and shorter is None
     placed = [(it.layer, it.recorded, it.layout.to_grid) for it in sites if asks]
     apart = not placed or not depend_on_one_another(recorded.model, scores[None], placed)
     for of_activations, site in product(_of(OfActivations, methods), sites):
         found_maps = _checked(of_activations, site.grid)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
         values.add(site.layer, of_activations, [undoubted(found_maps)])
-    _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
+    if shorter is None:
+        _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
+    else:
+        _use_local_gradients(recorded, list(zip(sites, shorter)), first, values)
     _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
     _run_again(recorded, sites, _of(OfReruns, methods), values, budget)
     for of_input in _of(OfInput, methods):
@@ -134,9 +147,11 @@ def _put_together(key: Key, pieces: Sequence[Settled]) -> tuple[Tensor, Tensor |
 
 def _judge_blindness(chosen: Mapping[str, Sequence[GridActivations]], values: _Values, recorded: Recorded) -> None:
     """Raises `BlindLayerError` where nothing reaches any layer; warns of images, and of layers, that nothing reaches.
-    Of a layer's levels one that is reached is enough."""
+    Of a layer's levels one that is reached is enough; an image in which nothing was found has no score."""
+    instances = recorded.scored.instances
+    has_score = [True] * len(recorded.scored.values) if instances is None else list(map(bool, instances))
     blind: dict[Key, list[bool]] = {
-        (layer, name): list(map(all, zip(*(values.blind[site.layer, name] for site in level))))
+        (layer, name): list(compress(map(all, zip(*(values.blind[site.layer, name] for site in level))), has_score))
         for layer, level in chosen.items()
         for name in {name for _, name in values.blind}
     }
@@ -187,14 +202,8 @@ def _use_gradients(
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
     classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
-    first, shorter = 0, recorded.scored.jacobian if kinds == [None] else None
-    chunks = None if shorter is None else shorter([site.recorded for site in sites])
-    if chunks is None:
-        found_pieces = _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one)
-    else:
-        inputs = [site.recorded for site in sites]
-        found_pieces = (_to_grids(sites, _with_zeros(chunk, inputs)) for chunk in chunks)
-    for pieces in found_pieces:
+    first = 0
+    for pieces in _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one):
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
@@ -207,6 +216,47 @@ def _use_gradients(
                         found = settle_method(partial(_checked, method), slack, site.grid, mine)
                         values.add(site.layer, method, found, blind)
         first += on_grid.shape[1]
+
+
+def _differentiate_locally(
+    recorded: Recorded, sites: Sequence[GridActivations], methods: Sequence[OfGradients]
+) -> list[list[LocalGradient]] | None:
+    """At each site the gradients of scores that depend on a small part of it alone; None where these are not known, or a
+    method needs all of the grid."""
+    differentiate = recorded.scored.differentiate
+    is_plain = all(isinstance(it.layout, Layout) and it.layout.kind == "channels first" for it in sites)
+    if differentiate is None or not methods or not is_plain or not all(method.is_local for method in methods):
+        return None
+    return differentiate([site.recorded for site in sites])
+
+
+def _use_local_gradients(
+    recorded: Recorded,
+    found: Sequence[tuple[GridActivations, list[LocalGradient]]],
+    methods: Sequence[OfGradients],
+    values: _Values,
+) -> None:
+    """Those of one size at a time, each with the part of the activations that it is of."""
+    shape = recorded.scored.values.shape
+    for (site, own), method in product(found, methods):
+        maps, was_rounding = undoubted(site.grid.new_zeros(*shape, *site.grid.shape[2:]))
+        is_blind = [True] * len(maps)
+        for size, same in groupby(sorted(own, key=_size), key=_size):
+            each = list(same)
+            gradients = torch.stack([it.values for it in each])
+            for it, (low, high) in zip(each, check_ranges(gradients, f"The gradients at layer '{site.layer}' are")):
+                is_blind[it.image] &= low == high == 0
+            windows = [(slice(it.top, it.top + size[0]), slice(it.left, it.left + size[1])) for it in each]
+            parts = torch.stack([site.grid[it.image, :, rows, columns] for it, (rows, columns) in zip(each, windows)])
+            given = parts, at_least_float32(gradients)[:, None]
+            (settled,) = settle_method(partial(_checked, method), recorded.slack, *given)
+            for it, (rows, columns), one, was in zip(each, windows, *settled):
+                maps[it.image, it.score, rows, columns], was_rounding[it.image, it.score] = one[0], was[0]
+        values.add(site.layer, method, [Settled(maps, was_rounding)], is_blind)
+
+
+def _size(gradient: LocalGradient) -> tuple[int, ...]:
+    return tuple(gradient.values.shape[1:])
 
 
 def _gradients(

@@ -140,12 +140,12 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
 @functools.lru_cache(maxsize=64)
 def _cubic_weights(cells: int, length: int, start: float | None = None, extent: float | None = None) -> Tensor:
     """The matrix (length, cells) of one axis's interpolation, of all cells or from one place on. PyTorch's interpolation
-    of the identity matrix gives it. As products of small matrices a hundred maps are resized several times faster than by the interpolation itself, and
-    volumes, for which it has no cubic mode, are resized alike."""
-    identity = torch.eye(cells, dtype=torch.float32, device="cpu")[None, None]  # whatever the caller's defaults are
+    of the identity matrix gives it. As products of small matrices a hundred maps are resized several times faster than by
+    the interpolation itself, and volumes, for which it has no cubic mode, are resized alike."""
+    identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]  # whatever the caller's defaults are
     if start is not None and extent is not None:
-        places = start + (torch.arange(length, dtype=torch.float32, device="cpu") + 0.5) * extent / length
-        rows = torch.arange(cells, dtype=torch.float32, device="cpu") + 0.5
+        places = start + (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) * extent / length
+        rows = torch.arange(cells, dtype=torch.float64, device="cpu") + 0.5
         points = torch.stack(torch.meshgrid(places, rows, indexing="ij"), -1).flip(-1) * 2 / cells - 1
         settings: Any = {"mode": "bicubic", "padding_mode": "border", "align_corners": False}
         return F.grid_sample(identity.mT, points[None], **settings)[0, 0]

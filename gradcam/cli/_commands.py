@@ -20,8 +20,12 @@ from gradcam.images.files import READ_SUFFIXES, is_url
 
 # Which options stand together in a command's help, and in which order; those that are not named here come first.
 SECTIONS = {
+    "What is explained": (
+        *("--task", "--box", "--edge", "--missed", "--threshold", "--mask", "--text", "--like"),
+        *("--caption", "--word", "--keypoint", "--axis", "--target"),
+    ),
     "How it is explained": (
-        *("--target", "--fit", "--predictions", "--score", "--against", "--evidence"),
+        *("--fit", "--predictions", "--score", "--against", "--evidence"),
         *("--augmentation", "--smoothing", "--reshape"),
     ),
     "How it is drawn": (

@@ -11,6 +11,9 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+PLACES = (".", "detection", "segmentation")  # of torchvision's models
+FORMS = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # how other names begin
+
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -30,10 +33,10 @@ def list_models(context: click.Context) -> list[str]:
     folders = (package.submodule_search_locations or []) if package else []
     found = set()
     for folder in folders:
-        for file in Path(folder, "models").glob("*.py"):
+        for file in (path for place in PLACES for path in Path(folder, "models", place).glob("*.py")):
             text = file.read_text(encoding="utf-8")
-            found |= set(re.findall(r"^@register_model\(.*\)\n(?:@.*\n)*def (\w+)", text, re.MULTILINE))
-    return [_embedded("*.safetensors").stem, *sorted(found), "timm:", "hf:"]
+            found |= set(re.findall(r"^@register_model\(.*\)\n(?:[@ )].*\n)*def (\w+)", text, re.MULTILINE))
+    return [_embedded("*.safetensors").stem, *sorted(found), *FORMS]
 
 
 def list_layers(context: click.Context) -> list[str]:

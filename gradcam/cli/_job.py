@@ -18,7 +18,7 @@ import click
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cli._settings import ModelChoice, Output, OutputPlace, Settings, find_destination
+from gradcam.cli._settings import ModelChoice, Output, OutputPlace, Settings, check_task, find_destination, to_target
 from gradcam.cli._terminal import code_of_the_user, format_report, import_torch, shown_passes
 from gradcam.errors import (
     GradcamError,
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 LOOKED_AT = 1000  # files of a folder, when one is not there
+
+Choose = Callable[["Classifier"], Sequence[Method]]  # the methods for a model, where nobody named any
 
 
 class Outcome(Protocol):
@@ -136,7 +138,7 @@ def work(job: Job, images: Sequence[Path], output: Output) -> int:
         if attempt.error is not None:
             record, status = replace(record, error=attempt.error), 1
         seconds, device = time.perf_counter() - attempt.start, str(job.classifier.device)
-        report = Report(record, seconds, grids=grids, device=device)
+        report = Report(record, seconds, grids=grids, device=device, task=job.classifier.task)
         tell(attempt.error, record.to_json, partial(format_report, report), output)
     return status
 
@@ -161,23 +163,27 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
 def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
     """Write each kind of file that is asked for, and give their paths for each result."""
     from gradcam.batch.names import name_files, panel_ending
-    from gradcam.models.results import panel
+    from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.ending
     look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    named = name_files(image.stem, job.request, found.results, saving, suffix=suffix)
+    # The last ones are on another picture, which has no part in a panel.
+    results = [it for it in found.results if it.entry.on is None or saving.kinds != ("panel",)]
+    named = name_files(image.stem, job.request, results, saving, suffix=suffix)
     names = [name for kinds in named for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_ending(job.request.options["evidence"], suffix=suffix)))
     paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
     written = []
-    for result, kinds in zip(found.results, named):
+    for result, kinds in zip(results, named):
         overlay = result.draw(**look) if "overlay" in kinds else None
         made = result.draw_kinds(overlay, saving.kinds, saving.colormap)
         written.append({kind: _write(next(paths), content) for kind, content in made})
     if "panel" in saving.kinds:
         path = _write(next(paths), panel(found.maps, **look))
-        written = [{**kinds, job.panel: path} for kinds in written]
+        written = [
+            {**kinds, job.panel: path} if result.entry.on is None else kinds for kinds, result in zip(written, results)
+        ]
     return written
 
 
@@ -202,34 +208,48 @@ def make_folder(folder: Path) -> None:
         raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
 
 
-def prepare(settings: Settings, images: Sequence[Path], output: Output) -> Job:
-    """Load the model and check all that was typed before the first picture is touched."""
+def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: Choose | None = None) -> Job:
+    """Load the model and check all that was typed before the first picture is touched. `choose`: the methods, where
+    nobody named any; None for the usual one."""
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
-    classifier, request = ask(settings, output)
+    classifier, request = ask(settings, output, choose)
     check_panel(saving, request)
     each = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
-    destination = find_destination(settings.output, images, len(images) * each, suffixes)
-    ending, names = settings.model.ending, OutputNames(destination.folder, images)
+    read = [*images, *settings.wanted.files]
+    destination = find_destination(settings.output, read, len(images) * each, suffixes)
+    ending, names = settings.model.ending, OutputNames(destination.folder, read)
     return Job(classifier, request, saving, destination, names, ending)
 
 
-def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
+def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tuple[Classifier, Request]:
     """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
     import_torch()
     from gradcam.batch.findings import Request
     from gradcam.layers.find import find_layer
-    from gradcam.targets.classes import ClassTarget
 
     methods = [each for each in settings.methods if isinstance(each, Method)]
     attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
     methods = find_methods(methods) if methods else []
     request = Request.of(methods, None, settings.options, "ask", attributions=attributions)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
+    check_task(settings, classifier)
+    if not settings.methods and (choose is not None or classifier.task == "classification"):
+        chosen = find_methods([classifier.default_method]) if choose is None else choose(classifier)
+        request = Request.of(chosen, None, settings.options, "ask")
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
     layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
+    find_target = _to_classes if classifier.task == "classification" else to_target
+    target = find_target(settings, classifier)
+    say(classifier.notes, output)
+    return classifier, replace(request, layers=layers, target=target)
+
+
+def _to_classes(settings: Settings, classifier: Classifier) -> Any:
+    from gradcam.targets.classes import ClassTarget
+
     classes, against = (
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
@@ -237,23 +257,29 @@ def ask(settings: Settings, output: Output) -> tuple[Classifier, Request]:
         raise click.UsageError(f"--top-k is {settings.top_k}, and this model has {classifier.classes} classes.")
     if set(classes) & set(against):
         raise click.UsageError("--against names a class that is explained: a class cannot be contrasted with itself.")
-    say(classifier.notes, output)
-    target = settings.target or ClassTarget(
+    return settings.target or ClassTarget(
         [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
     )
-    return classifier, replace(request, layers=layers, target=target)
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     """The model of that choice; its code may be imported from the current folder, and prints to standard error."""
     check_model_name(choice.model)
-    others = {name: value for name, value in vars(choice).items() if name != "model"}
+    others = {name: value for name, value in vars(choice).items() if name not in ("model", *OF_TASKS)}
     import_torch()
-    from gradcam.models.load import load_classifier
+    from gradcam.models import load
     from gradcam.models.providers import DEFAULT
 
     with code_of_the_user(choice.model, choice.reader):
-        return load_classifier(choice.model or DEFAULT, layer=layer, **others)
+        if choice.task is None:
+            return load.load_classifier(choice.model or DEFAULT, layer=layer, **others)
+        others |= {name: getattr(choice, name) for name in OF_TASKS}
+        if not str(choice.model).startswith("hf:"):  # of other providers no model is told by words what to look for
+            others["prompts"] = ()
+        return load.load_model(choice.model or DEFAULT, layer=layer, **others)
+
+
+OF_TASKS = ("task", "threshold", "prompts")  # what only models of several tasks are loaded with
 
 
 def check_model_name(name: str | None) -> None:

@@ -17,9 +17,10 @@ from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
+from gradcam.cli._settings import ALL, AXES, EDGES
 from gradcam.cli._terminal import code_of_the_user, to_command
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.images.files import is_url, to_path
+from gradcam.images.files import is_url, to_path, to_plain
 from gradcam.options import (
     ACTIVATIONS,
     AUGMENTATIONS,
@@ -31,6 +32,7 @@ from gradcam.options import (
     SAVED,
     SCORES,
     SMOOTHINGS,
+    TASKS,
     to_fit,
 )
 from gradcam.plugins import Kind, installed, is_own, load
@@ -70,6 +72,45 @@ def _to_size(text: str) -> int | tuple[int, ...]:
 def _to_weights(text: str) -> Path:
     is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
     return Path(text) if is_word else Path(_FILE.convert(text, None, None))
+
+
+def _to_box(text: str) -> tuple[float, ...]:
+    sides = _to_numbers(text)
+    if len(sides) != 4 or not all(map(math.isfinite, sides)) or sides[0] >= sides[2] or sides[1] >= sides[3]:
+        raise GradcamError(
+            f"{text!r} is no box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
+        )
+    return sides
+
+
+def _to_mask(text: str) -> tuple[float, ...] | Path:
+    """A point, a box, or a file of that name."""
+    if re.fullmatch(r"[-+.\d\s,]*,[-+.\d\s,]*", text) and not os.path.exists(text):
+        numbers = _to_numbers(text)
+        if len(numbers) != 2:
+            return _to_box(text)
+        return numbers
+    return Path(_FILE.convert(text, None, None))
+
+
+def _to_sentence(text: str) -> str:
+    if not text.strip():
+        raise GradcamError("The sentence is empty: say what to look for.")
+    return text
+
+
+def _find_numbers(names: Sequence[str]) -> Sequence[int]:
+    if odd := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
+        raise GradcamError(f"{odd[0]!r} is no number from 0, nor several with commas between them.")
+    return [int(name) for name in names]
+
+
+def _find_some(names: Sequence[str]) -> Sequence[int | str]:
+    if ALL not in names:
+        return _find_numbers(names)
+    if set(names) != {ALL}:
+        raise GradcamError("all is of every one: leave the numbers out.")
+    return [ALL]
 
 
 def _to_folder(text: str) -> Path | Store:
@@ -143,7 +184,11 @@ def _is_result(stem: str, stems: set[str]) -> bool:
     names = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROLS))
     parts = stem.split("-")
     ends = (("-".join(parts[:count]), "-".join(parts[count:])) for count in range(1, len(parts)))
-    return any(start in stems and any(end == it or end.startswith(f"{it}-") for it in names) for start, end in ends)
+    if any(start in stems and any(end == it or end.startswith(f"{it}-") for it in names) for start, end in ends):
+        return True
+    other, like, end = stem.rpartition("-like-")  # on another picture, which one of these was likened to
+    plain = [to_plain(it) for it in stems] if like and other.endswith(tuple(f"-{it}" for it in names)) else []
+    return any(end == it or end.startswith(f"{it}-") for it in plain)
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -307,7 +352,12 @@ _TARGET = (
         help=f"A function of your own, from the model's output to a score, in place of a class.{_of_others('targets')}",
     ),
     choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
-    _choice_of("--against", multiple=True, help="The class that --score contrast contrasts with; repeatable."),
+    _choice_of(
+        "--against",
+        multiple=True,
+        metavar="NAME|INDEX|SENTENCE",
+        help="What --text contrasts its sentences with, or the class that --score contrast contrasts with; repeatable.",
+    ),
     choice("--evidence", EVIDENCE, "What is shown: what speaks for the class, against it, or both."),
     choice("--augmentation", AUGMENTATIONS, "Explain mirrored, and scaled, views as well, and take the mean."),
     choice("--smoothing", SMOOTHINGS, "eigen: the channels' first principal component in place of their sum."),
@@ -350,14 +400,74 @@ def several(
     return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
+_THINGS = (
+    click.option(
+        "--task",
+        type=click.Choice(["auto", *TASKS]),
+        default="auto",
+        metavar="TASK",
+        help=f"What the model does with a picture: {', '.join(TASKS)}.  [default: read off the model]",
+    ),
+    several(
+        *("--box", "boxes"),
+        find=_find_some,
+        known=[ALL],
+        metavar="N|all",
+        help="A detector's box, by its number; repeatable.  [default: the surest, 0]",
+    ),
+    click.option("--edge", type=click.Choice(EDGES), help="Why this edge of the box is where it is."),
+    click.option(
+        "--missed",
+        metavar="L,T,R,B",
+        type=Parsed("box", _to_box),
+        multiple=True,
+        help="Why nothing, or no --class, was found in that place: left, top, right, bottom in pixels; repeatable.",
+    ),
+    click.option(
+        "--threshold", metavar="SCORE", type=click.FloatRange(0, 1), help="The least score of boxes that count."
+    ),
+    click.option(
+        "--mask",
+        metavar="X,Y|L,T,R,B|FILE",
+        type=Parsed("mask", _to_mask),
+        help="The region under a point, a box, or a picture's pixels that are not black.  [default: what is predicted]",
+    ),
+    click.option(
+        "--text",
+        "texts",
+        metavar="SENTENCE",
+        type=Parsed("text", _to_sentence),
+        multiple=True,
+        help="A sentence to find in the picture, or what a detector is told to look for; repeatable.",
+    ),
+    click.option("--like", metavar="FILE", type=_FILE, help="Another picture: what makes these two alike, in both."),
+    click.option("--caption", is_flag=True, help="Each word of the caption that the model writes."),
+    several(
+        *("--word", "words"),
+        find=_find_numbers,
+        known=(),
+        metavar="N",
+        help="That word of the caption, by its number; repeatable.",
+    ),
+    several(
+        *("--keypoint", "keypoints"),
+        find=_find_some,
+        known=[ALL],
+        metavar="N|all",
+        help="A keypoint, by its number, of the surest or another --box; repeatable.  [default: 0]",
+    ),
+    click.option("--axis", type=click.Choice(AXES), help="One coordinate of the keypoint alone."),
+)
+
+
 def layers(what: str, *, default: str) -> Callable[[Command], Command]:
     """Which layers, by names and patterns."""
     text = f"{what}: names or patterns, 'layer*.conv1'; repeatable.  [default: {default}]"
     return layer(text, "layers", "NAME|PATTERN", multiple=True)
 
 
-def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
-    """What to explain, and with which model; these methods unless others are given."""
+def choices(*, default: str = "gradcam, or what suits the task") -> Callable[[Command], Command]:
+    """What to explain, and with which model; `default`: what is said of the methods that are taken otherwise."""
 
     def find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
         is_ours = set(names) <= METHODS.keys() | ATTRIBUTIONS.keys()
@@ -370,12 +480,11 @@ def choices(*, methods: Sequence[str]) -> Callable[[Command], Command]:
         metavar="NAME[,NAME]",
         find=find_all,
         known=[*METHODS, *installed("methods"), *ATTRIBUTIONS],
-        default=methods,
         help=f"One that `gradcam methods` lists, or FILE.py:NAME; repeatable.{_of_others('methods')}"
-        f"{f'  [default: {methods[0]}]' if methods else ''}",
+        f"  [default: {default}]",
     )
     text = "Layer to look at, as `gradcam layers` lists it; repeatable."
-    return _together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_FIT)
+    return _together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_THINGS, *_FIT)
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,10 +16,27 @@ from gradcam.cam.methods.base import Method
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_plain
 from gradcam.options import DEFAULTS, ExplainOptions
 
+if TYPE_CHECKING:
+    from gradcam.models.classifier import Classifier
+
+ALL = "all"  # of a picture's boxes
+EDGES = ("left", "top", "right", "bottom")  # of a box
+AXES = ("x", "y")  # of a keypoint
+# Which options say what is explained, by the task of the model.
+TAKES = {
+    "classification": ("--class", "--top-k", "--score", "--against"),
+    "detection": ("--box", "--edge", "--missed", "--class", "--threshold"),
+    "segmentation": ("--mask", "--class"),
+    "matching": ("--text", "--against", "--like"),
+    "captioning": ("--caption", "--word"),
+    "pose": ("--keypoint", "--axis", "--box"),
+}
+
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model, as `load_classifier` has it; the defaults are what nothing was said of."""
+    """Which model, as `load_model` has it; the defaults are what nothing was said of. `task`: None for a classifier,
+    whatever the model is. `prompts`: what a detector that is told by words looks for."""
 
     model: str | None = None
     weights: Path | None = None
@@ -34,6 +51,9 @@ class ModelChoice:
     precision: str = "fp32"
     fit: str = "crop"
     predictions: str = "own"
+    task: str | None = None
+    threshold: float | None = None
+    prompts: tuple[str, ...] = ()
 
     def to_words(self) -> list[str]:
         """The options that say the same, for a line to type."""
@@ -55,8 +75,60 @@ class ModelChoice:
 
 
 @dataclass(frozen=True)
+class TargetChoice:
+    """What is explained in place of a class, as typed: boxes by their numbers, or all of them; places where something was
+    missed; pixels; sentences; another picture; words of a caption; keypoints."""
+
+    boxes: tuple[int | str, ...] = ()
+    edge: str | None = None
+    missed: tuple[tuple[float, ...], ...] = ()
+    mask: tuple[float, ...] | Path | None = None
+    texts: tuple[str, ...] = ()
+    like: Path | None = None
+    caption: bool = False
+    words: tuple[int, ...] = ()
+    keypoints: tuple[int | str, ...] = ()
+    axis: str | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were typed."""
+        values: dict[str, Any] = {
+            "--box": self.boxes,
+            "--edge": self.edge,
+            "--missed": self.missed,
+            "--text": self.texts,
+        }
+        values |= {"--like": self.like, "--caption": self.caption, "--word": self.words}
+        values |= {"--keypoint": self.keypoints, "--axis": self.axis, "--mask": self.mask}
+        return [name for name, value in values.items() if value not in (None, False, ())]
+
+    @property
+    def task(self) -> str | None:
+        """The task of models that have other uses as well, where an option says which is meant."""
+        return "matching" if self.like is not None else "pose" if self.keypoints or self.axis else None
+
+    @property
+    def files(self) -> list[Path]:
+        """Files that are read beside the pictures, and never written over."""
+        return [path for path in (self.like, self.mask) if isinstance(path, Path)]
+
+    def describe(self) -> dict[str, Any]:
+        """What was asked, for run.json: a key for each option, files by their names and their SHA-256."""
+        from gradcam.images.files import hash_file
+
+        said: dict[str, Any] = {"box": list(self.boxes), "edge": self.edge, "missed": [list(it) for it in self.missed]}
+        said |= {"text": list(self.texts), "word": list(self.words), "keypoint": list(self.keypoints)}
+        said |= {"axis": self.axis, "mask": self.mask and to_word(self.mask), "like": self.like}
+        for name, value in {"mask": self.mask, "like": self.like}.items():
+            if isinstance(value, Path):
+                said[name] = {"file": value.name, "sha256": hash_file(value)}
+        return {name: value for name, value in said.items() if value not in (None, False, [])}
+
+
+@dataclass(frozen=True)
 class Settings:
-    """What was chosen, as typed; methods as they are called, and how they explain."""
+    """What was chosen, as typed; methods as they are called, and how they explain. `wanted`: what in place of a class."""
 
     model: ModelChoice
     options: ExplainOptions
@@ -71,6 +143,7 @@ class Settings:
     alpha: float
     colormap: str
     saved: tuple[str, ...] = ("overlay",)
+    wanted: TargetChoice = TargetChoice()
 
 
 @dataclass(frozen=True)
@@ -105,22 +178,115 @@ def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
 
 def to_settings(chosen: dict[str, Any]) -> Settings:
     """The settings. Raises `click.UsageError` where two options contradict each other."""
-    model = to_model_choice(chosen)
+    wanted = TargetChoice(**{field.name: chosen[field.name] for field in fields(TargetChoice)})
+    model = replace(to_model_choice(chosen), prompts=wanted.texts)
+    if model.task == "auto" and wanted.task is not None:
+        model = replace(model, task=wanted.task)
     options: Any = {name: chosen[name] for name in DEFAULTS if name in chosen}
-    others = {name: value for name, value in chosen.items() if not hasattr(model, name) and name not in options}
-    found = Settings(model=model, options=options, **others)
+    known = {*vars(model), *options, *vars(wanted)}
+    others = {name: value for name, value in chosen.items() if name not in known}
+    found = Settings(model=model, options=options, wanted=wanted, **others)
     if found.target is not None and (found.classes or found.top_k > 1 or found.score != "logit"):
         raise click.UsageError(
             "--target says what is explained, and so do --class, --top-k and --score: give one of them."
         )
     if found.classes and found.top_k > 1:
         raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
-    if found.against and found.score != "contrast":
+    _check_things(found)
+    if found.against and not wanted.texts and found.score != "contrast":
         raise click.UsageError("--against names the classes to contrast with: give --score contrast as well.")
     _check_for_attributions(found)
     if model.fit == "crop" and model.predictions == "seen":
         raise click.UsageError("--predictions seen is of what --fit whole or tiles shows: give one of these as well.")
     return found
+
+
+# Options that can stand together; --text stands with those of boxes where a detector is told by words what to look for.
+TOGETHER = (
+    ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word"),
+    ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),
+)  # fmt: skip
+
+
+def _check_things(found: Settings) -> None:
+    """Raises `click.UsageError` where two options each say what is explained."""
+    given = found.wanted.given
+    if given:
+        given += ["--target"] if found.target is not None else []
+        given += ["--top-k"] if found.top_k > 1 else []
+    if given and not any(set(given) <= set(group) for group in TOGETHER):
+        first = given[0]
+        other = next(it for it in given if not any({first, it} <= set(group) for group in TOGETHER))
+        raise click.UsageError(f"{first} and {other} each say what is explained: give one of them.")
+
+
+def to_target(settings: Settings, model: Classifier) -> Any:
+    """What is explained by a model that does more than classify. Raises `click.UsageError` where nothing says what."""
+    from gradcam import targets
+
+    if settings.target is not None:
+        return settings.target
+    wanted, classes = settings.wanted, [model.find_class(name) for name in dict.fromkeys(settings.classes)]
+    makers: dict[str, Callable[[], Any]] = {
+        "detection": lambda: _to_boxes(wanted, classes),
+        "segmentation": lambda: targets.Mask(classes or None, wanted.mask),
+        "matching": lambda: _to_match(settings, model.name),
+        "captioning": lambda: targets.Token(None, list(wanted.words) or None),
+        "pose": lambda: _to_keypoints(wanted),
+    }
+    return makers[model.task]()
+
+
+def _to_boxes(wanted: TargetChoice, classes: Sequence[int]) -> Any:
+    from gradcam import targets
+
+    if len(classes) > 1:
+        raise click.UsageError("Boxes are of one class at a time: give one --class.")
+    class_ = classes[0] if classes else None
+    if wanted.missed:
+        return targets.MissedBox(list(wanted.missed), class_)
+    return targets.Box(ALL if ALL in wanted.boxes else list(wanted.boxes) or [0], wanted.edge, class_=class_)
+
+
+def _to_keypoints(wanted: TargetChoice) -> Any:
+    from gradcam import targets
+
+    if len(wanted.boxes) > 1 or ALL in wanted.boxes:
+        raise click.UsageError("Keypoints are of one box at a time: give the number of one --box.")
+    numbers = ALL if ALL in wanted.keypoints else list(wanted.keypoints) or [0]
+    return targets.Keypoint(numbers, wanted.axis, box=int(wanted.boxes[0]) if wanted.boxes else 0)
+
+
+def _to_match(settings: Settings, name: str) -> Any:
+    from gradcam import targets
+
+    if settings.wanted.like is not None:
+        return targets.Like(settings.wanted.like)
+    if not settings.wanted.texts:
+        raise click.UsageError(
+            f"{name} compares pictures with sentences, or with one another: say with which, --text SENTENCE or --like FILE."
+        )
+    return targets.Text(list(settings.wanted.texts), against=list(settings.against))
+
+
+def check_task(settings: Settings, model: Classifier) -> None:
+    """Raises `click.UsageError` for options that say something of models of another task."""
+    usual = {field.name: field.default for field in fields(ModelChoice)}
+    given = settings.wanted.given
+    given += [f"--{it}" for it in ("threshold", "fit", "activation") if getattr(settings.model, it) != usual[it]]
+    given += ["--class"] if settings.classes else []
+    given += ["--top-k"] if settings.top_k > 1 else []
+    given += ["--score"] if settings.score != "logit" else []
+    given += ["--against"] if settings.against else []
+    known = [*TAKES[model.task], *(["--text"] if getattr(model, "inputs", None) else [])]
+    more = ["--fit", "--activation"] if model.task == "classification" else []
+    if unfit := [name for name in given if name not in [*known, *more]]:
+        tasks = [task for task, names in TAKES.items() if unfit[0] in names] or ["classification"]
+        tasks += ["detectors that are told what to look for"] if unfit[0] == "--text" else []
+        raise click.UsageError(
+            f"{unfit[0]} is for {' and '.join(tasks)}, and {model.name} is for {model.task}: it takes "
+            f"{', '.join(known)} and --target."
+        )
 
 
 def _check_for_attributions(found: Settings) -> None:

@@ -22,7 +22,7 @@ import click
 from gradcam.cli._settings import Output
 from gradcam.errors import CONTROLS, GradcamWarning, ModelError, describe_unexpected, printable
 from gradcam.models.labels import name_class
-from gradcam.storage.records import Explained, Prediction, Record, Report
+from gradcam.storage.records import Prediction, Record, Report
 from gradcam.storage.retry import LOG
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def settle_warnings() -> None:
 
 
 BAR = 24  # characters for 100 %
+FOUND = 10  # boxes, words and the like, at most
+COSINES = ("text", "like")  # kinds whose score is what people want to know
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_ROWS = 32  # of a table where nobody has said how deep it should go
 
@@ -115,13 +117,14 @@ def format_report(report: Report) -> str:
     record = _make_printable(replace(report.record, image=name))
     height, width = record.size or (0, 0)
     title = click.style(record.image, bold=True)
-    parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", f"{report.seconds:.1f} s"]
-    named: list[Prediction | Explained] = [*record.predictions, *record.explained]
-    names, seen = [name_class(each.index, each.label) for each in named], len(record.predictions)
-    lines = ["   ".join(parts), "", *_predictions(record.predictions, names[:seen]), ""]
-    lines += [*_explained(record, report.grids, names[seen:]), ""]
+    task = [] if report.task == "classification" else [report.task]
+    parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", *task, f"{report.seconds:.1f} s"]
+    lines = ["   ".join(parts), ""]
+    if record.predictions:
+        lines += [*(_things if task else _classes)(record.predictions, report.task), ""]
+    lines += [*_explained(record, report.grids), ""] if record.explained else []
     note = [] if record.note is None else [f"  {record.note[:1].upper() + record.note[1:]}."]
-    return "\n".join([*lines, _seen(record), *note, ""])
+    return "\n".join([*lines, _seen(record, has_fit=not task), *note, ""])
 
 
 def _make_printable(record: Record) -> Record:
@@ -137,7 +140,8 @@ def _make_printable(record: Record) -> Record:
     return found
 
 
-def _predictions(predictions: Sequence[Prediction], names: Sequence[str]) -> list[str]:
+def _classes(predictions: Sequence[Prediction], task: str) -> list[str]:
+    names = [name_class(each.index, each.label) for each in predictions]
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
     starts = [f"  {name:<{width}}   {each.index:>{digits}}   " for name, each in zip(names, predictions)]
     shares = [each.probability for each in predictions]
@@ -150,8 +154,27 @@ def _predictions(predictions: Sequence[Prediction], names: Sequence[str]) -> lis
     return [f"{start}{value:>{longest}}" for start, value in zip(starts, values)]
 
 
-def _explained(record: Record, grids: Sequence[tuple[int, ...]], names: Sequence[str]) -> list[str]:
-    entries = record.explained
+def _things(predictions: Sequence[Prediction], task: str) -> list[str]:
+    """What was found, each with its number, so that it can be typed, and how sure the model is of it."""
+    shown = predictions[:FOUND]
+    names = [name_class(each.index, each.label) for each in shown]
+    numbers = [str(each.index if each.number is None else each.number) for each in shown]
+    width, digits = max(map(len, names)), max(map(len, numbers))
+    what = " of the picture" if task == "segmentation" else ""
+    lines = [
+        f"  {number:>{digits}}   {name:<{width}}   {_percent(each.probability):>5}{what}   "
+        f"{click.style(draw_bar(each.probability), fg='cyan')}"
+        for number, name, each in zip(numbers, names, shown)
+    ]
+    left = len(predictions) - len(shown)
+    return [*lines, f"  and {left} more, which --json lists"] if left else lines
+
+
+def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
+    entries, names = record.explained, [each.title for each in record.explained]
+    if entries[0].kind in COSINES:
+        width = max(map(len, names))
+        names = [f"{name:<{width}}   {entry.score:.3f}" for name, entry in zip(names, entries)]
     files = [", ".join(filter(None, (it.overlay, it.heatmap, it.map, it.panel))) for it in entries]
     places = [f"{it.layer} ({' x '.join(map(str, grid))})" for it, grid in zip(entries, grids)]
     kinds = ["positive or negative" if it.evidence == "signed" else it.evidence for it in entries]
@@ -220,7 +243,7 @@ def draw_bar(share: float, length: int = BAR) -> str:
     return "█" * whole + EIGHTHS[eighths].strip()
 
 
-def _seen(record: Record) -> str:
+def _seen(record: Record, *, has_fit: bool = True) -> str:
     height, width = record.size or (0, 0)
     _, _, rows, columns = record.region or (0, 0, height, width)
     share = rows * columns / (height * width)
@@ -231,7 +254,7 @@ def _seen(record: Record) -> str:
     if share == 1:
         return "  The network saw the whole picture."
     seen = f"the central {_percent(share)} of the picture, {columns} x {rows} pixels"
-    return f"  The network saw {seen}; for all of it, --fit whole."
+    return f"  The network saw {seen}{'; for all of it, --fit whole' if has_fit else ''}."
 
 
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"  # of a bar

@@ -52,7 +52,9 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "top_k": target.top,
         "score": target.score,
         "against": [int(index) for index in target.against or ()],
-    }  # fmt: skip
+    } if classifier.task == "classification" else _describe_things(settings, classifier)  # fmt: skip
+    if classifier.task != "classification":  # of classifiers' runs, the settings are as they always were
+        asked["task"] = classifier.task
     # Options that the shell does not have are as they always were, and stay out: an earlier version's run is gone on with.
     options = {name: it for name, it in request.options.items() if name in settings.options and name != "reshape"}
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}  # as those
@@ -74,6 +76,13 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "audit": work.audit,
         **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
     }
+
+
+def _describe_things(settings: Settings, model: Classifier) -> dict[str, Any]:
+    classes = [model.find_class(name) for name in dict.fromkeys(settings.classes)]
+    found = {"classes": classes, "against": list(settings.against), "threshold": settings.model.threshold}
+    said = {name: value for name, value in found.items() if value not in ([], None)}
+    return said | settings.wanted.describe()
 
 
 @dataclass(frozen=True)
@@ -135,8 +144,8 @@ def explain_all(typed: Typed) -> int:
         if not choice.output_format.has_files:  # no name can be another's, or an input's
             check_panel(saving, work.request)
         else:
-            labels, request = work.classifier.labels, work.request
-            check_outputs(choice.folder, listing.items, stems, saving=saving, request=request, labels=labels)
+            more: dict[str, Any] = {"labels": work.classifier.labels, "others": settings.wanted.files}
+            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, **more)
         results = stack.enter_context(contextlib.closing(_open_results(typed, listing, work, saving, stems)))
         say(results.notes, typed.output)
         return _explain(results, stems, saving, work, typed, engine=engine, left_out=listing.left_out)
@@ -179,8 +188,10 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     classifier, request = ask(here, typed.output)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
-    if listing.has_classes and settings.target is not None:
-        raise click.UsageError("The list says which classes to explain, and --target explains none: leave it out.")
+    named = settings.wanted.given if classifier.task not in ("detection", "segmentation") else []
+    named += ["--target"] if settings.target is not None else []
+    if listing.has_classes and named:
+        raise click.UsageError(f"The list says which classes to explain, and {named[0]} explains none: leave it out.")
     for name in dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None):
         classifier.find_class(name)
     return Work(
@@ -281,7 +292,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     type=options.FOLDER,
     help="The folder for results, or the URL of one in a store, such as s3://bucket/explained.",
 )
-@options.choices(methods=("gradcam",))
+@options.choices()
 @options.appearance
 @options.save
 @options.choice("--format", PICTURE_FORMATS, "Of pictures.")

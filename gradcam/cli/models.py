@@ -16,11 +16,12 @@ from gradcam.errors import ModelError, join_names, nearest, shorten
 
 @dataclass(frozen=True)
 class Listed:
-    """A model, or a form of names: `weights` by name, and whether their files are here."""
+    """A model, or a form of names: `weights` by name, and whether their files are here; `task`, where the name says it."""
 
     name: str
     summary: str
     weights: dict[str, bool] = field(default_factory=dict)
+    task: str | None = None
 
 
 @click.command("models", cls=Command)
@@ -44,7 +45,7 @@ def models_command(pattern: str | None, as_json: bool) -> int:
         if as_json:
             click.echo(json.dumps(asdict(each)))
         else:
-            click.echo(f"{click.style(f'{each.name:<{width}}', bold=True)}  {each.summary or _describe(each.weights)}")
+            click.echo(f"{click.style(f'{each.name:<{width}}', bold=True)}  {each.summary or _describe(each)}")
     return 0
 
 
@@ -52,14 +53,14 @@ def _list_named() -> list[Listed]:
     import_torch()
 
     from gradcam.models.providers import PROVIDERS
-    from gradcam.models.providers.torchvision import cached_file, list_names, list_weights
+    from gradcam.models.providers.torchvision import cached_file, find_task_of, list_names, list_weights
 
     found = [Listed(PROVIDERS[0].form, PROVIDERS[0].summary)]
     for name in list_names():
         enum = list_weights(name)
         members = [enum.DEFAULT, *(member for member in enum if member is not enum.DEFAULT)]
         here = {member.name: cached_file(member).exists() for member in members if member.meta.get("categories")}
-        found.append(Listed(name, "", here))
+        found.append(Listed(name, "", here, find_task_of(name)))
     return found
 
 
@@ -71,5 +72,6 @@ def _list_forms() -> list[Listed]:
     return [*forms, *(Listed(name, origin) for name, origin in list_installed().items())]
 
 
-def _describe(weights: dict[str, bool]) -> str:
-    return "torchvision: " + ", ".join(f"{name} (here)" if is_here else name for name, is_here in weights.items())
+def _describe(listed: Listed) -> str:
+    names = ", ".join(f"{name} (here)" if is_here else name for name, is_here in listed.weights.items())
+    return f"torchvision{'' if listed.task == 'classification' else f', {listed.task}'}: {names}"

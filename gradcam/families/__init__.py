@@ -6,7 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -24,13 +24,48 @@ class Row:
     reader: str
 
 
-# The first row that fits is taken; a class of a user's own that extends one of these is read as that.
+MODELING = r"transformers\.models\.\w+\.modeling_\w+\."
+DETECTORS = (
+    "Detr|TableTransformer|Yolos|ConditionalDetr|DeformableDetr|DabDetr|LwDetr|RfDetr|RTDetr|RTDetrV2|DFine|Deimv2|"
+    "OwlViT|Owlv2|GroundingDino|MMGroundingDino"
+)
+TOWERS = "CLIP|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
+
+# In the order in which they are tried; a class of a user's own that extends one of these is read as that.
 FAMILIES = (
     Row(
         r"torchvision\.models\.detection\.\w+\.(FasterRCNN|MaskRCNN|KeypointRCNN)",
         "torchvision_detection:RegionDetector",
     ),
     Row(r"torchvision\.models\.detection\.\w+\.(RetinaNet|FCOS|SSD)", "torchvision_detection:AnchorDetector"),
+    Row(r"torchvision\.models\.detection\.\w+\.KeypointRCNN", "pose:KeypointRcnn"),
+    Row(
+        r"torchvision\.models\.segmentation\.\w+\.(_SimpleSegmentationModel|LRASPP)",
+        "segmentation:TorchvisionSegmenter",
+    ),
+    Row(r"segmentation_models_pytorch\.base\.model\.SegmentationModel", "segmentation:EncoderSegmenter"),
+    Row(r"ultralytics\.nn\.tasks\.DetectionModel", "yolo:YoloDetector"),
+    Row(rf"{MODELING}({DETECTORS})ForObjectDetection", "huggingface_detection:HuggingFaceDetector"),
+    Row(rf"{MODELING}\w+ForSemanticSegmentation", "huggingface_segmentation:SemanticSegmenter"),
+    Row(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
+    Row(
+        rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation",
+        "huggingface_segmentation:QuerySegmenter",
+    ),
+    Row(rf"{MODELING}Eomt\w*ForUniversalSegmentation", "huggingface_segmentation:EomtSegmenter"),
+    Row(rf"{MODELING}VisionEncoderDecoderModel", "captioning:EncoderDecoder"),
+    Row(rf"{MODELING}BlipForConditionalGeneration", "captioning:Blip"),
+    Row(rf"{MODELING}GitForCausalLM", "captioning:Git"),
+    Row(rf"{MODELING}(Blip2|InstructBlip)ForConditionalGeneration", "captioning:Blip2"),
+    Row(rf"{MODELING}(Llava|VipLlava|AyaVision|Gemma3)ForConditionalGeneration", "captioning:Llava"),
+    Row(rf"{MODELING}InternVLForConditionalGeneration", "captioning:InternVl"),
+    Row(rf"{MODELING}VitPoseForPoseEstimation", "pose:VitPose"),
+    Row(rf"{MODELING}({TOWERS})Model", "embedding:HuggingFaceTowers"),
+    Row(r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)", "embedding:OpenClipTowers"),
+    Row(
+        rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)",
+        "embedding:Backbone",
+    ),
 )
 
 
@@ -43,12 +78,17 @@ def list_families(model: nn.Module) -> Iterator[Family]:
     """All that reads a model, or models up to `DEEPEST` levels inside it, the outermost first."""
     inside = [(name, each) for name, each in model.named_modules() if name.count(".") < DEEPEST]
     for name, each in sorted(inside, key=lambda it: it[0].count(".") + bool(it[0])):
-        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(each).__mro__]
-        for row in FAMILIES:
-            if any(re.fullmatch(row.pattern, full) for full in names):
-                place, _, reader = row.reader.partition(":")
-                made: Any = getattr(importlib.import_module(f"{__name__}.{place}"), reader)
-                yield made(each, name)
+        for reader in find_readers(type(each)):
+            yield reader(each, name)
+
+
+def find_readers(kind: type) -> Iterator[type[Family]]:
+    """What reads models of this class, or of one that it extends."""
+    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
+    for row in FAMILIES:
+        if any(re.fullmatch(row.pattern, name) for name in names):
+            place, _, reader = row.reader.partition(":")
+            yield getattr(importlib.import_module(f"{__name__}.{place}"), reader)
 
 
 __all__ = [

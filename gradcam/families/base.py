@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.hooks import ForwardHook, Hooks
 from gradcam.hooks.nested import Batch
 
@@ -94,6 +95,15 @@ class Family(ABC):
         """What is run in place of the model that is explained; its output is what this family reads."""
         return Watched(model, self.watched())
 
+    @property
+    def has_own_scale(self) -> bool:
+        """Whether the model itself resizes and normalises pictures with values from 0 to 1."""
+        return False
+
+    def set_threshold(self, threshold: float) -> None:
+        """Have the model give boxes from this score on. Raises `ModelError` for one that has no such."""
+        raise ModelError(f"{type(self.model).__name__} has no threshold: leave it out.")
+
     def to_inputs(self, images: Tensor) -> Any:
         """Pictures (N,C,H,W), preprocessed, as this family takes them."""
         return images
@@ -120,6 +130,17 @@ class Candidates(NamedTuple):
     labels: Tensor
 
 
+class LocalGradient(NamedTuple):
+    """The gradient of an image's score at a tensor (N,C,H,W), of either by its number: `values` (C,h,w) from a row and a
+    column on, and zero elsewhere."""
+
+    image: int
+    score: int
+    top: int
+    left: int
+    values: Tensor
+
+
 class Detector(Family):
     """Boxes, each with a label and a score."""
 
@@ -130,9 +151,20 @@ class Detector(Family):
         """For each picture what is left after the model's own postprocessing. Values have the graph that the model gave
         them."""
 
+    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """What a model that is told by words what to look for takes beside one picture. Raises `ModelError` for others."""
+        raise ModelError(f"{type(self.model).__name__} is not told by words what to look for: leave them out.")
+
     @abstractmethod
     def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:
         """For each picture all candidates before the choice, with their scores for one class, or for each one's best."""
+
+    def differentiate(
+        self, seen: Seen, batch: Batch, found: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
+    ) -> list[list[LocalGradient]] | None:
+        """At each of the inputs (N,C,H,W) the gradients of some of each picture's boxes: of their scores, or of one of their
+        four edges. None where there is no shorter way than autograd's."""
+        return None
 
 
 class Segmenter(Family):
@@ -174,8 +206,6 @@ class Embedder(Family):
         """The sentences' embeddings (T,D), not normalised and without a graph; tokenised by the model's own parts.
         Raises `TargetError` for a model without text or tokenizer, and for a sentence that is too long, with the words
         at which it would be cut."""
-        from gradcam.errors import TargetError
-
         raise TargetError(f"{type(self.model).__name__} embeds no text: compare pictures with targets.Like(...).")
 
 
@@ -185,12 +215,14 @@ class Captioner(Family):
     task = "captioning"
 
     @abstractmethod
-    def write(self, images: Any) -> list[int]:
-        """The tokens that the model writes of one picture (1,C,H,W), greedily; without those that begin it."""
+    def write(self, images: Any, most: int = 40) -> list[int]:
+        """The tokens, `most` of them at most, that the model writes of one picture (1,C,H,W), greedily; without those that
+        begin and end it. Raises `TargetError` for several pictures, and for a caption without words."""
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        """What is run, and with what, so that `read` finds the logits of each of these tokens."""
+        """What is run, and with what, so that `read` finds the logits of each of these tokens. Raises `TargetError` for
+        tokens that the model does not know, for more than it reads, and where it lacks a prompt."""
 
     @abstractmethod
     def read(self, seen: Seen, batch: Batch, tokens: Sequence[int]) -> Tensor:

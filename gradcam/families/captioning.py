@@ -1,4 +1,4 @@
-"""Models that write about a picture: encoders with a decoder behind them, and language models that read patches as words."""
+"""Models that write about a picture: decoders behind an encoder, and language models that read patches as words."""
 
 from __future__ import annotations
 
@@ -11,76 +11,73 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import TargetError, join_names, shorten
+from gradcam.errors import TargetError
 from gradcam.families.base import Captioner, Seen
 from gradcam.hooks.nested import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
 PICTURES = "pixel_values"
-MASKS = ("attention_mask", "decoder_attention_mask")
-TYPES = ("token_type_ids", "mm_token_type_ids")  # of pictures and of text, which is 0
+# Of arguments with a number for each word: what it is for the words that are appended.
+APPENDED = {"attention_mask": 1, "decoder_attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
 MOST_WORDS = 40
 
 
 class Writer(Captioner):
-    """What all of them share: the words that were written so far are read again, and give the logits of the next one.
-    One run serves all words of a caption, each of which sees only those before it. `row`: the argument that takes them.
-    `tower`: the module that sees the pictures. `start`: the settings whose tokens begin a text, the first that is set."""
+    """What all of them share: the words so far are read again, and behind each of them stand the logits of the next.
+    One run serves all words of a caption, since each sees only what is before it. `tower`: the module that sees the
+    pictures. `starts`, `ends`: the settings whose tokens begin and end a text, of which the first that is set counts."""
 
-    row: ClassVar[str] = "input_ids"
     tower: ClassVar[str] = "vision_model"
-    start: ClassVar[tuple[str, ...]] = ("bos_token_id",)
+    starts: ClassVar[tuple[str, ...]] = ("bos_token_id",)
+    ends: ClassVar[tuple[str, ...]] = ("eos_token_id",)
+
+    @property
+    def row(self) -> str:
+        """The argument that takes the words."""
+        return "input_ids"
 
     @property
     def own_layer(self) -> str | None:
-        return find_block(self.model, self.tower, self._feature_layer)
+        # Not the last block: a norm behind it takes no notice of how long a token is, so that gradient times activation
+        # sums up to zero there, whatever the token holds.
+        return f"{self.tower}:last_hidden_state"
 
     @property
-    def _feature_layer(self) -> int:
-        """Which of the tower's hidden states the words see, as the model's settings say it: the last of several."""
-        layer = getattr(self._config, "vision_feature_layer", None)
-        return -1 if layer is None else layer if isinstance(layer, int) else max(layer, key=lambda it: it % 10**6)
-
-    @property
-    def _config(self) -> Any:
+    def config(self) -> Any:
         return cast("Any", self.model).config
-
-    @property
-    def _reader(self) -> nn.Module:
-        """The module that takes the options of reading."""
-        return self.model
 
     def write(self, images: Any, most: int = MOST_WORDS) -> list[int]:
         batch = to_batch(images)
         if batch.images > 1:
-            raise TargetError(f"A caption is written of one picture, and these are {batch.images}: give them one by one.")
-        own, begun = batch.copy(), self._begin(batch)[self.row].shape[1]
-        with preserve_state(self.model), torch.no_grad():
-            written = cast("Any", self.model).generate(
-                **self._complete(own), do_sample=False, num_beams=1, max_new_tokens=most
+            raise TargetError(
+                f"A caption is written of one picture, and these are {batch.images}: give them one by one."
             )
-        tokens: list[int] = written[0, begun:].tolist()
-        ends = self._setting("eos_token_id", "sep_token_id")
-        last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
-        if last == 0:
+        given, begun = self.complete(batch.copy()), self.begin(batch)[self.row].shape[1]
+        room = most if self._longest is None else min(most, self._longest - begun)
+        options = {"do_sample": False, "num_beams": 1, "max_new_tokens": room}
+        with preserve_state(self.model), torch.no_grad():
+            written: list[int] = cast("Any", self.model).generate(**given, **options)[0, begun:].tolist()
+        ends = self._find_setting(self.ends)
+        length = next((place for place, token in enumerate(written) if token in ends), len(written))
+        if length == 0:
             raise TargetError(f"{type(self.model).__name__} writes nothing of this picture: its caption is empty.")
-        return tokens[:last]
+        return written[:length]
 
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        self._check(tokens)
-        given, images = self._begin(batch), batch.images
+        given, images = self.begin(batch), batch.images
+        self._check(tokens, given[self.row].shape[1])
         new = torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device)
-        # The last one, too, though nothing is read behind it: a row of one token alone might be taken for a setting.
-        given[self.row] = torch.cat([given[self.row].expand(images, -1), new.expand(images, -1)], 1)
-        for name in (*MASKS, *TYPES):
-            if name in given and (name != MASKS[0] or self.row == "input_ids"):
+        own_mask = self.row.replace("input_ids", "attention_mask")
+        if own_mask in given and not bool(given[own_mask][:, -1].all()):
+            raise TargetError("A prompt ends with padding, behind which no word can stand: pad prompts at the left.")
+        for name in (self.row, own_mask, "token_type_ids", "mm_token_type_ids"):
+            if name in given:
+                # The last word, too, though nothing is read behind it: a row of one number may be one for all images.
+                more = new if name == self.row else new.new_full(new.shape, APPENDED[name])
                 rows = given[name].expand(images, -1)
-                if name in MASKS and not bool(rows[:, -1].all()):
-                    raise TargetError("A prompt ends with padding, behind which no word follows: pad at the left.")
-                more = rows.new_full((images, len(tokens)), 1 if name in MASKS else 0)
-                given[name] = torch.cat([rows, more], 1)
-        takes = inspect.signature(self._reader.forward).parameters
-        options = {"use_cache": False, "logits_to_keep": len(tokens) + 1}
+                given[name] = torch.cat([rows, more.to(rows.dtype).expand(images, -1)], 1)
+        options = {"use_cache": False, "logits_to_keep": len(tokens) + 1}  # what is not read is not computed, nor kept
+        takes = self.find_options()
         given.update({name: value for name, value in options.items() if name in takes})
         return self.wrap(model), replace(batch, args=(), kwargs=given)
 
@@ -90,57 +87,182 @@ class Writer(Captioner):
 
     def words(self, tokens: Sequence[int]) -> list[str]:
         tokenizer = _load_tokenizer(str(getattr(self.model, "name_or_path", "")))
-        found = [(tokenizer.decode([token]).strip(), token) for token in tokens]
-        return [word or str(tokenizer.convert_ids_to_tokens(token)) for word, token in found]
+        return [tokenizer.decode([it]).strip() or str(tokenizer.convert_ids_to_tokens(it)) for it in tokens]
 
-    def _complete(self, batch: Batch) -> dict[str, Any]:
-        """The arguments by their names, with those that a caption needs."""
+    def complete(self, batch: Batch) -> dict[str, Any]:
+        """The arguments by their names, with those that the model cannot do without."""
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
             raise TargetError(
-                f"{type(self.model).__name__} takes the pictures alone, or a dict of its arguments, such as {PICTURES} and "
-                f"input_ids: {len(batch.args)} came without a name."
+                f"{type(self.model).__name__} takes the pictures alone, or a dict of its arguments by name, such as "
+                f"{PICTURES} and input_ids: {len(batch.args)} came without a name."
             )
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
-    def _begin(self, batch: Batch) -> dict[str, Any]:
+    def begin(self, batch: Batch) -> dict[str, Any]:
         """The same, and in `row` all that stands before the first word: the caller's beginning, or the model's."""
-        given = self._complete(batch)
+        given = self.complete(batch)
         if self.row not in given:
-            first = self._setting(*self.start)
-            if not first:
-                raise TargetError(
-                    f"{type(self.model).__name__} does not say what a caption begins with: give the {self.row} before the "
-                    f"first word, in a dict with {PICTURES}."
-                )
-            given[self.row] = torch.full((batch.images, 1), first[0], dtype=torch.int64, device=batch.device)
+            given[self.row] = self._repeat(self._find_setting(self.starts)[:1], batch)
         return given
 
-    def _setting(self, *names: str) -> list[int]:
-        """The tokens of the first of these settings that is set, of generation, of the model, or of its text."""
-        model = cast("Any", self.model)
-        places = (getattr(model, "generation_config", None), model.config, model.config.get_text_config(decoder=True))
-        for name in names:
-            for place in places:
-                value = getattr(place, name, None)
-                if value is not None:
-                    return [value] if isinstance(value, int) else list(value)
-        return []
+    def find_options(self) -> Sequence[str]:
+        """The names of the options that a run takes."""
+        return ["use_cache", *inspect.signature(self.model.forward).parameters]  # the first is handed on by all of them
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
+        if not tokens:
+            raise TargetError(
+                f"{type(self.model).__name__} does not say what a caption begins with: give the {self.row} before the "
+                f"first word, in a dict with {PICTURES}."
+            )
+        return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.images, 1)
+
+    def _find_setting(self, names: Sequence[str]) -> list[int]:
+        """The tokens of the first of these settings that is set: for writing, of the model, or of its text."""
+        places = (
+            getattr(self.model, "generation_config", None),
+            self.config,
+            self.config.get_text_config(decoder=True),
+        )
+        values = (getattr(place, name, None) for name in names for place in places)
+        found: int | Sequence[int] = next((value for value in values if value is not None), [])
+        return [found] if isinstance(found, int) else list(found)
+
+    @property
+    def _longest(self) -> int | None:
+        """How many tokens a text may have, as far as the model's positions are counted."""
+        return getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+    def _check(self, tokens: Sequence[int], begun: int) -> None:
+        if self._longest is not None and begun + len(tokens) > self._longest:
+            raise TargetError(
+                f"The caption has {len(tokens)} tokens behind the {begun} that begin it: {type(self.model).__name__} reads "
+                f"{self._longest} in all. Leave out some at the end."
+            )
         count = cast("Any", self.model).get_input_embeddings().weight.shape[0]
         strange = [token for token in tokens if not 0 <= token < count]
         if strange:
             raise TargetError(
-                f"There is no token {join_names(strange[:3])} in the vocabulary of {type(self.model).__name__}, which has "
-                f"{count}: 0 to {count - 1}."
+                f"There is no token {strange[0]} in the vocabulary of this {type(self.model).__name__}: it "
+                f"has {count}, 0 to {count - 1}."
             )
 
 
 class EncoderDecoder(Writer):
     """VisionEncoderDecoderModel: an encoder of pictures, such as ViT or Swin, and a decoder, such as GPT-2 or BERT."""
 
-    row = "decoder_input_ids"
     tower = "encoder"
-    start = ("decoder_start_token_id", "bos_token_id")
+    starts = ("decoder_start_token_id", "bos_token_id")
+
+    @property
+    def row(self) -> str:
+        return "decoder_input_ids"
 
 
+class Blip(Writer):
+    """BLIP. Its processor ends a prompt as a whole text ends: what writes on takes that end away."""
+
+    starts = ("bos_token_id",)
+    ends = ("sep_token_id",)
+
+    def begin(self, batch: Batch) -> dict[str, Any]:
+        given = self.complete(batch)
+        if self.row not in given:
+            return super().begin(batch)
+        rows = given[self.row][:, :-1].clone()
+        rows[:, 0] = self._find_setting(self.starts)[0]
+        mask = given.get("attention_mask")
+        return given | {self.row: rows} | ({} if mask is None else {"attention_mask": mask[:, :-1]})
+
+    def find_options(self) -> Sequence[str]:
+        return [name for name in super().find_options() if name != "use_cache"]  # nothing is kept, nor is that known
+
+
+class Git(Writer):
+    """GIT: a language model that reads the patches before the words."""
+
+    tower = "git.image_encoder"
+
+
+class Blip2(Writer):
+    """BLIP-2 and InstructBLIP: queries to the patches, which a language model reads in the places kept for them. That
+    model has a decoder alone, which goes on behind the prompt, or an encoder too, which reads it."""
+
+    @property
+    def row(self) -> str:
+        return "input_ids" if self.config.use_decoder_only_language_model else "decoder_input_ids"
+
+    def complete(self, batch: Batch) -> dict[str, Any]:
+        given = super().complete(batch)
+        if "input_ids" not in given:
+            places = [self.config.image_token_index] * self.config.num_query_tokens
+            given["input_ids"] = self._repeat([*places, *self._find_setting(self.starts)[:1]], batch)
+        return given
+
+    def begin(self, batch: Batch) -> dict[str, Any]:
+        given = self.complete(batch)
+        if self.row not in given:
+            given[self.row] = self._repeat(self._find_setting(("decoder_start_token_id", "bos_token_id"))[:1], batch)
+        return given
+
+    def find_options(self) -> Sequence[str]:
+        return list(inspect.signature(cast("Any", self.model).language_model.forward).parameters)
+
+
+class Llava(Writer):
+    """LLaVA and its like: a language model that reads patches in a prompt, in the places kept for them."""
+
+    tower = "model.vision_tower"
+
+    @property
+    def own_layer(self) -> str | None:
+        states = getattr(self.config, "vision_feature_layer", None)
+        return super().own_layer if states is None else find_block(self.model, self.tower, states)
+
+    def complete(self, batch: Batch) -> dict[str, Any]:
+        given = super().complete(batch)
+        if self.row not in given:
+            raise TargetError(
+                f"{type(self.model).__name__} writes on behind a prompt that keeps a place for the picture: give what its "
+                f"processor makes of both, a dict with {PICTURES}, {self.row} and attention_mask."
+            )
+        return given
+
+
+class InternVl(Llava):
+    """InternVL, which reads the last hidden state behind its norm."""
+
+    @property
+    def own_layer(self) -> str | None:
+        return super(Llava, self).own_layer if self.config.vision_feature_layer == -1 else super().own_layer
+
+
+def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
+    """The dotted name of the tower's block that gives the last of these hidden states, of which 0 is before the first
+    block; None where there is no such block."""
+    blocks = (it for it in model.get_submodule(tower).named_modules() if isinstance(it[1], nn.ModuleList))
+    for name, found in blocks:
+        several = [states] if isinstance(states, int) else states
+        number = max(state - 1 if state >= 0 else len(found) + state for state in several)
+        return f"{tower}.{name}.{number}" if number >= 0 else None
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def _load_tokenizer(folder: str) -> Any:
+    """The tokenizer beside a model. Raises `TargetError` where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        if not folder:
+            raise OSError("the model was built here, and not loaded from a folder")
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if len(found) <= len(set(found.all_special_tokens)):  # what the library makes where there is no vocabulary
+            raise OSError("there are no words in it")
+        return found
+    except Exception as error:  # OSError, ValueError, ImportError, KeyError, and those of each tokenizer
+        reason = " ".join(str(error).split())[:200]
+        raise TargetError(
+            f"There is no tokenizer beside the model to say what its tokens are called ({reason}): save it there with "
+            "tokenizer.save_pretrained(folder), and load the model from that folder."
+        ) from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,15 @@ from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.families.base import MODEL, Call, Candidates, Detections, Detector, Seen
+from gradcam.families.embedding import tokenize
 from gradcam.hooks.nested import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # [CLS], [SEP], "." and "?" of BERT: where Grounding DINO itself cuts its text
 BACKBONES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")  # the first that there is
+
+
+# By model, what a person set, for all that reads it.
+_thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class Kind:
     the text. `choice`: "queries" have one label each; "pairs" are of a query and a class, of which the `most` best are
     taken, None for as many as there are queries. `threshold`: that of the kind's own processor. `has_text`: whether the
     classes are what a text among the inputs says. `is_within_mask`: whether boxes are shares of the picture without the
-    padding that a mask tells. `blocks`: of a transformer without a backbone, where its blocks for the picture are.
+    padding that a mask tells. `blocks`: of a transformer without a backbone, where its blocks for the picture are, and the
+    first norm of each.
     """
 
     pattern: str
@@ -38,28 +45,24 @@ class Kind:
     threshold: float = 0.5
     has_text: bool = False
     is_within_mask: bool = True
-    blocks: str | None = None
+    blocks: tuple[str, str] | None = None
 
 
 KINDS = (
     Kind("Detr|TableTransformer", "softmax", "queries"),
-    Kind("Yolos", "softmax", "queries", blocks="vit.encoder.layer"),
+    Kind("Yolos", "softmax", "queries", blocks=("vit.encoder.layer", "layernorm_before")),
     Kind("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", most=100),
     Kind("RfDetr"),
     Kind("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # their anchors lie on all of the input
-    Kind("OwlViT", "sigmoid", "queries", None, 0.1, True, False, "owlvit.vision_model.encoder.layers"),
-    Kind("Owlv2", "sigmoid", "queries", None, 0.1, True, False, "owlv2.vision_model.encoder.layers"),
+    Kind("OwlViT", "sigmoid", "queries", None, 0.1, True, False, ("owlvit.vision_model.encoder.layers", "layer_norm1")),
+    Kind("Owlv2", "sigmoid", "queries", None, 0.1, True, False, ("owlv2.vision_model.encoder.layers", "layer_norm1")),
     Kind("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
 )
 
 
 class HuggingFaceDetector(Detector):
     """A detector of transformers. Labels of one that looks for what a text says are the numbers of its queries (OWL-ViT)
-    or of its phrases (Grounding DINO).
-
-    `threshold`: the score above which a box counts; it may be set. `names`: what the queries or phrases are called, where
-    whoever made the text says so. `text`: the arguments that a text became for one picture, such as `input_ids`, which
-    `to_inputs` adds for each.
+    or of its phrases (Grounding DINO). `threshold`: the score above which a box counts.
 
     References
     ----------
@@ -72,26 +75,25 @@ class HuggingFaceDetector(Detector):
         self.kind = next(
             it for it in KINDS for name in names if re.fullmatch(f"({it.pattern})ForObjectDetection", name)
         )
-        self.threshold = self.kind.threshold
-        self.names: Sequence[str] | None = None
-        self.text: Mapping[str, Tensor] = {}
+        self.threshold = _thresholds.get(model, self.kind.threshold)
 
     @property
     def own_layer(self) -> str:
-        """The backbone, whose stages count as far as they are read. Of a transformer the last block but one: behind the
-        last one a box has its own token, and no patch beside it reaches the score."""
+        """The backbone, whose stages count as far as they are read. Of a transformer what its last attention sees: behind
+        it a box has a token of its own. In front of the norm gradient and activation would be at right angles."""
         modules = dict(self.model.named_modules())
         if self.kind.blocks is None:
             return next(name for name in BACKBONES if name in modules)
-        blocks: Any = modules[self.kind.blocks]
-        return f"{self.kind.blocks}.{max(0, len(blocks) - 2)}"
+        place, norm = self.kind.blocks
+        return f"{place}.{sum(1 for _ in modules[place].children()) - 1}.{norm}"
 
     @property
     def labels(self) -> Sequence[str] | None:
-        if self.kind.has_text:
-            return self.names
         config: Any = self.model.config
-        return [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
+        return None if self.kind.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
+
+    def set_threshold(self, threshold: float) -> None:
+        self.threshold = _thresholds[self.model] = threshold
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
         """How the tokens of a layer lie on the pictures, where counting cannot tell: YOLOS has those of its boxes behind
@@ -105,27 +107,42 @@ class HuggingFaceDetector(Detector):
         return lambda tokens: tokens[:, 1:-behind].unflatten(1, grid).movedim(-1, 1)
 
     def to_inputs(self, images: Tensor) -> dict[str, Tensor]:
-        """Raises `TargetError` for a model that needs a text, and has none."""
-        if self.kind.has_text and not self.text:
-            raise TargetError(
-                f"{type(self.model).__name__} looks for what a text says: pass the pictures with it, as its processor "
-                "gives both, {'pixel_values': ..., 'input_ids': ..., 'attention_mask': ...}."
+        return {"pixel_values": images}
+
+    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Raises `ModelError` also for what is no phrase, and without a tokenizer beside the model; `TargetError` for a
+        text that is too long."""
+        if not self.kind.has_text:
+            return super().to_prompts(prompts)
+        config: Any = self.model.config
+        given = [prompt.strip().removesuffix(".") for prompt in prompts]
+        if not all(given) or (self.kind.scores == "phrases" and any(mark in it for it in given for mark in ".?")):
+            raise ModelError(
+                f"The model looks for {list(prompts)}, expected a word or a phrase for each, without a full stop."
             )
-        return {"pixel_values": images, **{name: each.repeat(len(images), 1) for name, each in self.text.items()}}
+        tokenizer = _load_tokenizer(str(config.name_or_path))
+        if self.kind.scores == "phrases":  # in one text, in small letters, as it was trained
+            tokens = tokenize(tokenizer, [". ".join(given).lower() + "."], config.max_text_len, fill=False)
+        else:
+            tokens = tokenize(tokenizer, given, config.text_config.max_position_embeddings, fill=True)
+        return dict(tokens)
 
     def read(self, seen: Seen, batch: Batch) -> list[Detections]:
         return [self._choose(boxes, rated) for boxes, rated in self._rate(seen, batch)]
 
     def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:
-        """Raises `TargetError` for a label that the model, or a picture's text, does not have."""
+        """What a picture's text has no phrase for has a score of zero there. Raises `TargetError` where none has."""
+        rated = list(self._rate(seen, batch))
+        classes = max(scores.shape[1] for _, scores in rated)
+        if label is not None and not 0 <= label < classes:
+            what = "phrases or queries in the text" if self.kind.has_text else "classes"
+            raise TargetError(f"The label is {label}, and there are {classes} {what}, counted from 0.")
         found = []
-        for boxes, rated in self._rate(seen, batch):
-            if label is not None and not 0 <= label < rated.shape[1]:
-                what = "phrases or queries in the text" if self.kind.has_text else "classes"
-                raise TargetError(f"The label is {label}, and there are {rated.shape[1]} {what}, counted from 0.")
-            scores, labels = rated.max(1)
+        for boxes, each in rated:
+            scores, labels = each.max(1)
             if label is not None:
-                scores, labels = rated[:, label], torch.full_like(labels, label)
+                scores = each[:, label] if label < each.shape[1] else torch.zeros_like(scores)
+                labels = torch.full_like(labels, label)
             found.append(Candidates(boxes, scores, labels))
         return found
 
@@ -204,8 +221,23 @@ def _split_phrases(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def _rate_phrases(scores: Tensor, phrases: Sequence[Sequence[int]]) -> Tensor:
-    """Of scores (Q,T) of tokens those (Q,P) of phrases; a text is cut where the model cuts it."""
-    known = [[place for place in phrase if place < scores.shape[1]] for phrase in phrases]
-    if not any(known):
+    """Of scores (Q,T) of tokens those (Q,P) of phrases. Raises `TargetError` where there is none."""
+    if not phrases:
         raise TargetError("There is no phrase in the text: name what is looked for, each with a full stop behind it.")
-    return torch.stack([scores[:, places].max(1).values for places in known if places], 1)
+    return torch.stack([scores[:, places].max(1).values for places in phrases], 1)
+
+
+def _load_tokenizer(folder: str) -> Any:
+    """The tokenizer beside a model. Raises `ModelError` where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        if not folder:
+            raise OSError("it was not loaded from a folder")
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever the library raises for files that are missing or broken
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"There is no tokenizer beside the model to make tokens of words ({reason}): save it there, with "
+            "tokenizer.save_pretrained(folder), and load the model from that folder."
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,10 +51,9 @@ def draw_panel(
     widths = [max(title, *(row[column].shape[1] for row in scaled)) for column, title in enumerate(titles)]
     lefts = MARGIN + np.concatenate([[0], np.cumsum(np.array(widths) + GAP)]).astype(int)
     bottom = MARGIN + LINE + len(rows) * (LINE + height + GAP)
-    before, after = LEGENDS[signed]
-    start = MARGIN + measure_text(before, NAME) + GAP  # of the bar of colours
+    legend = draw_legend(colormap=colormap, signed=signed)
     longest = max(measure_text(row.title, NAME) for row in rows)
-    total = max(int(lefts[-1]) - GAP, MARGIN + longest, start + BAR + GAP + measure_text(after, NAME))
+    total = max(int(lefts[-1]) - GAP, MARGIN + longest, MARGIN + legend.shape[1])
     canvas = Image.new("RGB", (total + MARGIN, bottom + LINE + MARGIN), WHITE)
     draw = ImageDraw.Draw(canvas)
     for name, left in zip(columns, lefts):
@@ -63,16 +63,35 @@ def draw_panel(
         draw.text((MARGIN, top), row.title, INK, find_font(TEXT))
         for picture, left in zip(pictures, lefts):
             canvas.paste(Image.fromarray(picture), (int(left), top + LINE))
-    draw.text((MARGIN, bottom + GAP), before, INK, find_font(TEXT))
-    bar = colour_bar(BAR, LINE - 6, colormap=colormap, signed=signed)
-    canvas.paste(Image.fromarray(bar), (start, bottom + GAP))
-    draw.text((start + BAR + GAP, bottom + GAP), after, INK, find_font(TEXT))
+    canvas.paste(Image.fromarray(legend), (MARGIN, bottom + GAP))
+    return np.array(canvas)
+
+
+def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
+    """A bar of the heatmaps' colours between what its ends mean, one line high."""
+    before, after = LEGENDS[signed]
+    start = measure_text(before, NAME) + GAP
+    end = start + BAR + GAP
+    canvas = Image.new("RGB", (end + measure_text(after, NAME), LINE), WHITE)
+    draw = ImageDraw.Draw(canvas)
+    draw.text((0, 0), before, INK, find_font(TEXT))
+    canvas.paste(Image.fromarray(colour_bar(BAR, LINE - 6, colormap=colormap, signed=signed)), (start, 0))
+    draw.text((end, 0), after, INK, find_font(TEXT))
     return np.array(canvas)
 
 
 def measure_text(text: str, size: int) -> int:
     """The length of a text in letters of this size, in pixels."""
     return round(find_font(size).getlength(text))
+
+
+def fit_text(text: str, width: int, size: int) -> str:
+    """As much of a text, in one line, as fits into this width in letters of this size: with an ellipsis where it is cut."""
+    text = text[: width + 1]  # no letter is narrower than a pixel
+    if measure_text(text, size) <= width:
+        return text
+    end = bisect.bisect_right(range(len(text)), width, key=lambda end: measure_text(f"{text[:end].rstrip()}…", size))
+    return f"{text[: max(0, end - 1)].rstrip()}…"
 
 
 @functools.cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from gradcam.attributions.table import AttributionMethod, find_attribution
 from gradcam.cam.explain import Explanation, Plan, carry_out, one_map
@@ -23,22 +23,19 @@ from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
 from gradcam.models.labels import find_class
-from gradcam.models.preprocess import Preprocess, Reader, Reading, read_picture, to_reading
+from gradcam.models.preprocess import (
+    Prepared,
+    Preprocess,
+    Reader,
+    Reading,
+    check_same_sizes,
+    read_picture,
+    to_reading,
+)
 from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, to_fit
 from gradcam.targets.classes import ClassTarget, to_class_target
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A picture that was read, and as the tensor (C,H,W) that the model takes."""
-
-    reading: Reading
-    image: Tensor
-
-    __repr__ = show_fields
-
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # layers, and what is explained there
 Found = dict[tuple[str, str], Explanation]  # by layer and method
@@ -115,6 +112,9 @@ class Classifier:
             get_steps(self.preprocess)
         if self.predictions not in PREDICTIONS:
             raise GradcamError(f"predictions is {shorten(self.predictions)}, expected {' or '.join(PREDICTIONS)}.")
+
+    task: ClassVar[str] = "classification"
+    default_method: ClassVar[str] = "gradcam"
 
     __repr__ = show_fields
 
@@ -193,7 +193,7 @@ class Classifier:
         return self._stack([self.prepare(picture).image for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
-        _check_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
+        check_same_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
         return self._place(torch.stack(images))
 
     def _place(self, images: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class Classifier:
         pictures: Picture | Sequence[Picture],
         layer: str | nn.Module | None = None,
         *,
-        method: str | Method = "gradcam",
+        method: str | Method | None = None,
         target: Any = None,
         layers: Sequence[str | nn.Module] | None = None,
         fit: str | None = None,
@@ -264,7 +264,7 @@ class Classifier:
             is drawn on is then made from it, stretched where its values use less than half of their range.
         layer : str or nn.Module, default None
             A dotted name, or a module. None takes `layer_for(method)`.
-        method : str or Method, default "gradcam"
+        method : str or Method, default None
             As in `gradcam.explain`.
         target : Any, default None
             As in `gradcam.explain`, with labels in place of indices where wanted.
@@ -296,8 +296,11 @@ class Classifier:
         PictureExplanation(1 image(s), 1 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, ...)
         """
         chosen = one_map(layer, layers, options.get("join"))
-        found = self.compare(pictures, layers=chosen, methods=[method], target=target, fit=fit, **options)
-        return next(iter(found.values()))
+        plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
+        return next(iter(self._fitted(fit).carry_out(pictures, chosen, plan).values()))
+
+    def _fitted(self, fit: str | None) -> Self:
+        return self if fit is None else replace(self, fit=fit)
 
     def compare(
         self,
@@ -343,8 +346,8 @@ class Classifier:
         >>> list(found)
         [('layer4', 'gradcam'), ('head.0', 'xgradcam')]
         """
-        classifier = self if fit is None else replace(self, fit=fit)
-        return classifier.carry_out(pictures, layers, Plan.of(find_methods(methods), target, options, "compare"))
+        plan = Plan.of(find_methods(methods), target, options, "compare")
+        return self._fitted(fit).carry_out(pictures, layers, plan)
 
     def carry_out(
         self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
@@ -370,7 +373,8 @@ class Classifier:
         GradcamError
             As `explain` does.
         """
-        prepared, plan = self._prepare_all(pictures), replace(plan, target=self._to_target(plan.target))
+        prepared = self._prepare_all(pictures)
+        plan = replace(plan.complete(self.default_method), target=self._to_target(plan.target))
         assigned: dict[str, list[Method]] = {}
         for method in plan.methods if layers is None else ():
             assigned.setdefault(self.layer_for(method), []).append(method)
@@ -390,7 +394,7 @@ class Classifier:
             return self._run_passes(images, passes, target, output)
         own, step = get_steps(self.preprocess), find_step(self.model)
         tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
-        _check_sizes([each.canvas for each in tiles], "in windows")
+        check_same_sizes([each.canvas for each in tiles], "in windows")
         tiles[0].check()
         is_mean = self.predictions == "seen" and not callable(target)
         output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
@@ -589,11 +593,3 @@ class Classifier:
     @property
     def _tile_side(self) -> int:
         return self._fit.side or max(get_steps(self.preprocess).size)
-
-
-def _check_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
-    """Raises `ImageError` where there are several."""
-    different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
-    if len(different) > 1:
-        what = f"{' and '.join(different[:2])} {how}"
-        raise ImageError(f"The pictures are {what}, which do not fit into one batch: explain them one by one.")

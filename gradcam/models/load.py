@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,20 +17,40 @@ from torch import Tensor, nn
 from gradcam.cam.explain import explain
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import ModelError, TargetError, shorten
+from gradcam.families import Family
 from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.layers.layout import takes_volumes
 from gradcam.models import device as placing
+from gradcam.models.adjust import Adjustment, adjust, to_adjustment
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
+from gradcam.models.kinds import (
+    KINDS,
+    Detector,
+    Matcher,
+    Segmenter,
+    TaskModel,
+    find_task,
+    require_family,
+)
 from gradcam.models.labels import check_labels, fit_labels
-from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing, read_picture, to_reader
+from gradcam.models.preprocess import (
+    ASSUMED,
+    ASSUMED_GREY,
+    Preprocess,
+    Preprocessing,
+    Reader,
+    WholePicture,
+    read_picture,
+    to_reader,
+)
 from gradcam.models.providers import DEFAULT, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
-from gradcam.options import ACTIVATIONS, to_fit
+from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_fit
 from gradcam.plugins import find_function
 from gradcam.targets.classes import find_logits
 
@@ -149,12 +169,212 @@ def load_classifier(
     >>> classifier.explain("photo.jpg", target="coffee").caption()
     'coffee (1), ... %, by gradcam at layer4'
     """
-    _check(weights, activation, device, precision, fit)
-    names = None if labels is None else check_labels(labels)
-    wish = to_adjustment(mean, std, size, crop)
-    read = read_picture if reader is None else to_reader(find_function(reader) if isinstance(reader, str) else reader)
-    with torch.random.fork_rng(devices=()):  # models are born with random weights
-        parts = _find_parts(name, None if weights is None else Path(weights), device, precision)
+    chosen = _Choice(
+        weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
+    )
+    return _make_classifier(name, chosen, chosen.load(name))
+
+
+def load_model(
+    name: str | nn.Module = DEFAULT,
+    *,
+    task: str = "auto",
+    prompts: Sequence[str] = (),
+    threshold: float | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    labels: Sequence[str] | str | os.PathLike[str] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    size: int | tuple[int, ...] | None = None,
+    crop: float | None = None,
+    activation: str = "auto",
+    reader: Callable[[Any], Any] | str | None = None,
+    layer: str | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    fit: str = "crop",
+    predictions: str = "own",
+) -> Classifier:
+    """Load a model of any task with its preprocessing and its labels: a classifier, a detector, a segmenter and so on.
+
+    Parameters
+    ----------
+    name : str or nn.Module, default "efficientnet_lite0"
+        As in `load_classifier`; also one of torchvision's detectors and segmenters, "hf:NAME" of any of these tasks,
+        "open_clip:NAME", "smp:FOLDER" and "yolo:FILE.pt".
+    task : str, default "auto"
+        "classification", "detection", "segmentation", "matching" (pictures with sentences, or with one another),
+        "captioning" or "pose"; "auto" reads it off the model.
+    prompts : sequence of str, default ()
+        What a detector that is told by words looks for, one for each class.
+    threshold : float, default None
+        The least score of a detector's boxes. None for the model's own.
+    weights, labels, mean, std, size, crop, activation, reader, layer, device, precision, fit, predictions
+        As in `load_classifier`. `crop`, `activation`, `fit` and `predictions` are for classifiers; `size` is what the
+        shorter side becomes where the whole picture is shown.
+
+    Returns
+    -------
+    Classifier
+        Or one of `Detector`, `Segmenter`, `Matcher`, `Captioner` and `PoseFinder`, which have all that it has.
+
+    Raises
+    ------
+    GradcamError
+        As `load_classifier` does; for an unknown task, and for a model whose task cannot be told.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    >>> gradcam.load_model(model).task
+    'detection'
+    """
+    if task != "auto":
+        check_choice(task, "task", TASKS, ModelError)
+    wish = (mean, std, size, crop)
+    chosen = _Choice(weights, labels, wish, activation, reader, layer, device, precision, fit, predictions)
+    parts = chosen.load(name, task=None if task == "auto" else task, prompts=prompts)
+    found = _find_task(parts, chosen) if task == "auto" else task
+    if found == "classification":
+        return _make_classifier(name, chosen, parts)
+    return _make_task_model(name, chosen, parts, found, threshold)
+
+
+def load_detector(name: str | nn.Module, **options: Any) -> Detector:
+    """Load a detector with its preprocessing and its labels.
+
+    Parameters
+    ----------
+    name : str or nn.Module
+        As in `load_model`.
+    **options : Any
+        The options of `load_model`, but the task.
+
+    Returns
+    -------
+    Detector
+        With `explain` and `compare` for pictures.
+
+    Raises
+    ------
+    GradcamError
+        As `load_model` does.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    >>> gradcam.load_detector(model, threshold=0.0).explain("photo.jpg").instances[0][0].kind
+    'box'
+    """
+    return cast("Detector", load_model(name, task="detection", **options))
+
+
+def load_segmenter(name: str | nn.Module, **options: Any) -> Segmenter:
+    """Load a model that finds a class for each pixel, with its preprocessing and its labels.
+
+    Parameters
+    ----------
+    name : str or nn.Module
+        As in `load_model`.
+    **options : Any
+        The options of `load_model`, but the task.
+
+    Returns
+    -------
+    Segmenter
+        With `explain` and `compare` for pictures.
+
+    Raises
+    ------
+    GradcamError
+        As `load_model` does.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
+    >>> gradcam.load_segmenter(model).explain("photo.jpg").instances[0][0].kind
+    'mask'
+    """
+    return cast("Segmenter", load_model(name, task="segmentation", **options))
+
+
+def load_matcher(name: str | nn.Module, **options: Any) -> Matcher:
+    """Load a model that compares pictures with sentences, or with one another.
+
+    Parameters
+    ----------
+    name : str or nn.Module
+        As in `load_model`; of timm also a classifier, whose features are compared.
+    **options : Any
+        The options of `load_model`, but the task.
+
+    Returns
+    -------
+    Matcher
+        With `explain` and `compare` for pictures.
+
+    Raises
+    ------
+    GradcamError
+        As `load_model` does.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None)
+    >>> model.fc = torch.nn.Identity()
+    >>> found = gradcam.load_matcher(model).explain("photo.jpg", target=gradcam.targets.Like("photo.jpg"))
+    >>> round(found.scores.item(), 3)
+    1.0
+    """
+    return cast("Matcher", load_model(name, task="matching", **options))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a person chose of a model, checked before anything is loaded."""
+
+    weights: Any
+    labels: Any
+    sizes: tuple[Any, ...]
+    activation: Any
+    reader: Any
+    layer: str | None
+    device: str
+    precision: str
+    fit: str
+    predictions: str
+
+    def load(self, name: str | nn.Module, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
+        _check(self.weights, self.activation, self.device, self.precision, self.fit)
+        _ = self.names, self.wish, self.read
+        with torch.random.fork_rng(devices=()):  # models are born with random weights
+            return _find_parts(name, self, task, prompts)
+
+    @cached_property
+    def names(self) -> list[str] | None:
+        return None if self.labels is None else check_labels(self.labels)
+
+    @cached_property
+    def wish(self) -> Adjustment:
+        return to_adjustment(*self.sizes)
+
+    @cached_property
+    def read(self) -> Reader:
+        if self.reader is None:
+            return read_picture
+        return to_reader(find_function(self.reader) if isinstance(self.reader, str) else self.reader)
+
+
+def _name_of(name: str | nn.Module) -> str:
+    return name if isinstance(name, str) else type(name).__name__
+
+
+def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Classifier:
+    wish, layer = choice.wish, choice.layer
     preprocess, assumed = adjust(parts, wish)
     try:
         findings, at, at_for_positive = _look(parts, preprocess, layer)
@@ -164,12 +384,12 @@ def load_classifier(
         parts = replace(parts, preprocess=ASSUMED_GREY)
         preprocess, assumed = adjust(parts, wish)
         findings, at, at_for_positive = _look(parts, preprocess, layer)
-    chosen, guessed = _choose_activation(activation, parts.activation, findings)
+    chosen, guessed = _choose_activation(choice.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and chosen != "softmax" else findings.logits
-    known = names or parts.labels
+    known = choice.names or parts.labels
     known = None if known is None else fit_labels(known, findings.logits, classes)
     classifier = Classifier(
-        name if isinstance(name, str) else type(name).__name__,
+        _name_of(name),
         parts.model,
         preprocess,
         classes,
@@ -177,14 +397,71 @@ def load_classifier(
         at,
         layer_for_positive=at_for_positive,
         activation=chosen,
-        reader=read,
+        reader=choice.read,
         notes=(*parts.notes, *assumed, *guessed),
-        fit=fit,
-        predictions=predictions,
+        fit=choice.fit,
+        predictions=choice.predictions,
     )
-    if fit == "whole":
+    if choice.fit == "whole":
         check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
     return classifier
+
+
+def _find_task(parts: Parts, choice: _Choice) -> str:
+    """What a model does: what is known of it, or what it gives for one picture. Raises `ModelError` where neither says."""
+    if (known := parts.task or find_task(parts.model)) is not None:
+        return known
+    if parts.classes is not None or parts.labels is not None:
+        return "classification"
+    preprocess, _ = adjust(parts, choice.wish)
+    tensor = first_floating(_run(parts.model, make_noise(preprocess, parts.model)))
+    if tensor is not None and tensor.ndim == 4 and max(tensor.shape[2:]) > 1:
+        return "segmentation"
+    return "classification"
+
+
+def _make_task_model(
+    name: str | nn.Module, choice: _Choice, parts: Parts, task: str, threshold: float | None
+) -> TaskModel:
+    family = require_family(parts.model, task)
+    if threshold is not None and family is not None:
+        check_number(threshold, "threshold", "the least score of a box, from 0 to 1.", most=1, error=ModelError)
+        family.set_threshold(threshold)
+    preprocess, notes = _to_whole(parts, family, choice)
+    layer = None if family is None else family.layer
+    if choice.layer is not None:
+        layer = find_layer(unwrap(parts.model), choice.layer).name
+    labels = choice.names or parts.labels or (None if family is None else family.labels)
+    return KINDS[task](
+        _name_of(name),
+        parts.model,
+        preprocess,
+        len(labels or ()),
+        labels,
+        layer or "",
+        reader=choice.read,
+        notes=(*parts.notes, *notes),
+        family=family,
+        inputs={key: value.to(find_input_device(parts.model)) for key, value in parts.inputs.items()},
+        is_chosen=choice.layer is not None,
+    )
+
+
+def _to_whole(parts: Parts, family: Family | None, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
+    """The preprocessing of a model that finds things in places: of all of a picture, unless the model has its own."""
+    wish = choice.wish
+    if family is not None and parts.is_assumed and family.task in ("detection", "segmentation"):
+        plain = WholePicture() if family.has_own_scale else WholePicture(520, None, ASSUMED.mean, ASSUMED.std)
+        parts = replace(parts, preprocess=plain)
+    if not isinstance(parts.preprocess, WholePicture):
+        return adjust(parts, wish)
+    if isinstance(wish.size, tuple) or wish.crop is not None:
+        raise ModelError(
+            "The whole picture is shown, in its own aspect: size is what its shorter side becomes, in pixels."
+        )
+    plain = parts.preprocess
+    mean, std = wish.mean or plain.mean, wish.std or plain.std
+    return replace(plain, side=wish.size or plain.side, mean=mean, std=std), ()
 
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
@@ -199,10 +476,12 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
         raise ModelError(f"There is no activation {shorten(activation)}: choose one of {', '.join(ACTIVATIONS)}.")
 
 
-def _find_parts(name: str | nn.Module, weights: Path | None, device: str, precision: str) -> Parts:
+def _find_parts(name: str | nn.Module, choice: _Choice, task: str | None, prompts: Sequence[str]) -> Parts:
+    weights = None if choice.weights is None else Path(choice.weights)
+    device, precision = choice.device, choice.precision
     refuse_other_kinds(name)
     if not isinstance(name, nn.Module):
-        parts = load_parts(name, weights)
+        parts = load_parts(name, weights, task, prompts)
         unwrap(parts.model)
         placing.place(parts.model, device, precision)
         return parts
@@ -316,107 +595,3 @@ def _run(model: nn.Module, images: Tensor) -> Any:
             f"{said.rstrip('.')}. If it takes others, say which: --size, and --mean and --std with a value for each channel "
             "(size=, mean=, std= in Python)."
         ) from error
-
-
-LARGEST = 8192  # pixels of a side: what networks take is far smaller, and memory for more may not be there
-
-
-@dataclass(frozen=True)
-class Adjustment:
-    """What a person said of the preprocessing, None for what was not said. `mean`, `std`: one for each channel, of
-    values in [0,1] for pictures of 8 and 16 bits. `size`: of the shorter side, of which the centre is taken, or
-    (height, width) to which the whole picture is resized. `crop`: the share of the resized sides that is kept."""
-
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    size: int | tuple[int, int] | None
-    crop: float | None
-
-    def __bool__(self) -> bool:
-        return any(value is not None for value in vars(self).values())
-
-
-def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
-    """The same, checked. Raises `ModelError` for what is not a number, or not one that there can be."""
-    if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
-        what = "the share of the resized picture that is kept: 1 for all of it"
-        raise ModelError(f"crop is {shorten(crop)}, expected {what}.")
-    means, stds = _to_values("mean", mean), _to_values("std", std)
-    if stds is not None and min(stds) <= 0:
-        raise ModelError(f"std is {shorten(std)}, expected values above 0.")
-    return Adjustment(means, stds, _to_size(size), None if crop is None else float(crop))
-
-
-def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
-    """The preprocessing as it is wished, and a note on what is assumed."""
-    plain = parts.plain or parts.preprocess
-    notes = _say_what_is_assumed(plain, wish) if parts.is_assumed and isinstance(plain, Preprocessing) else []
-    # Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say.
-    large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)
-    if large:
-        notes.append(f"The {large} is above 1: pictures of 8 and 16 bits have values in [0,1]; divide by 255 for them.")
-    if not wish:
-        return parts.preprocess, notes
-    if not isinstance(plain, Preprocessing):
-        raise ModelError("The preprocessing of this model is its own, and takes no size, crop, mean or std.")
-    mean, std = wish.mean or plain.mean, wish.std or plain.std
-    if len(mean) != len(std):
-        counts = f"mean has {len(mean)} value(s) and std has {len(std)}"
-        raise ModelError(f"{counts}: give both, with a value for each channel.")
-    size, resize = _find_sizes(plain, wish)
-    return replace(plain, mean=mean, std=std, size=size, resize=resize), notes
-
-
-def _find_sizes(plain: Preprocessing, wish: Adjustment) -> tuple[tuple[int, int], int | tuple[int, int]]:
-    """What the network takes, and what pictures are resized to before; sides are rounded as timm does."""
-    if wish.size is None and wish.crop is None:
-        return plain.size, plain.resize
-    is_squeezed = isinstance(wish.size, tuple) or isinstance(plain.resize, tuple)
-    before = plain.resize if isinstance(plain.resize, tuple) else (plain.resize, plain.resize)
-    size = plain.size if wish.size is None else wish.size if isinstance(wish.size, tuple) else (wish.size, wish.size)
-    if wish.crop is not None:
-        shares = [1 / wish.crop] * 2
-    else:
-        shares = [1.0, 1.0] if isinstance(wish.size, tuple) else [big / side for big, side in zip(before, plain.size)]
-    height, width = (max(1, math.floor(side * share + 1e-9)) for side, share in zip(size, shares))
-    return size, (height, width) if is_squeezed else min(height, width)
-
-
-def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
-    statistics = " and ".join(name for name in ("mean", "std") if getattr(wish, name) is None)
-    possible = {
-        "grey pictures": len(plain.mean) == 1,
-        f"a size of {plain.size[0]}": wish.size is None,
-        "a crop of 0.875": wish.crop is None and not isinstance(wish.size, tuple),
-        f"ImageNet's {statistics}": bool(statistics),
-    }
-    assumed = ", ".join(what for what, is_assumed in possible.items() if is_assumed)
-    hint = "--size, --crop, --mean and --std say otherwise (size=, ... in Python)."
-    return [f"Assumed {assumed}: {hint}"] if assumed else []
-
-
-def _to_values(name: str, given: Any) -> tuple[float, ...] | None:
-    if given is None:
-        return None
-    try:
-        values = np.atleast_1d(np.asarray(given, dtype=np.float64))
-    except (TypeError, ValueError):
-        values = np.empty(0)
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ModelError(f"{name} is {shorten(given)}, expected a number for each channel.")
-    return tuple(values.tolist())
-
-
-def _to_size(given: Any) -> int | tuple[int, int] | None:
-    if given is None:
-        return None
-    sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if len(sides) not in (1, 2) or not all(_is_number(side) and side == int(side) >= 1 for side in sides):
-        raise ModelError(f"size is {shorten(given)}, expected pixels, as a number or as (height, width).")
-    if max(sides) > LARGEST:
-        raise ModelError(f"size is {shorten(given)}, expected {LARGEST} pixels at most.")
-    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -113,6 +113,42 @@ class Preprocessing:
         return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
+@dataclass(frozen=True)
+class WholePicture:
+    """All of a picture in its own aspect, and normalised: `side` is what its shorter side is resized to, None for as it
+    is, and `longest` what its longer side may have at most. Both sides become multiples of `multiple` pixels. Other
+    settings are those of `Preprocessing`."""
+
+    side: int | None = None
+    longest: int | None = None
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    interpolation: str = "bilinear"
+    multiple: int = 1
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def __call__(self, image: NDArray[Any]) -> Tensor:
+        """A picture as float32 (C,H,W). Raises `ImageError` as `Preprocessing` does."""
+        height, width = check_form(image).shape[:2]
+        scale = 1.0 if self.side is None else self.side / min(height, width)
+        if self.longest is not None:
+            scale = min(scale, self.longest / max(height, width))
+        step = self.multiple
+        lengths = (
+            int(side * scale + 1e-9) if step == 1 else round(side * scale / step) * step for side in (height, width)
+        )
+        size_found = [max(step, length) for length in lengths]
+        size = (size_found[0], size_found[1])
+        return Preprocessing(size, size, self.mean, self.std, self.interpolation)(image)
+
+    def region(self, height: int, width: int) -> Region:
+        """All of a picture of that size."""
+        return 0, 0, height, width
+
+
 def check_values(values: Any) -> NDArray[Any]:
     """Values (H,W) or (H,W,C), in this machine's order of bytes: integers or floats, not none, and finite in float32."""
     values = check_form(values)
@@ -188,6 +224,24 @@ class Reading:
     note: str | None = None  # what a person should know of how it is shown
 
     __repr__ = show_fields
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A picture that was read, and as the tensor (C,H,W) that the model takes."""
+
+    reading: Reading
+    image: Tensor
+
+    __repr__ = show_fields
+
+
+def check_same_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
+    """Raises `ImageError` where there are several."""
+    different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
+    if len(different) > 1:
+        what = f"{' and '.join(different[:2])} {how}"
+        raise ImageError(f"The pictures are {what}, which do not fit into one batch: explain them one by one.")
 
 
 Reader = Callable[[Path], Reading]

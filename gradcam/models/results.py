@@ -5,25 +5,26 @@ from __future__ import annotations
 import base64
 import contextlib
 import html
-import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional as F
 from typing_extensions import Self
 
 from gradcam.attributions.base import Attribution
 from gradcam.attributions.draw import draw_attribution, place
-from gradcam.cam.explain import Explanation, check_alike
-from gradcam.errors import GradcamError, ImageError, shorten
-from gradcam.hooks.nested import map_tensors
+from gradcam.cam.explain import Explanation
+from gradcam.errors import GradcamError
+from gradcam.hooks.nested import take_rows
 from gradcam.images.draw import overlay, scale, sheet
-from gradcam.images.read import Pixels, Region, crop
-from gradcam.images.sheets import PanelRow, draw_panel
+from gradcam.images.marks import Mark, draw_marks
+from gradcam.images.read import Pixels, Region
 from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
 from gradcam.models.labels import name_class
+from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities
 
 HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
@@ -135,10 +136,31 @@ class Pictured(_Result):
         ImageError
             Where there is no such picture or class.
         """
+        instance = self.instance(i, k)
+        if instance is not None and instance.index is None:
+            return instance.name
         if self.classes is None:
             return f"score {k}"
         label = self.label(i, k)
         return name_class(int(self.classes[i, k]), label, with_index=True)
+
+    def instance(self, i: int = 0, k: int = 0) -> Instance | None:
+        """Tell what picture i's k-th map is of, where that is more than a class.
+
+        Parameters
+        ----------
+        i : int, default 0
+            Which picture.
+        k : int, default 0
+            Which of its maps.
+
+        Returns
+        -------
+        Instance or None
+            A box, a mask, a sentence; None for a class, for a function's score, and for an attribution.
+        """
+        instances = getattr(self, "instances", None)
+        return None if instances is None or k >= len(instances[i]) else instances[i][k]
 
     def caption(self, i: int = 0, k: int = 0) -> str:
         """Write the line below picture i's k-th result: the class, its probability, the method and the layer.
@@ -160,12 +182,16 @@ class Pictured(_Result):
         ImageError
             Where there is no such picture or class.
         """
-        share = None
-        with contextlib.suppress(GradcamError):  # of a head among several, which only the target knew
-            share = self.probability(i, k)
+        share, instance = None, self.instance(i, k)
+        if instance is not None:
+            share = instance.score
+        else:
+            with contextlib.suppress(GradcamError):  # of a head among several, which only the target knew
+                share = self.probability(i, k)
         shown = ""
         if share is not None:  # a percentage, or what the model gives in its place, as a regression does
-            is_share = self.activation != "none" or 0 <= share <= 1
+            is_cosine = instance is not None and instance.kind in ("text", "like")
+            is_share = not is_cosine and (self.activation != "none" or 0 <= share <= 1)
             shown = f", {100 * share:.0f} %" if is_share else f", {share:.4g}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
@@ -186,7 +212,12 @@ class Pictured(_Result):
         """
         per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
+        changed |= self._take_instances(i)
         return replace(self, **(changed | {"output": take_one(self.output, i, len(self.pictures))}))
+
+    def _take_instances(self, i: int) -> dict[str, Any]:
+        """What is only of other tasks than to classify, of picture i alone."""
+        return {}
 
     def cpu(self) -> Self:
         """Move the tensors to the CPU; the model's output stays where it is.
@@ -304,8 +335,10 @@ class PictureExplanation(Pictured, Explanation):
         """
         choose(i, k, tuple(self.maps.shape))
         look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
-        shown, region = self.heatmaps[i, k], self.regions[i]
-        return overlay(self.pictures[i], shown, region=region, signed=self.evidence == "signed", **look)
+        shown, region = self.heatmaps[i][k], self.regions[i]
+        drawn = overlay(self.pictures[i], shown, region=region, signed=self.evidence == "signed", **look)
+        instance = self.instance(i, k)
+        return drawn if instance is None or not outline else draw_marks(drawn, [to_mark(instance)])
 
     def save(
         self,
@@ -349,12 +382,82 @@ class PictureExplanation(Pictured, Explanation):
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
         return self.overlay(i, k, **options)
 
+    def _take_instances(self, i: int) -> dict[str, Any]:
+        if self.instances is None:
+            return {"found": None if self.found is None else self.found[i : i + 1]}
+        own = self.instances[i]
+        changed: dict[str, Any] = {"instances": [own], "found": None if self.found is None else self.found[i : i + 1]}
+        for name in ("maps", "scores", "classes"):  # without what fills the rows of pictures that have fewer
+            values = getattr(self, name)
+            changed[name] = None if values is None else values[i : i + 1, : len(own)]
+        changed["heatmaps"] = self.heatmaps[i][None, : len(own)]
+        if self.reference is not None:
+            there = self.reference
+            changed["reference"] = replace(
+                there,
+                maps=there.maps[:, i : i + 1],
+                heatmaps=there.heatmaps[:, i : i + 1],
+                scores=there.scores[:, i : i + 1],
+            )
+        return changed
+
+    def laid_on_pictures(self) -> Self:
+        """Give instances in pixels of the pictures, in place of those of what the model was given.
+
+        Returns
+        -------
+        PictureExplanation
+            The same, with boxes, points and masks where the pictures have them.
+        """
+        changed: dict[str, Any] = {}
+        for name in ("instances", "found"):
+            rows = getattr(self, name)
+            if rows is not None:
+                names = self.labels if name == "instances" or self.found is not None else None
+                changed[name] = [[self._lay(i, each, names) for each in row] for i, row in enumerate(rows)]
+        return replace(self, **changed) if changed else self
+
+    def _lay(self, i: int, instance: Instance, labels: Sequence[str] | None) -> Instance:
+        (top, left, height, width), shown = self.regions[i], self.heatmaps[i].shape[-2:]
+        down, across = height / shown[0], width / shown[1]
+        changed: dict[str, Any] = {}
+        if instance.box is not None:
+            x0, y0, x1, y1 = instance.box
+            changed["box"] = (left + x0 * across, top + y0 * down, left + x1 * across, top + y1 * down)
+        if instance.point is not None:
+            changed["point"] = (left + instance.point[0] * across, top + instance.point[1] * down)
+        if instance.mask is not None:
+            whole = instance.mask.new_zeros(self.pictures[i].shape[:2])
+            stretched = (
+                F.interpolate(instance.mask[None, None].float(), (height, width), mode="nearest-exact")[0, 0] > 0
+            )
+            whole[top : top + height, left : left + width] = stretched
+            changed["mask"] = whole
+        if labels is not None and instance.index is not None and 0 <= instance.index < len(labels):
+            changed["name"] = labels[instance.index]
+        return replace(instance, **changed)
+
+
+def to_mark(instance: Instance) -> Mark:
+    """How an instance is drawn."""
+    number = "" if instance.number is None else f"{instance.number} "
+    share = "" if instance.score is None or instance.kind in ("text", "like") else f" {100 * instance.score:.0f} %"
+    mask = None if instance.mask is None else instance.mask.cpu().numpy()
+    text = f"{number}{instance.name}{share}" if instance.kind in ("box", "missed", "keypoint", "mask") else ""
+    return Mark(
+        box=None if instance.kind == "mask" else instance.box,
+        edge=instance.edge,
+        mask=mask,
+        point=instance.point,
+        text=text,
+        number=instance.number,
+        dashed=instance.kind == "missed",
+    )
+
 
 def take_one(output: Any, i: int, images: int) -> Any:
     """What a model gave for image i, of so many: (1,...) in place of (N,...) wherever there is a row for each."""
-    if images == 1:
-        return output
-    return map_tensors(output, lambda tensor: tensor[i : i + 1] if tensor.shape[:1] == (images,) else tensor)
+    return output if images == 1 else take_rows(output, slice(i, i + 1), images)
 
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
@@ -452,91 +555,3 @@ class PictureAttribution(Pictured, Attribution):
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
         return self.picture(i, k)
-
-
-def panel(
-    explanations: Mapping[tuple[str, str], PictureExplanation],
-    i: int = 0,
-    *,
-    height: int = 224,
-    alpha: float = 0.5,
-    colormap: str = "turbo",
-) -> Pixels:
-    """Draw one picture as `Classifier.compare` explained it: methods across, layers and classes down.
-
-    Shown is the part of the picture that the network saw; the first column is that part itself. A bar of the colours is
-    below. Where each method has a layer of its own, the title of its column names that layer.
-
-    Parameters
-    ----------
-    explanations : mapping of (str, str) to PictureExplanation
-        What `Classifier.compare` gives.
-    i : int, default 0
-        Which picture.
-    height : int, default 224
-        The height of each part that is shown, in pixels.
-    alpha : float, default 0.5
-        As in `gradcam.overlay`.
-    colormap : str, default "turbo"
-        As in `gradcam.overlay`.
-
-    Returns
-    -------
-    array (H,W,3)
-        RGB, uint8.
-
-    Raises
-    ------
-    GradcamError
-        For explanations that are not of one comparison, for an unknown colour map, and for an opacity outside [0,1].
-    ImageError
-        Where there is no picture i, and for a height below 1.
-
-    Examples
-    --------
-    >>> import gradcam
-    >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
-    >>> picture = gradcam.panel(found, height=160)
-    >>> picture.shape
-    (278, ..., 3)
-    >>> gradcam.write_image("panel.png", picture)
-    """
-    found = list(explanations.values()) if isinstance(explanations, Mapping) else []
-    is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
-    if not found or not is_comparison or not all(isinstance(each, PictureExplanation) for each in found):
-        raise GradcamError(f"The explanations are {shorten(explanations)}, expected what Classifier.compare() gives.")
-    for other in found[1:]:
-        check_alike(found[0], other)
-    layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
-    first, titles, across = found[0], methods, [found]
-    if not -len(first.pictures) <= i < len(first.pictures):
-        raise ImageError(f"There is no picture {i}: there are {len(first.pictures)}.")
-    if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
-        titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
-    else:
-        for layer, method in itertools.product(layers, methods):
-            if (layer, method) not in explanations:
-                what = f"There is no explanation by {method} at {layer}"
-                raise GradcamError(f"{what}: a panel needs each method at each layer.")
-        across = [[explanations[layer, method] for method in methods] for layer in layers]
-    rows = [
-        PanelRow(_title(row[0], i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in row)])
-        for row in across
-        for k in range(first.maps.shape[1])
-    ]
-    signed = first.evidence == "signed"
-    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=signed)
-
-
-def _title(explanation: PictureExplanation, i: int, k: int) -> str:
-    grid = " x ".join(map(str, explanation.maps.shape[2:]))
-    kind = "" if explanation.evidence == "positive" else f", {explanation.evidence} evidence"
-    return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
-
-
-def _seen(
-    explanation: PictureExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
-) -> Pixels:
-    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
-    picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
-    return crop(picture, explanation.regions[i])

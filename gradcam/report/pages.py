@@ -21,10 +21,11 @@ from gradcam.models.labels import name_class
 from gradcam.report.files import Files, ReportRun, opening, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page
-from gradcam.storage.records import Explained, Record
+from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.storage.store import Store
 
 PICTURE, OVERLAY, BLANK = 1, 2, 4  # what there is of a picture: bits of the column "has"
+LISTED = 20  # of the things that were found in a picture, such as boxes
 CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
 STORE_THREADS = 16  # each waits for the store most of the time
 PLAIN = re.compile(r"[\w.\-/]+", re.ASCII)  # names that need no quoting in a URL
@@ -70,28 +71,54 @@ def to_url(path: str | None) -> str | None:
 
 def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
     """What the page holds of all pictures: a list for each fact, since ten thousand names of keys would be the most of
-    it. "names"; "classes": index and label of those that are predicted; "top": a position in there, -1 for none;
-    "confidence": of the top class, 0 to 1; "has": bits; "stems": URL of the views, where it is not 1: as the name says;
-    "errors": by position."""
+    it. "names"; "classes": index and label of those that are predicted, or of the boxes, masks and sentences that are
+    explained, by their label where they have no index; "top": a position in there, -1 for none; "others": positions of what
+    else a picture has, by its own; "confidence": of the top class, 0 to 1; "has": bits; "stems": URL of the views, where it
+    is not 1: as the name says; "errors": by position."""
     names = [privacy.clean_value(record.image) for record in run.records]
-    tops = [record.predictions[0] if record.predictions else None for record in run.records]
-    counts = Counter((top.index, top.label) for top in tops if top)
+    things = [_list_things(record) for record in run.records]
+    counts = Counter(each[0][:2] for each in things if each)
+    counts.update(dict.fromkeys((thing[:2] for each in things for thing in each[1:]), 0))
     places = {key: i for i, key in enumerate(counts)}
+    own = [list(dict.fromkeys(places[thing[:2]] for thing in each)) for each in things]
     return {
         "names": names,
-        "classes": [[index, printable(name_class(index, label))] for index, label in counts],
-        "top": [places[top.index, top.label] if top else -1 for top in tops],
-        "confidence": [round(top.probability, 4) if top else 0 for top in tops],
+        "classes": [[printable(it) if isinstance(it, str) else it, printable(label)] for it, label in counts],
+        "top": [each[0] if each else -1 for each in own],
+        "others": {i: each[1:] for i, each in enumerate(own) if each[1:]},
+        "confidence": [round(each[0][2], 4) if each else 0 for each in things],
         "has": [_find(run.files, record) for record in run.records],
         "stems": [_stem(record, name) for record, name in zip(run.records, names)],
         "errors": {i: privacy.clean(record.error) for i, record in enumerate(run.records) if record.error is not None},
     }
 
 
+def _list_things(record: Record) -> list[tuple[int | str, str, float]]:
+    """What a picture is found by: its top class; or what was explained in it, where that is more than a class, with how
+    sure the model is of it."""
+    explained = [entry for entry in record.explained if entry.kind != "class" and entry.on is None]
+    if not explained:
+        tops = record.predictions[:1]
+        return [(top.index, name_class(top.index, top.label), top.probability) for top in tops]
+    return [(*_name_thing(entry), _find_share(record, entry)) for entry in explained]
+
+
+def _name_thing(entry: Explained) -> tuple[int | str, str]:
+    name = entry.title if entry.kind in ("text", "like") else name_class(entry.index, entry.label)
+    return name if entry.index is None else entry.index, name
+
+
+def _find_share(record: Record, entry: Explained) -> float:
+    number = next((it for it in (entry.number, entry.word, entry.keypoint) if it is not None), None)
+    alike = [it for it in record.predictions if it.number == number and (number is not None or it.index == entry.index)]
+    share = alike[0].probability if alike and entry.kind != "missed" else entry.score
+    return min(max(share, 0.0), 1.0)
+
+
 def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, Any]:
     """What the page shows of one picture that is looked at."""
     stem = find_stem(record)
-    predictions = ((it.index, printable(name_class(it.index, it.label)), it.probability) for it in record.predictions)
+    predictions = ((it.index, printable(_name_found(it)), it.probability) for it in record.predictions[:LISTED])
     return {
         "predictions": [[index, name, round(probability, 6)] for index, name, probability in predictions],
         "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
@@ -101,17 +128,23 @@ def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, An
     }
 
 
+def _name_found(found: Prediction) -> str:
+    name = name_class(found.index, found.label)
+    return name if found.number is None else f"{found.number} {name}"
+
+
 def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
     small = name_views(stem).overlay(k) if stem else None
     results = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
     return {
-        "index": entry.index,
-        "label": printable(name_class(entry.index, entry.label)),
+        "index": entry.title if entry.kind != "class" else entry.index,
+        "label": printable(entry.title),
         "score": entry.score,
         "layer": entry.layer,
         "method": entry.method,
         "evidence": entry.evidence,
         "blank": entry.blank,
+        **({} if entry.on is None else {"on": entry.on}),
         "small": to_url(small) if small and files.is_there(small) else None,
         "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},
     }

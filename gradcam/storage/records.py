@@ -7,31 +7,51 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from gradcam.errors import GradcamError, shorten, show_fields
+from gradcam.models.labels import name_class
 
 SCHEMA = 1
 
 Entry = TypeVar("Entry", "Prediction", "Explained")
 
-OPTIONAL = ("heatmap", "map", "panel", "fit", "sha256", "tar")  # keys that are left out where they have no value
+# Keys that are left out where they have no value
+OPTIONAL = (
+    *("heatmap", "map", "panel", "fit", "sha256", "tar"),
+    *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
+)
+
+Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels of the picture
+Point = tuple[float, float]  # across and down
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One of the classes that the model finds most probable."""
+    """One of the classes that the model finds most probable; or one of the things that it found: a box, a class with its
+    share of the picture's pixels, a word of a caption, a keypoint. `number`: which box, word or keypoint it is. `box`,
+    `point`: where it is."""
 
     index: int
     label: str | None
     probability: float
+    number: int | None = None
+    box: Box | None = None
+    point: Point | None = None
 
 
 @dataclass(frozen=True)
 class Explained:
     """One result: the class, its score, the layer, the method and the kind of evidence; `blank` where there was none.
     Of a function of the user's in place of a class, the `index` is None and the `label` the function's name. `overlay`,
-    `heatmap`, `map`, `panel`: the files that were written of it; a panel may be of several results."""
+    `heatmap`, `map`, `panel`: the files that were written of it; a panel may be of several results.
+
+    Of other things than classes: `box`, where it is; `number`, which of the boxes; `edge`, which of that box's edges is
+    explained; `missed`, that nothing was found there; `mask`, how it was named; `text`, the sentence, and `against`, those
+    that it is contrasted with; `like`, the other picture, and `on`, "reference" for the map on that one; `word`, which
+    word of the caption; `keypoint`, which of these, `point`, where it is, and `axis`, which of its coordinates is
+    explained."""
 
     index: int | None
     label: str | None
@@ -44,6 +64,46 @@ class Explained:
     heatmap: str | None = None
     map: str | None = None
     panel: str | None = None
+    box: Box | None = None
+    point: Point | None = None
+    number: int | None = None
+    edge: str | None = None
+    missed: bool | None = None
+    mask: str | None = None
+    text: str | None = None
+    against: tuple[str, ...] | None = None
+    like: str | None = None
+    on: str | None = None
+    word: int | None = None
+    keypoint: int | None = None
+    axis: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is of: "class", "box", "missed", "mask", "text", "like", "word" or "keypoint"."""
+        named = (name for name in ("mask", "text", "like", "word", "keypoint") if getattr(self, name) is not None)
+        return "missed" if self.missed else "box" if self.number is not None else next(named, "class")
+
+    @property
+    def title(self) -> str:
+        """What people call it: "espresso", "box 3, person", "mask of dog", a sentence."""
+        name = name_class(self.index, self.label)
+        at = ",".join(f"{side:.0f}" for side in self.box or ())
+        titles = {
+            "class": name,
+            "box": f"{_of(self.edge and f'{self.edge} edge')}box {self.number}, {name}",
+            "missed": f"missed {name}{f' at {at}' if at else ''}",
+            "mask": f"mask of {name}{'' if self.mask == 'predicted' else f' at {self.mask}'}",
+            "text": self.text or "",
+            "like": f"{'like' if self.on is None else 'in'} {PurePath(self.like or '').name}",
+            "word": f"word {self.word}, {name}",
+            "keypoint": f"{_of(self.axis)}keypoint {self.keypoint}{'' if name.startswith('keypoint ') else f', {name}'}",
+        }
+        return titles[self.kind]
+
+
+def _of(part: str | None) -> str:
+    return f"{part} of " if part else ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +145,8 @@ class Record:
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
         fields |= {key: value for key, value in _without_absent(asdict(self)).items() if key not in fields}
-        fields["explained"] = [_without_absent(entry) for entry in fields["explained"]]
+        for name in ("predictions", "explained"):
+            fields[name] = [_without_absent(entry) for entry in fields[name]]
         return json.dumps(fields, allow_nan=False)
 
     @staticmethod
@@ -107,8 +168,8 @@ class Record:
                 model=_check(found["model"], str),
                 predictions=tuple(_to_entry(Prediction, it) for it in _check(found.get("predictions", []), list)),
                 explained=tuple(_to_entry(Explained, it) for it in _check(found.get("explained", []), list)),
-                size=_to_numbers(found.get("size"), 2),
-                region=_to_numbers(found.get("region"), 4),
+                size=_to_list(found.get("size"), 2),
+                region=_to_list(found.get("region"), 4),
                 **texts,
             )
             if found.get("status", record.status) != record.status:
@@ -121,13 +182,15 @@ class Record:
 @dataclass(frozen=True)
 class Report:
     """A picture's record, and what else there is to tell of it, or left to do. `seconds`: what it took. `files`: those
-    that are recorded, by name, where nobody wrote them yet. `grids`: the maps' sizes. `device`: what computed them."""
+    that are recorded, by name, where nobody wrote them yet. `grids`: the maps' sizes. `device`: what computed them.
+    `task`: what the model does, one of `options.TASKS`."""
 
     record: Record
     seconds: float = 0.0
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     grids: Sequence[tuple[int, ...]] = ()
     device: str = ""
+    task: str = "classification"
 
 
 def parse_whole(line: str | bytes) -> Record:
@@ -164,21 +227,29 @@ def _refuse(constant: str) -> None:
 # Of what is in an entry, by the annotations.
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 KINDS |= {f"{name} | None": (*kinds, type(None)) for name, kinds in KINDS.items()}
+# What lists hold, and of how many; None for any number.
+LISTS: dict[str, tuple[int | None, tuple[type, ...]]] = {
+    "Box | None": (4, (int, float)), "Point | None": (2, (int, float)), "tuple[str, ...] | None": (None, (str,)),
+}  # fmt: skip
 
 
 def _to_entry(kind: type[Entry], found: Any) -> Entry:
     """What is known of it; what has no value, and must have one, is a `KeyError`."""
     values = _check(found, dict)
     known = [each for each in fields(kind) if each.name in values or each.default is MISSING]
-    return kind(**{each.name: _check(values[each.name], *KINDS[str(each.type)]) for each in known})
+    return kind(**{each.name: _to_value(values[each.name], str(each.type)) for each in known})
 
 
-def _to_numbers(value: Any, count: int) -> Any:
+def _to_value(value: Any, kind: str) -> Any:
+    return _to_list(value, *LISTS[kind]) if kind in LISTS else _check(value, *KINDS[kind])
+
+
+def _to_list(value: Any, count: int | None, kinds: tuple[type, ...] = (int,)) -> Any:
     if value is None:
         return None
-    if len(_check(value, list)) != count:
+    if len(_check(value, list)) != count and count is not None:
         raise ValueError(f"{shorten(value)} is not of {count} numbers")
-    return tuple(_check(number, int) for number in value)
+    return tuple(_check(each, *kinds) for each in value)
 
 
 def _check(value: Any, *kinds: type) -> Any:

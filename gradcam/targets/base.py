@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from gradcam.hooks.nested import Batch
+from gradcam.families.base import LocalGradient
+from gradcam.hooks.nested import Batch, Window
 
 Box4 = tuple[float, float, float, float]
-Jacobian = Callable[[Sequence[Tensor]], "Iterator[list[Tensor | None]] | None"]
+Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +55,26 @@ class Instance:
     point: tuple[float, float] | None = None
     against: Sequence[str] = ()
 
+    def shifted(self, window: Window) -> Instance:
+        """The same in pixels of a window, of what it was in pixels of all around it."""
+        top, left, height, width = window
+        box, point, mask = self.box, self.point, self.mask
+        return replace(
+            self,
+            box=None if box is None else (box[0] - left, box[1] - top, box[2] - left, box[3] - top),
+            point=None if point is None else (point[0] - left, point[1] - top),
+            mask=None if mask is None else mask[top : top + height, left : left + width],
+        )
+
 
 @dataclass(frozen=True)
 class Scored:
     """Scores (N,K) with their graph; the classes (N,K) and the logits (N,C) that they are of, None for a function's.
 
     `target` gives the scores of the same things in another output. `instances`: for each image what each of its scores
-    is of, where that is more than a class; fewer than K where an image has fewer. `jacobian`: what knows a shorter way to
-    the gradients of all scores at these inputs than autograd's, or gives None for inputs that it has no way to.
+    is of, where that is more than a class; fewer than K where an image has fewer. `differentiate`: of scores that depend
+    on small parts of a layer, what knows a shorter way than autograd's to their gradients at some inputs (N,C,H,W), for
+    each of them a list; or gives None.
     """
 
     values: Tensor
@@ -69,7 +82,7 @@ class Scored:
     logits: Tensor | None
     target: Any
     instances: Sequence[Sequence[Instance]] | None = None
-    jacobian: Jacobian | None = None
+    differentiate: Differentiate | None = None
 
 
 class Reader(ABC):
@@ -88,8 +101,9 @@ def _same(output: Any) -> Any:
 class Bound:
     """A target that knows the model. `model`: what is run, with `batch`. `target`: what `compute_scores` takes. `layer`,
     `method`: what is taken where nothing is said; `layer` None for the last one with a grid. `own_output`: the model's own
-    output in what is run for it. `has_places`: whether it names a place in the picture, which other views of it would
-    have elsewhere. `mirror`: of a likeness, the other picture, and what is explained there: (images, target)."""
+    output in what is run for it. `list_found`: all that the model found in each image, in that. `has_places`: whether it
+    names a place in the picture, which other views of it would have elsewhere. `mirror`: of a likeness, the other picture,
+    and what is explained there: (images, target)."""
 
     model: nn.Module
     batch: Batch
@@ -97,6 +111,7 @@ class Bound:
     layer: str | None = None
     method: str = "gradcam"
     own_output: Callable[[Any], Any] = _same
+    list_found: Callable[[Any], Sequence[Sequence[Instance]]] | None = None
     has_places: bool = False
     mirror: Callable[[Scored], tuple[Any, Any]] | None = None
 

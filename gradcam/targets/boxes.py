@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from gradcam.errors import TargetError, join_names, nearest, shorten
 from gradcam.families import find_family
 from gradcam.families.base import Candidates, Detections, Detector, Seen
 from gradcam.hooks.nested import Batch
+from gradcam.options import EDGES
 from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
 
-EDGES = ("left", "top", "right", "bottom")
-METHOD = "hirescam"  # at each level of the pyramid that is ODAM: pooled gradients would be of the class, not of one object
+METHOD = (
+    "hirescam"  # at each level of the pyramid that is ODAM: pooled gradients would be of the class, not of one object
+)
 OFFERED = 3  # candidates in a message
 
 
@@ -36,6 +39,10 @@ class Box(Target):
     edge : str, default None
         "left", "top", "right" or "bottom": the edge's place in pixels is explained in place of the score. What is
         evidence for it moves the edge to the right, or down.
+    class_ : int or str, default None
+        Count the boxes of this class alone, by its index or, where the model knows its labels, by that.
+    threshold : float, default None
+        Count the boxes with a higher score alone. None leaves it to the model.
 
     Raises
     ------
@@ -61,12 +68,16 @@ class Box(Target):
 
     number: Any = 0
     edge: str | None = None
+    class_: int | str | None = field(default=None, kw_only=True)
+    threshold: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.edge is not None and self.edge not in EDGES:
             raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
         if self.numbers is not None and not all(_is_number(it) for it in self.numbers):
-            raise TargetError(f"The box is {shorten(self.number)}, expected its number from 0, several, or all of them.")
+            raise TargetError(
+                f"The box is {shorten(self.number)}, expected its number from 0, several, or all of them."
+            )
 
     @property
     def numbers(self) -> Sequence[Any] | None:
@@ -78,7 +89,10 @@ class Box(Target):
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         """The boxes of this model. Raises `TargetError` for one that is no detector."""
         family = find_detector(model)
-        return _bind(family, model, batch, BoxReader(family, batch, self))
+        if self.threshold is not None and hasattr(family, "threshold"):
+            family.threshold = self.threshold
+        reader = BoxReader(family, batch, self, to_label(self.class_, family.labels))
+        return _bind(family, model, batch, reader)
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ class MissedBox(Target):
             shapes = [0]
         if not shapes or set(shapes) != {4} or any(it[0] >= it[2] or it[1] >= it[3] for it in self.boxes):
             raise TargetError(
-                f"The box is {shorten(self.box)}, expected left, top, right and bottom in pixels, such as (40, 60, 220, 400)."
+                f"The box is {shorten(self.box)}, expected left, top, right, bottom in pixels, such as (40, 60, 220, 400)."
             )
 
     @property
@@ -144,7 +158,9 @@ class MissedBox(Target):
         for height, width in batch.sizes:
             for left, top, right, bottom in self.boxes:
                 if left >= width or top >= height or right <= 0 or bottom <= 0:
-                    raise TargetError(f"The box {(left, top, right, bottom)} is outside of a picture of {width} x {height}.")
+                    raise TargetError(
+                        f"The box {(left, top, right, bottom)} is outside of a picture of {width} x {height}."
+                    )
         wanted = [[(box, label) for box in self.boxes]] * batch.images
         names = [[Instance("missed", name(family, label), label, box=box) for box in self.boxes]] * batch.images
         return _bind(family, model, batch, PlaceReader(family, batch, wanted, names))
@@ -186,9 +202,27 @@ def _is_number(value: Any) -> bool:
 
 
 def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> Bound:
+    def list_found(seen: Seen) -> list[list[Instance]]:
+        return [[describe(family, found, k) for k in range(len(found.scores))] for found in family.read(seen, batch)]
+
     return Bound(
-        family.wrap(model), batch, reader, family.layer, METHOD, own_output=lambda seen: seen.output, has_places=True
+        family.wrap(model),
+        batch,
+        reader,
+        family.layer,
+        METHOD,
+        own_output=lambda seen: seen.output,
+        list_found=list_found,
+        has_places=True,
     )
+
+
+def describe(family: Detector, found: Detections, k: int, edge: str | None = None) -> Instance:
+    """What is known of the k-th box of a picture."""
+    label, score = int(found.labels[k]), float(found.scores[k].detach())
+    mask = None if found.masks is None else found.masks[k].detach() > 0.5
+    left, top, right, bottom = found.boxes[k].detach().tolist()
+    return Instance("box", name(family, label), label, score, k, (left, top, right, bottom), edge, mask)
 
 
 @dataclass(frozen=True)
@@ -198,6 +232,7 @@ class BoxReader(Reader):
     family: Detector
     batch: Batch
     wanted: Box
+    label: int | None = None
 
     def score(self, output: Seen, images: int) -> Scored:
         found = self.family.read(output, self.batch)
@@ -208,37 +243,38 @@ class BoxReader(Reader):
         values = [
             [it.scores[k] if edge is None else it.boxes[k, edge] for k in numbers] for it, numbers in zip(found, chosen)
         ]
-        instances = [[self._describe(it, k) for k in numbers] for it, numbers in zip(found, chosen)]
+        instances = [
+            [describe(self.family, it, k, self.wanted.edge) for k in numbers] for it, numbers in zip(found, chosen)
+        ]
         places = [[(each.box, each.index) for each in own] for own in instances]
-        same = PlaceReader(self.family, self.batch, places, instances, edge)
-        scored = stack(values, instances, same)
-        shortcut = getattr(self.family, "shortcut", None)
-        if shortcut is None or edge is not None:
-            return scored
-        return replace(scored, jacobian=shortcut(output, self.batch, found, chosen))
+        same = PlaceReader(self.family, self.batch, places, instances, edge, is_again=True)
+        mine = [Detections(it.boxes[own], it.scores[own], it.labels[own]) for it, own in zip(found, chosen)]
+        shorter = functools.partial(self.family.differentiate, output, self.batch, mine, edge)
+        return replace(stack(values, instances, same), differentiate=shorter)
 
     def _choose(self, i: int, detections: Detections, output: Seen) -> list[int]:
-        count = len(detections.scores)
+        least, kept = self.wanted.threshold or 0.0, []
+        for k, (label, score) in enumerate(zip(detections.labels.tolist(), detections.scores.tolist())):
+            if self.label in (None, label) and score >= least:
+                kept.append(k)
         if self.wanted.numbers is None:
-            return list(range(count))
-        if missing := [number for number in self.wanted.numbers if number >= count]:
-            if not count:
+            return kept
+        if missing := [number for number in self.wanted.numbers if number >= len(kept)]:
+            if not kept:
                 raise self._nothing(i, output)
-            raise TargetError(f"There is no box {missing[0]} in {self._which(i)}: there are {count}, 0 to {count - 1}.")
-        return [int(number) for number in self.wanted.numbers]
+            there = f"there are {len(kept)}, 0 to {len(kept) - 1}"
+            raise TargetError(f"There is no {self._what} {missing[0]} in {self._which(i)}: {there}.")
+        return [kept[number] for number in self.wanted.numbers]
 
-    def _describe(self, found: Detections, k: int) -> Instance:
-        label = int(found.labels[k])
-        mask = None if found.masks is None else found.masks[k].detach() > 0.5
-        box = tuple(found.boxes[k].detach().tolist())
-        score = float(found.scores[k].detach())
-        return Instance("box", name(self.family, label), label, score, k, box, self.wanted.edge, mask)
+    @property
+    def _what(self) -> str:
+        return "box" if self.label is None else name(self.family, self.label)
 
     def _which(self, i: int) -> str:
         return "the picture" if self.batch.images == 1 else f"picture {i}"
 
     def _nothing(self, i: int, output: Seen) -> TargetError:
-        candidates = self.family.weigh(output, self.batch, None)[i]
+        candidates = self.family.weigh(output, self.batch, self.label)[i]
         best = candidates.scores.detach().topk(min(OFFERED, len(candidates.scores)))
         listed = [
             f"{name(self.family, int(candidates.labels[k]))} {score:.2g} at "
@@ -246,7 +282,7 @@ class BoxReader(Reader):
             for k, score in zip(best.indices.tolist(), best.values.tolist())
         ]
         return TargetError(
-            f"No box was found in {self._which(i)}: none is above the model's threshold. The best candidates are "
+            f"No {self._what} was found in {self._which(i)}: none is above the model's threshold. The best candidates are "
             f"{'; '.join(listed) or 'none'}. Why something was missed: targets.MissedBox((left, top, right, bottom), class) "
             "(--missed LEFT,TOP,RIGHT,BOTTOM)."
         )
@@ -255,13 +291,15 @@ class BoxReader(Reader):
 @dataclass(frozen=True)
 class PlaceReader(Reader):
     """For each place (box and class, None for any) the best candidate's class score times overlap, in any output; or
-    where one of its edges is. `instances`: what each is of."""
+    where one of its edges is. `instances`: what each is of. `is_again`: whether pictures were changed since, in which
+    nothing may be left at a place."""
 
     family: Detector
     batch: Batch
     places: Sequence[Sequence[tuple[Any, int | None]]]
     instances: Sequence[Sequence[Instance]]
     edge: int | None = None
+    is_again: bool = False
 
     def score(self, output: Seen, images: int) -> Scored:
         labels = {label for own in self.places for _, label in own}
@@ -273,13 +311,15 @@ class PlaceReader(Reader):
             is_missed = [each.kind == "missed" for each in described]
             scores = [score if missed else each.score for missed, each, (_, score) in zip(is_missed, described, best)]
             instances.append([replace(each, score=score) for each, score in zip(described, scores)])
-        return stack(values, instances, self)
+        return stack(values, instances, replace(self, is_again=True))
 
     def _find_best(self, candidates: Candidates, box: Box4) -> tuple[Tensor, float]:
         overlaps = box_iou(candidates.boxes, candidates.boxes.new_tensor([box]))[:, 0]
         values = candidates.scores * overlaps
-        best = int(values.detach().argmax())
-        if not float(overlaps[best].detach()) > 0:
+        best = int(values.detach().argmax()) if len(values) else -1
+        if best < 0 or not float(overlaps[best].detach()) > 0:
+            if self.is_again:
+                return values.new_tensor(0.0 if self.edge is None else box[self.edge]), 0.0
             raise TargetError(
                 f"No candidate of the model overlaps with the box {tuple(round(side, 1) for side in box)}: it looked at "
                 "nothing there."

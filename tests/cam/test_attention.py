@@ -29,6 +29,7 @@ from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 __all__ = ["folder", "gradcam_command", "run"]  # fixtures
 
 METHODS = ["rollout", "gradient-rollout", "legrad"]
+ALL = [*METHODS, "grad-eclip"]
 CLASSES = [[0, 3], [4, 1]]
 IMAGES = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 SQUARE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
@@ -140,7 +141,7 @@ def checkpoint_attentions(model: Any) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("form", [checkpoint_blocks, checkpoint_within_blocks, checkpoint_attentions])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_blocks_that_a_backward_pass_repeats(name: str, form: Callable[[Any], None], frozen: bool) -> None:
     model = timm_vit(True).requires_grad_(not frozen)
     expected = gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps
@@ -264,7 +265,7 @@ def test_one_logit_explained_for_and_against(name: str) -> None:
         assert_maps(found.maps, slow.maps(name, signed, [[0], [0]], [0], (2, 3)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
     together = gradcam.explain(OpenViT(), IMAGES, method=name, target=[0, 4]).maps
     for index, target in enumerate([0, 4]):
@@ -272,7 +273,7 @@ def test_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
         torch.testing.assert_close(together[index : index + 1], alone, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_views_are_averaged(name: str) -> None:
     model = OpenViT()
     found = gradcam.explain(model, IMAGES, method=name, target=CLASSES, augmentation="flip").maps
@@ -294,7 +295,7 @@ def test_all_of_them_beside_layers_in_one_comparison() -> None:
     assert list(gradcam.compare(model, IMAGES, layers=[], methods=["legrad"], target=1)) == [("attention", "legrad")]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_there_is_positive_evidence_alone_and_no_channels(name: str) -> None:
     with pytest.raises(GradcamError, match=f"{name} shows positive evidence only"):
         gradcam.explain(OpenViT(), IMAGES, method=name, evidence="signed")
@@ -516,7 +517,7 @@ def test_every_softmax_over_the_last_of_three_axes_is_met(softmax: Callable[...,
     assert shapes == [(2, 3, 4, 4), (2, 4, 4)]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_correlates_with_full(dtype: torch.dtype, name: str) -> None:
     model = torchvision_vit().float()
@@ -650,7 +651,7 @@ def test_legrad_needs_blocks_that_stand_in_for_the_last(make: Callable[[], nn.Mo
     assert gradcam.explain(make(), images, method="gradient-rollout", target=1).maps.any()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_score_that_nothing_changes(name: str) -> None:
     model = OpenViT()
     nn.init.zeros_(model.classify.weight)
@@ -672,7 +673,7 @@ class NeverRecorded(OpenViT):
         return super().forward(images).detach()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_model_that_switches_recording_off(name: str) -> None:
     with pytest.raises(GradcamError, match=r"The score does not depend on layer 'blocks\.2'"):
         gradcam.explain(Unrecorded(), IMAGES, method=name, target=1)
@@ -683,7 +684,7 @@ def test_a_model_that_switches_recording_off(name: str) -> None:
 # No traces
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("make", [OpenViT, torchvision_vit])
 def test_nothing_is_left_behind(make: Callable[[], nn.Module], name: str) -> None:
     model = make().train()
@@ -696,7 +697,7 @@ def test_nothing_is_left_behind(make: Callable[[], nn.Module], name: str) -> Non
     assert torch._C._len_torch_function_stack() == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("run", [1, 2])
 def test_nothing_is_left_behind_by_an_exception(run: int, name: str) -> None:
     model, runs = OpenViT().train(), []
@@ -733,7 +734,7 @@ def test_an_exception_that_the_model_catches_itself(name: str) -> None:
     assert_maps(found.maps, expected)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_several_threads_explain_with_one_model(name: str) -> None:
     model = torchvision_vit()
     expected = [gradcam.explain(model, SQUARE, method=name, target=target).maps for target in range(4)]
@@ -774,7 +775,7 @@ def test_a_frozen_model_in_inference_mode() -> None:
 # In the shell
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_shell_says_that_a_network_has_no_attention(
     run: Command, folder: Path, photo: Callable[[str], Path], name: str
 ) -> None:

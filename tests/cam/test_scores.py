@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import TargetError
-from gradcam.targets import FINER_SHARE, ClassTarget, difference, find_logits, find_nearest, probabilities
+from gradcam.targets.classes import FINER_SHARE, ClassTarget, difference, find_logits, find_nearest, probabilities
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 7.0]], dtype=torch.float64)
 

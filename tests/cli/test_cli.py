@@ -583,7 +583,7 @@ def test_an_error_that_nobody_expected_is_one_line(
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no room for\n7 numbers")
 
-    monkeypatch.setattr("gradcam.models.load.load_classifier", fail)
+    monkeypatch.setattr("gradcam.models.load.load_model", fail)
     if is_wanted:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
     outcome = run(small("coffee.jpg"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -221,8 +222,16 @@ def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., li
     found = {entry["name"]: entry for entry in listed()}
     names = list(found)
     assert names[0] == "efficientnet_lite0"
-    assert names[1:-4] == models.list_models(module=models)
-    assert names[-4:] == ["timm:NAME", "hf:NAME", "FILE.py:FUNCTION", "MODULE:FUNCTION"]
+    places = (models, models.detection, models.segmentation)
+    assert names[1:-7] == [name for place in places for name in models.list_models(module=place)]
+    of_packages = ["open_clip:NAME", "smp:FOLDER", "yolo:FILE.pt", "timm:NAME", "hf:NAME"]
+    assert names[-7:] == [*of_packages, "FILE.py:FUNCTION", "MODULE:FUNCTION"]
+    assert [found[name]["task"] for name in ("resnet50", "ssd300_vgg16", "fcn_resnet50", "hf:NAME")] == [
+        "classification",
+        "detection",
+        "segmentation",
+        None,
+    ]
     assert found["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
     assert list(found["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # the others are of no classifier
     assert all(entry["weights"] or entry["summary"] for entry in found.values())
@@ -231,7 +240,10 @@ def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., li
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("resnet1", ["resnet101", "resnet152", "resnet18", "wide_resnet101_2"]),
+        (
+            "resnet1",
+            [*("resnet101", "resnet152", "resnet18", "wide_resnet101_2"), *("deeplabv3_resnet101", "fcn_resnet101")],
+        ),
         ("VIT_*32", ["vit_b_32", "vit_l_32"]),
         ("hf:", ["hf:NAME"]),
         ("efficientnet_lite0", ["efficientnet_lite0"]),
@@ -245,12 +257,13 @@ def test_models_are_listed_for_people(gradcam_command: Command, hub: Path) -> No
     path = provider.cached_file(models.ResNet50_Weights.IMAGENET1K_V1)
     path.parent.mkdir(parents=True)
     path.touch()
-    outcome = gradcam_command("models", "resnet50")
+    outcome = gradcam_command("models", "*resnet50_[2f]*")
     assert outcome.status == 0
-    assert outcome.out == (
-        "resnet50         torchvision: IMAGENET1K_V2, IMAGENET1K_V1 (here)\n"
-        "wide_resnet50_2  torchvision: IMAGENET1K_V2, IMAGENET1K_V1\n"
-    )
+    lines = outcome.out.splitlines()
+    assert "wide_resnet50_2             torchvision: IMAGENET1K_V2, IMAGENET1K_V1" in lines
+    assert "fasterrcnn_resnet50_fpn     torchvision, detection: COCO_V1" in lines
+    outcome = gradcam_command("models", "resnet50")
+    assert re.search(r"^resnet50 +torchvision: IMAGENET1K_V2, IMAGENET1K_V1 \(here\)$", outcome.out, re.M)
 
 
 def test_a_pattern_that_fits_nothing_is_refused_with_the_nearest(gradcam_command: Command, hub: Path) -> None:

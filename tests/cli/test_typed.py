@@ -354,6 +354,12 @@ def offers(*words: str) -> list[str]:
         (["run", "a.jpg", "-c", "tiger_c"], {"tiger_cat"}),
         (["run", "a.jpg", "--colormap", "turb"], {"turbo"}),
         (["run", "a.jpg", "--score", "l"], {"logit"}),
+        (["run", "a.jpg", "--task", "det"], {"detection"}),
+        (["run", "a.jpg", "--box", ""], {"all"}),
+        (
+            ["run", "a.jpg", "-m", "fasterrcnn_mob"],
+            {"fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn"},
+        ),
     ],
     ids=words,
 )
@@ -365,11 +371,11 @@ def test_tab_offers_names(words: list[str], some: set[str]) -> None:
 def test_tab_knows_all_models_layers_classes_and_colour_maps(classifier: gradcam.Classifier) -> None:
     from torchvision import models
 
+    places = (models, models.detection, models.segmentation)
     assert offers("run", "a.jpg", "-m", "") == [
         "efficientnet_lite0",
-        *sorted(models.list_models(module=models)),
-        "timm:",
-        "hf:",
+        *sorted(name for place in places for name in models.list_models(module=place)),
+        *("timm:", "hf:", "open_clip:", "smp:", "yolo:"),
     ]
     weighted = {name.rpartition(".")[0] for name, _ in classifier.model.named_parameters()}
     layers = set(offers("run", "a.jpg", "-l", ""))

@@ -30,6 +30,18 @@ def mymetric(subject, heatmaps):
 
 def score(output):
     return output[:, 967] - output[:, 968]
+
+
+def segmenter():  # 1 is what is bright
+    from torch import nn
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    for layer, weight, bias in ((network[0], 1 / 192, 1.0), (network[2], 0.25, 0.0)):
+        nn.init.constant_(layer.weight, weight)
+        nn.init.constant_(layer.bias, bias)
+    network[2].weight.data[0] = 0
+    network[2].bias.data[0] = 1
+    return network
 """
 TRAIN = """
 from torch import nn
@@ -51,6 +63,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "torch/hub/checkpoints").mkdir(parents=True)
     file = torchvision.models.ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
     torch.save(torchvision.models.resnet18().state_dict(), folder / "torch/hub/checkpoints" / file)
+    boxes = torchvision.models.detection.SSDLite320_MobileNet_V3_Large_Weights.DEFAULT.url.rpartition("/")[2]
+    detector = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    torch.save(detector.state_dict(), folder / "torch/hub/checkpoints" / boxes)
+    Image.fromarray(np.pad(np.full((100, 100), 255, np.uint8), ((200, 340), (300, 400)))).save(folder / "mask.png")
     save_file(timm.create_model("resnet18").state_dict(), folder / "timm.safetensors")
     names = {0: "nothing", 1: "coffee", 2: "tea"}
     config = ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, id2label=names)

@@ -295,6 +295,75 @@ def test_a_plain_name_is_not_said_twice(tmp_path: Path) -> None:
     assert read_data(tmp_path)["stems"] == [1, "report/views/a/cat-png"]
 
 
+def boxes(*numbers: int, **changes: Any) -> list[Explained]:
+    """What a record says of boxes: 0 and 2 are persons, and 1 is a dog."""
+    labels = {0: (1, "person"), 1: (17, "dog"), 2: (1, "person")}
+    return [
+        result(f"s-gradcam-box{k}.jpg", index=labels[k][0], label=labels[k][1], number=k, score=0.9 - k / 10, **changes)
+        for k in numbers
+    ]
+
+
+FOUND = [Prediction(1, "person", 0.9, 0), Prediction(17, "dog", 0.8, 1), Prediction(1, "person", 0.7, 2)]
+
+
+def test_pictures_are_found_by_what_was_explained(tmp_path: Path) -> None:
+    both = done("s.jpg", predictions=FOUND, explained=boxes(1, 0, 2))
+    mask = done(
+        "m.jpg",
+        predictions=[Prediction(17, "dog", 0.25)],
+        explained=[result("m.jpg", index=17, label="dog", mask="predicted")],
+    )
+    missed = done(
+        "n.jpg", predictions=FOUND, explained=[result("n.jpg", index=17, label="dog", missed=True, score=0.1)]
+    )
+    texts = [
+        result(f"t-{k}.jpg", index=None, label=text, text=text, score=0.3 - k)
+        for k, text in enumerate(("a dog", "a cat"))
+    ]
+    like = [
+        result("l.jpg", index=None, label="o.jpg", like="/home/anna/o.jpg", on=on, score=0.5)
+        for on in (None, "reference")
+    ]
+    records = [
+        both,
+        mask,
+        missed,
+        done("t.jpg", predictions=[], explained=texts),
+        done("l.jpg", predictions=[], explained=like),
+    ]
+    write_report(write_run(tmp_path, [*records, done("c.jpg")]))
+    data = read_data(tmp_path)
+    names = [label for _, label in data["classes"]]
+    assert [names[top] for top in data["top"]] == ["dog", "dog", "dog", "a dog", "like o.jpg", "cock"]
+    assert {key: [names[it] for it in own] for key, own in data["others"].items()} == {"0": ["person"], "3": ["a cat"]}
+    assert data["confidence"] == [0.8, 0.25, 0.1, 0.3, 0.5, 0.9]
+    assert [index for index, _ in data["classes"]] == [17, "a dog", "like o.jpg", 7, 1, "a cat"]
+    assert "anna" not in (tmp_path / "index.html").read_text()
+
+
+def test_details_say_which_box_it_is(tmp_path: Path) -> None:
+    like = [
+        result("l.jpg", index=None, label="o.jpg", like="o.jpg"),
+        result("o.jpg", index=None, label="o.jpg", like="o.jpg", on="reference"),
+    ]
+    write_report(
+        write_run(
+            tmp_path,
+            [done("s.jpg", predictions=FOUND * 10, explained=boxes(1, 2, edge="left")), done("l.jpg", explained=like)],
+        )
+    )
+    boxed, liked = read_details(tmp_path)
+    assert [it["label"] for it in boxed["explained"]] == ["left edge of box 1, dog", "left edge of box 2, person"]
+    assert len({it["index"] for it in boxed["explained"]}) == 2, "columns are of what is explained"
+    assert boxed["predictions"][:3] == [[1, "0 person", 0.9], [17, "1 dog", 0.8], [1, "2 person", 0.7]]
+    assert len(boxed["predictions"]) == 20
+    assert [(it["label"], it.get("on")) for it in liked["explained"]] == [
+        ("like o.jpg", None),
+        ("in o.jpg", "reference"),
+    ]
+
+
 class Tags(HTMLParser):
     """Which elements a page has."""
 
@@ -308,7 +377,11 @@ class Tags(HTMLParser):
 
 def test_hostile_texts_are_no_elements(tmp_path: Path) -> None:
     ending = f"</script><script>alert(2)</script>{HOSTILE}"
-    explained = [result("x-gradcam.jpg", layer=ending, method=ending)]
+    explained = [
+        result("x-gradcam.jpg", layer=ending, method=ending),
+        result("y-gradcam.jpg", index=None, label=ending, text=ending, against=(ending,)),
+        result("z-gradcam.jpg", label=ending, mask=ending),
+    ]
     prediction = Prediction(7, ending, 0.5)
     record = done(f"{HOSTILE}.jpg", predictions=[prediction], explained=explained, note=ending, model=HOSTILE)
     facts = {"model": HOSTILE, "settings": {HOSTILE: ending}, HOSTILE: [ending]}
@@ -323,7 +396,7 @@ def test_hostile_texts_are_no_elements(tmp_path: Path) -> None:
     assert not [
         name for _, attributes in parser.tags for name in attributes if name.startswith("on") or name == "style"
     ]
-    assert read_data(folder)["classes"] == [[7, ending]]
+    assert read_data(folder)["classes"] == [[ending, ending], [7, ending]]
 
 
 def test_nothing_of_this_machine_is_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

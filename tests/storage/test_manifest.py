@@ -16,7 +16,7 @@ import pytest
 from gradcam.errors import GradcamError, OutputError
 from gradcam.storage.disk import BLOCK, LineFile, find_end
 from gradcam.storage.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
-from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.storage.records import Explained, Prediction, Record, parse_whole
 
 
 def make_record(name: str = "a/cat.jpg", *, error: str | None = None) -> Record:
@@ -82,6 +82,40 @@ def test_a_record_lists_its_files_once() -> None:
     assert list(Record("x", "net", explained=record.explained * 2).files) == list(record.files)
 
 
+BOX = (1.5, 0.0, 99.5, 40.0)
+THINGS = [
+    {"number": 3, "box": BOX}, {"number": 0, "box": BOX, "edge": "left"}, {"missed": True, "box": BOX},
+    {"mask": "40,60", "box": BOX}, {"text": "a dog", "against": ("a cat", "")}, {"like": "b/o.jpg"},
+    {"like": "b/o.jpg", "on": "reference"}, {"word": 0}, {"keypoint": 0, "point": (1.0, 2.5), "axis": "x"},
+]  # fmt: skip
+KINDS = ["box", "box", "missed", "mask", "text", "like", "like", "word", "keypoint"]
+
+
+def test_other_things_than_classes_come_back_as_they_were() -> None:
+    entries = tuple(Explained(None, "it", 0.5, "l", "m", None, False, **own) for own in THINGS)
+    found = (Prediction(1, "person", 0.9, 0, BOX), Prediction(2, "nose", 0.5, 0, None, (3.0, 4.0)))
+    record = Record("a", "net", predictions=found, explained=entries)
+    line = record.to_json()
+    assert Record.from_json(line) == parse_whole(line) == record
+    assert [entry.kind for entry in Record.from_json(line).explained] == KINDS
+    fields = json.loads(line)
+    for entry, expected in zip(fields["explained"], THINGS):
+        named = set(entry) - set(json.loads(make_record().to_json())["explained"][0]) - {"overlay"}
+        assert named == set(expected)
+
+
+def test_of_classes_the_line_is_as_it_always_was() -> None:
+    entry = Explained(281, "tabby", 9.5, "layer4", "gradcam", "a.jpg", False)
+    assert entry.kind == "class"
+    line = Record("a", "net", predictions=(Prediction(281, "tabby", 0.75),), explained=(entry,), size=(4, 5)).to_json()
+    assert line == (
+        '{"schema": 1, "image": "a", "status": "ok", "error": null, "model": "net", "predictions": [{"index": 281, '
+        '"label": "tabby", "probability": 0.75}], "explained": [{"index": 281, "label": "tabby", "score": 9.5, "layer": '
+        '"layer4", "method": "gradcam", "overlay": "a.jpg", "blank": false, "evidence": "positive"}], "note": null, '
+        '"size": [4, 5], "region": null}'
+    )
+
+
 def test_keys_of_later_versions_are_left_out_at_any_depth() -> None:
     fields = json.loads(make_record().to_json())
     fields["new"] = {"deep": 1}
@@ -98,6 +132,12 @@ def test_keys_that_have_a_usual_value_may_be_missing() -> None:
     )
 
 
+ENTRY = (
+    '{"schema": 1, "image": "a", "model": "m", "explained": [{"index": 1, "label": null, "score": 2, "layer": "l", '
+    '"method": "m", "overlay": null, "blank": false, %s}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -112,6 +152,11 @@ def test_keys_that_have_a_usual_value_may_be_missing() -> None:
         ('{"schema": 1, "image": "a", "model": "m", "size": [1, "b"]}', "'b' is no int"),
         ('{"schema": 1, "image": "a", "model": "m", "predictions": [{"index": 1}]}', "no whole record .*label"),
         ('{"schema": 1, "image": "a", "model": "m", "explained": 5}', "no whole record"),
+        (ENTRY % '"box": [1, 2, 3]', "is not of 4 numbers"),
+        (ENTRY % '"box": [1, 2, 3, "4"]', "'4' is no int"),
+        (ENTRY % '"number": "3"', "'3' is no int"),
+        (ENTRY % '"missed": 1', "1 is no bool"),
+        (ENTRY % '"against": ["a", 1]', "1 is no str"),
     ],
 )
 def test_what_is_no_record_is_refused(line: str | bytes, message: str) -> None:

@@ -148,8 +148,8 @@ def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classi
 
 def _fits(record: Record, wanted: str | None, classifier: Classifier) -> bool:
     index = record.explained[0].index
-    if index is None:  # of a function, of which run.json says enough
-        return wanted is None
+    if index is None or (wanted is None and record.explained[0].kind != "class"):
+        return wanted is None  # of a function, or of other things, of which run.json says enough
     if wanted is not None:
         return index == classifier.find_class(wanted)
     probabilities = {each.index: each.probability for each in record.predictions}  # the most probable comes first

@@ -1,9 +1,11 @@
-"""Methods that follow a transformer's attention from block to block: rollout, gradient rollout and LeGrad."""
+"""Methods that follow a transformer's attention: rollout, gradient rollout and LeGrad from block to block, Grad-ECLIP into
+the last one."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,23 +15,34 @@ from torch.autograd.graph import Node, get_gradient_edge
 from gradcam.cam.forward import Recorded, has_float16
 from gradcam.cam.grid import at_least_float32, check_range
 from gradcam.cam.methods.attention_capture import (
+    Attended,
     AttentionLog,
+    AttentionPatch,
     Blocks,
     Keep,
+    Running,
     attention_kept,
+    cannot_follow,
     differentiable,
+    find_around,
+    find_attended,
     find_blocks,
+    find_last,
+    know_last,
     plain,
     require_all,
 )
 from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
-from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient
+from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient, reached
 from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import first_floating, replace_tensor
+from gradcam.hooks.nested import first_floating, map_tensors, replace_tensor, tensors
+from gradcam.layers.layout import Layout
 from gradcam.targets.base import Scored
 from gradcam.targets.classes import compute_scores
+
+FEW = 4  # classes, for which gradients at all tokens cost less than another run of a block
 
 
 def rollout(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Tensor:
@@ -69,8 +82,11 @@ def gradient_rollout(recorded: Recorded, log: AttentionLog, budget: RerunBudget)
 
 
 def _jacobian(recorded: Recorded, scores: Tensor, inputs: Sequence[Tensor]) -> Iterator[Sequence[Tensor | None]]:
-    is_scaled = recorded.autocast == torch.float16 or has_float16(recorded.output, recorded.modules)
-    yield from jacobian(scores, inputs, scaled=is_scaled, most_bytes=MOST_BYTES // len(inputs))
+    yield from jacobian(scores, inputs, scaled=_is_scaled(recorded), most_bytes=MOST_BYTES // len(inputs))
+
+
+def _is_scaled(recorded: Recorded) -> bool:
+    return recorded.autocast == torch.float16 or has_float16(recorded.output, recorded.modules)
 
 
 def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
@@ -268,3 +284,174 @@ def _require_felt(values: Tensor, is_felt: bool, blocks: Blocks) -> Tensor:
     if not is_felt:
         raise blind_attention(blocks.last[0])
     return values
+
+
+def grad_eclip(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Tensor:
+    """Grad-ECLIP: what the last attention takes from each patch, by what its channels are worth to the score.
+
+    Maps (N,K,h,w), none below zero. Zhao et al., ICML 2024: at a patch i the map is ReLU(sum over channels c of
+    w_c lambda_i v_ic). v are the attention's values; w is the score's gradient at what the class token takes from them, its
+    output of all heads before their projection; lambda is loosened attention, the cosine of the class token's query and the
+    patch's key over all heads, from 0 for the least of the patches to 1 for the largest. The softmax, which leaves
+    little to any but a few patches, is not in it.
+    In place of the class token are all queries that the head reads, whose maps are added up before the ReLU: the probe of
+    a pooling by attention, whose keys are the tokens of the last block, or all patches behind a mean over them. The
+    authors' code runs the last attention with a single head, which is another model than most; here it is the model's.
+    It takes the plain pass alone, but for the first time with a model, which takes another to find the last attention.
+    Raises `ModelError` where there is no attention over the picture, `BlindLayerError` where the gradient is exactly zero.
+    """
+    number, layout = find_last(log, recorded)
+    found, scores = find_attended(log, number), recorded.scored.values
+    if found is None or not scores.requires_grad or not reached(scores, [found.output])[0]:
+        know_last(log, number, recorded)
+        log, found, scores = _attend_again(recorded, budget, number)
+    budget.report(1, 1)
+    looseness = loosen(_by_head(found.query, recorded), _by_head(found.key, recorded), layout)
+    values = _by_head(found.value, recorded)[..., layout.prefix :, :]
+    parts, is_felt = [], False
+    # A checkpoint repeats in the backward pass what is behind the attention, and has to find it as it was.
+    with (
+        AttentionLog().taken(found.around[-1].module if found.around else recorded.model),
+        torch.autograd.set_multithreading_enabled(False),
+    ):
+        for gradient, row in _at_queries(recorded, found, log, scores):
+            is_felt = check_range(gradient, "The gradients at the last attention are") != (0, 0) or is_felt
+            own = looseness if row is None else looseness[:, row : row + 1]
+            worth = at_least_float32(gradient).transpose(-3, -2).flatten(-2) @ _join_heads(values).transpose(-2, -1)
+            parts.append((worth * own).sum(-2).relu().unflatten(-1, layout.grid))
+    if not is_felt:
+        raise blind_attention(log.sightings[number].where)
+    return torch.cat(parts).transpose(0, 1)
+
+
+def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
+    """Cosines (N,Q,P) of queries (N,heads,Q,d) and the keys of patches among (N,heads,T,d), over all heads: for each query
+    from 0, where they are least, to 1; 1 where all are the same."""
+    queries = torch.nn.functional.normalize(_join_heads(query), dim=-1)
+    keys = torch.nn.functional.normalize(_join_heads(key)[:, layout.prefix :], dim=-1)
+    cosines = queries @ keys.transpose(-2, -1)
+    least, most = cosines.aminmax(dim=-1, keepdim=True)
+    return torch.where(most > least, (cosines - least) / (most - least), torch.ones_like(cosines))
+
+
+def _join_heads(tensor: Tensor) -> Tensor:
+    """(N,heads,T,d) as (N,T,heads*d)."""
+    return at_least_float32(tensor).transpose(1, 2).flatten(2)
+
+
+def _by_head(tensor: Tensor, recorded: Recorded, ndim: int = 4) -> Tensor:
+    """Tokens of images, or gradients at them, as (...,N,heads,T,d): of rows that are heads of images, too."""
+    return tensor if tensor.ndim == ndim else tensor.unflatten(-3, (recorded.batch.images, -1))
+
+
+def _attend_again(recorded: Recorded, budget: RerunBudget, number: int) -> tuple[AttentionLog, Attended, Tensor]:
+    """Another pass, recorded behind the last attention: what was seen, the attention, and the scores (N,K)."""
+    log = AttentionLog()
+    with recording_off(), log.taken(recorded.model):
+        output = run_again(recorded, budget, 1)
+        scores = compute_scores(recorded.scored.target, output, recorded.batch.images).values
+        found = find_attended(log, number)
+        if found is None:
+            where = log.sightings[number].where if number < len(log.sightings) else ""
+            raise cannot_follow(recorded, f"what attends in '{where}', and to what, is not seen")
+        if not scores.requires_grad:
+            raise no_gradient([log.sightings[number].where])
+        return log, found, scores
+
+
+def _at_queries(
+    recorded: Recorded, found: Attended, log: AttentionLog, scores: Tensor
+) -> Iterator[tuple[Tensor, int | None]]:
+    """For a few classes at a time the gradients (k,N,heads,Q,d) at what queries got, and which query alone they are of,
+    None for all of them."""
+    rows = _at_one_query(recorded, found, log, scores) if scores.shape[1] > FEW else None
+    if rows is not None:
+        yield from rows
+        return
+    for (gradient,) in _jacobian(recorded, scores, [found.output]):
+        if gradient is not None:
+            yield _by_head(gradient, recorded, 5), None
+
+
+def _at_one_query(
+    recorded: Recorded, found: Attended, log: AttentionLog, scores: Tensor
+) -> list[tuple[Tensor, int | None]] | None:
+    """The same where the head reads one token: for many classes at a fraction of the cost. None where that is not so.
+
+    All that is behind the attention in its block is done to each token by itself. So the block runs once more on as many
+    copies of that one token as there are classes, and one backward pass gives each copy another class's gradient,
+    where the gradients of all tokens, nearly all of them zero, would take a pass for each class. That it is right is
+    seen: every copy has to come out as the token did.
+    """
+    around = find_around(found, log, recorded)
+    if around is None or _is_scaled(recorded):
+        return None
+    running, layout = around
+    axis, output = 1 - layout.image_axis, running.output
+    if output is None or not output.requires_grad or not reached(scores, [output])[0]:
+        return None
+    parts: list[tuple[Tensor, int | None]] = []
+    for (gradient,) in _jacobian(recorded, scores, [output]):
+        if gradient is None:
+            return None
+        others = tuple(each for each in range(gradient.ndim) if each != 1 + axis)
+        read = gradient.any(others).nonzero().flatten().tolist()
+        if len(read) > 1:
+            return None
+        row = read[0] if read else 0
+        wanted = gradient.select(1 + axis, row)  # (k,N,D)
+        at_query = _run_copies(recorded, found, running, axis, row, wanted)
+        if at_query is None:
+            return None
+        parts.append((at_query, row))
+    return parts
+
+
+def _run_copies(  # noqa: PLR0917
+    recorded: Recorded, found: Attended, running: Running, axis: int, row: int, wanted: Tensor
+) -> Tensor | None:
+    """Gradients (k,N,heads,1,d) at what a block's attention gave one token, for gradients (k,N,D) at what the block gave
+    it; None where the block does not do to each token the same."""
+    plain: Any = running.output
+    given = next((it for it in tensors((running.args, running.kwargs)) if it.shape == plain.shape), None)
+    query = _by_head(found.output.detach(), recorded)[..., row : row + 1, :]
+    expected = plain.detach().select(axis, row).unsqueeze(axis)
+    for count in (
+        len(wanted),
+        plain.shape[axis],
+    ):  # where the block takes no other number of tokens, as many as there were
+        if given is None or count < len(wanted):
+            return None
+        copies = (
+            given.detach().select(axis, row).unsqueeze(axis).expand([count if it == axis else -1 for it in range(3)])
+        )
+        leaf = query.expand(-1, -1, count, -1).clone().requires_grad_()
+        with torch.enable_grad():
+            attended = leaf if found.output.ndim == 4 else leaf.flatten(0, 1)
+        with torch.enable_grad(), AttentionPatch(lambda _: None, partial(_give, attended)):
+            try:
+                output = _run_block(recorded, running, given, copies.clone())
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # whatever a block raises for another number of tokens than it was given
+                continue
+            off = (output.detach() - expected).abs().amax() if output.shape == copies.shape else None
+            if off is not None and off <= recorded.slack * expected.abs().amax():
+                directions = torch.zeros_like(output)
+                directions.narrow(axis, 0, len(wanted)).copy_(wanted.movedim(0, axis))
+                (gradient,) = torch.autograd.grad(output, leaf, directions)
+                return gradient[:, :, : len(wanted)].movedim(2, 0).unsqueeze(-2)
+    return None
+
+
+def _give(attended: Tensor, *_: Tensor) -> Tensor:
+    return attended
+
+
+def _run_block(recorded: Recorded, running: Running, given: Tensor, other: Tensor) -> Tensor:
+    """What a block gives for other tokens than it was given."""
+    args, kwargs = map_tensors((running.args, running.kwargs), lambda it: other if it is given else it)
+    device, autocast = recorded.scored.values.device.type, recorded.autocast
+    with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+        output: Any = first_floating(running.module(*args, **kwargs))
+    return output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -22,11 +23,20 @@ from gradcam.hooks.nested import Batch, first_floating
 from gradcam.layers.layout import Axes, Layout, find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
+PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
 HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
+UNSEEN = (
+    "none was seen: it has none, or a kernel of its own, such as flash_attn's (for Hugging Face's take "
+    "attn_implementation='eager')"
+)
 QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
 
 Keep = Callable[[Tensor], Tensor]
 Meet = Callable[[tuple[int, ...]], Keep | None]
+Pass = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# The modules in which the last attention over the picture was found to be: what it gives is recorded for autograd at once.
+_last: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class AttentionPatch(TorchFunctionMode):
@@ -35,13 +45,17 @@ class AttentionPatch(TorchFunctionMode):
     `meet`: called with the shape (rows,...,queries,keys) of an attention before it is computed. The function that it gives
     is called with the probabilities, and what that returns takes their place; None leaves the attention as it is. Those
     of fused attention are computed in float32, or in more where the model does, and only if they are wanted; the output is
-    that of the fused kernel up to rounding, in its precision.
-    A softmax over the last of at least three dimensions is taken for an attention.
+    that of the fused kernel up to rounding, in its precision. `hand_on`: called with queries, keys and values, each
+    (rows,...,tokens,channels), and with what they gave; what it returns goes on in place of that.
+    A softmax over the last of at least three dimensions is taken for an attention, between the products before and
+    behind it.
     """
 
-    def __init__(self, meet: Meet) -> None:
+    def __init__(self, meet: Meet, hand_on: Pass | None = None) -> None:
         super().__init__()
-        self._meet = meet
+        self._meet, self._hand_on = meet, hand_on
+        self._factors: tuple[Tensor, Tensor] | None = None  # of the last product: queries, and keys across, it may be
+        self._shape: torch.Size | None = None  # of the probabilities, once there are any
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -52,12 +66,30 @@ class AttentionPatch(TorchFunctionMode):
                 return _body(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             take = self._meet(_shape_of_attention(*args, **kwargs))
-            return func(*args, **kwargs) if take is None else _attend_openly(*args, **kwargs, take=take)
+            result = func(*args, **kwargs) if take is None else _attend_openly(*args, **kwargs, take=take)
+            return result if self._hand_on is None else self._hand_on(*_three(*args, **kwargs), result)
         result = func(*args, **kwargs)
         if func in SOFTMAXES and result.ndim > 2 and _axis(*args, **kwargs) in (-1, result.ndim - 1):
             take = self._meet(tuple(result.shape))
+            self._shape = result.shape
             return result if take is None else take(result).clone()  # which the model may change in place
+        if self._hand_on is not None and func in PRODUCTS and len(args) > 1 and result.ndim > 2:
+            return self._follow_product(args[-2], args[-1], result)
         return result
+
+    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
+        """Of an attention that is written out, with its queries and keys in one product, and its values in the next."""
+        before, shape, self._shape = self._factors, self._shape, None
+        self._factors = left, right
+        if self._hand_on is None or before is None or shape is None or left.shape != shape:
+            return result
+        query, key = before[0], before[1].transpose(-2, -1)
+        is_it = query.shape[-2] == shape[-2] and key.shape[-2] == shape[-1]
+        return self._hand_on(query, key, right, result) if is_it else result
+
+
+def _three(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return query, key, value
 
 
 def _shape_of_attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[int, ...]:
@@ -127,34 +159,75 @@ class Sighting:
         return self.running[-1] if self.running else ""
 
 
+@dataclass
+class Running:
+    """One run of a module: what it was given, and the tensor that it gave, once it has. `sightings`: how many there were
+    at its start."""
+
+    module: nn.Module
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sightings: int
+    output: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attended:
+    """An attention as it was computed: queries (N,heads,Q,d), keys and values (N,heads,T,d), as they were; what it gave,
+    from which on autograd has recorded. `number`: of its sighting. `around`: what was running, the outermost first."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    number: int
+    around: list[Running]
+
+
 @dataclass(frozen=True)
 class AttentionLog:
-    """All attentions of one pass in their order, and the output's shape of each module around one that gave a tensor."""
+    """All attentions of one pass in their order, and the output's shape of each module around one that gave a tensor.
+    `attended`: the last one, where it is known from an earlier pass to be that, and alone."""
 
     sightings: list[Sighting] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    attended: list[Attended] = field(default_factory=list)
 
     @contextlib.contextmanager
     def taken(self, model: nn.Module) -> Iterator[None]:
-        """Around one run of the model, of which nothing is changed."""
+        """Around one run of the model, of which nothing is changed. Recording stays on behind an attention that is known
+        to be the last."""
         names = {module: name for name, module in model.named_modules()}
-        running: list[tuple[str, int]] = []  # with the number of sightings at the start
+        self.modules.update({name: module for module, name in names.items()})
+        running: list[Running] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            running.append((names[module], len(self.sightings)))
+            running.append(Running(module, names[module], args, kwargs, len(self.sightings)))
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            name, count = running.pop()
-            while name != names[module]:  # left by an exception that the model caught
-                name, count = running.pop()
-            tensor: Tensor | None = first_floating(output)
-            if tensor is not None and len(self.sightings) > count:
-                self.outputs[name] = tuple(tensor.shape)
+            own = running.pop()
+            while own.module is not module:  # left by an exception that the model caught
+                own = running.pop()
+            own.output = first_floating(output)
+            if own.output is not None and len(self.sightings) > own.sightings:
+                self.outputs[own.name] = tuple(own.output.shape)
 
         def see(shape: tuple[int, ...]) -> None:
-            self.sightings.append(Sighting(shape, tuple(name for name, _ in running)))
+            self.sightings.append(Sighting(shape, tuple(each.name for each in running)))
 
-        with Hooks() as hooks, AttentionPatch(see):
+        def hand_on(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
+            if not running or running[-1].module not in _last or torch.is_inference_mode_enabled():
+                return output
+            start = output if output.requires_grad else output.detach().requires_grad_()
+            torch.set_grad_enabled(True)
+            if not is_backward_running():  # which repeats for a checkpoint what there was before
+                given = (query.detach(), key.detach(), value.detach())
+                self.attended[:] = [Attended(*given, start, len(self.sightings) - 1, running.copy())]
+            return start.clone()  # which the model may change in place
+
+        with Hooks() as hooks, AttentionPatch(see, hand_on):
             for module in names:
                 if not isinstance(module, torch.jit.ScriptModule):
                     hooks.before_forward(module, enter)
@@ -195,10 +268,10 @@ def find_blocks(log: AttentionLog, recorded: Recorded) -> Blocks:
     attentions = _all_over_the_picture(log, recorded)
     owners = [_owner(attentions, index, log, recorded) for index in range(len(attentions))]
     shape = log.outputs[owners[-1]]
-    modules = {name: recorded.model.get_submodule(name) for name in owners}
+    modules = {name: log.modules[name] for name in owners}
     layout = _find_layout(shape, recorded, modules[owners[-1]])
     if layout is None:  # not so: `_owner` has found one
-        raise _cannot_follow(recorded, "its tokens form no grid")
+        raise cannot_follow(recorded, "its tokens form no grid")
     return Blocks(modules, layout, shape)
 
 
@@ -219,20 +292,54 @@ def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | N
 def _all_over_the_picture(log: AttentionLog, recorded: Recorded) -> list[Sighting]:
     sightings = log.sightings
     if not sightings:
-        raise _cannot_follow(
-            recorded,
-            "none was seen: it has none, or a kernel of its own, such as flash_attn's (for Hugging Face's take "
-            "attn_implementation='eager')",
-        )
+        raise cannot_follow(recorded, UNSEEN)
     fitting = [index for index, each in enumerate(sightings) if is_over_picture(each.shape, recorded)]
     found = sightings[: fitting[-1] + 1] if fitting else sightings
     for index, sighting in enumerate(found):
         if index not in fitting:
-            raise _cannot_follow(recorded, _misfit(sighting, recorded.batch))
+            raise cannot_follow(recorded, _misfit(sighting, recorded.batch))
     counts = list(dict.fromkeys(sighting.keys for sighting in found))
     if len(counts) > 1:
-        raise _cannot_follow(recorded, f"it has {' and then '.join(map(str, counts))} tokens, not the same throughout")
+        raise cannot_follow(recorded, f"it has {' and then '.join(map(str, counts))} tokens, not the same throughout")
     return found
+
+
+def find_last(log: AttentionLog, recorded: Recorded) -> tuple[int, Layout]:
+    """The number of the last attention whose keys are tokens of the picture, and how these lie on it. Its queries are the
+    same tokens, or others: a class token, or the probe of a pooling by attention. Raises `ModelError` where there is
+    none."""
+    images = recorded.batch.images
+    for number, sighting in reversed(list(enumerate(log.sightings))):
+        rows = sighting.shape[0]
+        are_images = rows == images if len(sighting.shape) == 4 else rows % images == 0 and len(sighting.shape) == 3
+        layout = _find_layout((images, sighting.keys, 1), recorded) if are_images else None
+        if layout is not None:
+            return number, layout
+    raise cannot_follow(recorded, _misfit(log.sightings[-1], recorded.batch) if log.sightings else UNSEEN)
+
+
+def find_attended(log: AttentionLog, number: int) -> Attended | None:
+    """That attention as it was computed, if it is kept."""
+    return next((found for found in log.attended if found.number == number), None)
+
+
+def know_last(log: AttentionLog, number: int, recorded: Recorded) -> None:
+    """Remember, for all passes to come, that this attention was the last over the picture."""
+    running = log.sightings[number].running
+    _last.add(log.modules[running[-1]] if running else recorded.model)
+
+
+def find_around(found: Attended, log: AttentionLog, recorded: Recorded) -> tuple[Running, Layout] | None:
+    """The outermost module that ran around this attention and no other, and gave its tokens; None where there is none."""
+    others = {name for number, other in enumerate(log.sightings) if number != found.number for name in other.running}
+    for running in found.around:
+        output = running.output
+        if running.name in others or output is None or output.ndim != 3:
+            continue
+        layout = _find_layout(output.shape, recorded, running.module)
+        if layout is not None and output.shape[1 - layout.image_axis] == found.key.shape[-2]:
+            return running, layout
+    return None
 
 
 def _misfit(sighting: Sighting, batch: Batch) -> str:
@@ -253,14 +360,15 @@ def _owner(attentions: Sequence[Sighting], index: int, log: AttentionLog, record
         shape = log.outputs.get(name, ())
         if name in others or len(shape) != 3:
             continue
-        layout = _find_layout(shape, recorded, recorded.model.get_submodule(name))
+        layout = _find_layout(shape, recorded, log.modules[name])
         if layout is not None and shape[1 - layout.image_axis] == tokens:
             return name
     why = f"no module around '{attentions[index].where}' has this attention alone and gives its {tokens} tokens"
-    raise _cannot_follow(recorded, f"{why}, as a block does")
+    raise cannot_follow(recorded, f"{why}, as a block does")
 
 
-def _cannot_follow(recorded: Recorded, why: str) -> ModelError:
+def cannot_follow(recorded: Recorded, why: str) -> ModelError:
+    """The error for a model whose attention does not lead back to the picture."""
     return ModelError(
         f"The attention of {type(recorded.model).__name__} cannot be followed back to the picture: {why}. "
         "Choose a method that looks at a layer, such as 'gradcam'."

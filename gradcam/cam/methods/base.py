@@ -49,6 +49,8 @@ class Method:
         Whether channels are "added" up, or a "component" of them is taken, or neither.
     join
         How channels are put together in place of adding them up, as `function`.
+    is_local
+        Whether a place of its map depends on that place of the layer alone, and is zero where the gradient is.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)
+    is_local: bool = field(default=False, repr=False)
 
     needs: ClassVar[tuple[str, ...]] = ()  # what the function takes of one pass; nothing where it runs the model again
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"  # where its maps lie
@@ -103,7 +106,7 @@ class Method:
             return self
         if self.channels != "added":
             raise GradcamError(f"{self.name} adds no channels up, so that there is nothing to take a component of.")
-        return replace(self, join="one_pass:weighted_component")
+        return replace(self, join="one_pass:weighted_component", is_local=False)
 
 
 def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,9 @@ from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
+from gradcam.models.scores import to_classifier
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
@@ -40,7 +42,7 @@ def check(
     classifier: Classifier,
     picture: Picture,
     *,
-    method: str | Explain = "gradcam",
+    method: str | Explain | None = None,
     layer: str | nn.Module | None = None,
     target: Any = None,
     score: str = "logit",
@@ -70,13 +72,15 @@ def check(
         The model.
     picture : picture
         As in `Classifier.explain`.
-    method : str, Method or callable, default "gradcam"
+    method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method itself, `FILE.py:NAME`, or a function of a model, images (N,C,H,W)
-        and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time.
+        and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time. None is
+        "gradcam", or what suits a model of another task.
     layer : str or nn.Module, default None
         As in `Classifier.explain`, for methods by name.
     target : int or str, default None
-        A class by index or label; None for the top class.
+        A class by index or label; None for the top class. Of a model of another task, such as a detector, what `explain`
+        takes; the other classes are then what else was found in the picture, such as its other boxes.
     score : str, default "logit"
         As in `targets.ClassTarget`, for methods by name.
     reshape : tuple, str or callable, default None
@@ -114,6 +118,10 @@ def check(
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
     ClassTarget(score=score)  # of an unknown one it says which there are
     prepared = classifier.prepare(picture)
+    if isinstance(classifier, TaskModel):
+        own = to_classifier(classifier, prepared, target)
+        classifier, target, method = own, own.find_instance(0), method or own.method
+    method = method or classifier.default_method
     images = classifier.batch([prepared])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)

@@ -22,8 +22,10 @@ from gradcam.evaluation.study.results import Results, list_conditions
 from gradcam.evaluation.study.run import Composition, Evaluator, Study
 from gradcam.evaluation.subject import derive
 from gradcam.layers.find import find_layer
-from gradcam.models.classifier import Classifier, Prepared
+from gradcam.models.classifier import Classifier
+from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
+from gradcam.models.preprocess import Prepared
 from gradcam.options import SCORES, Progress, check_count, refuse
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
@@ -213,8 +215,8 @@ def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluat
 
 def _find_reason(evaluator: Evaluator, methods: Sequence[str], prepared: Prepared) -> str | None:
     """Why a picture cannot be explained by these; None where it can."""
-    trial = replace(evaluator, plan=replace(evaluator.plan, methods=tuple(methods), controls=()))
     try:
+        trial = replace(evaluator.fit(prepared), plan=replace(evaluator.plan, methods=tuple(methods), controls=()))
         trial.explain(trial.look(prepared, None), "")
     except (GradcamError, RuntimeError) as error:  # of a model whose operations have no second derivative, say
         return " ".join(str(error).split())
@@ -231,6 +233,8 @@ def _with_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluato
     images: dict[str, Tensor] = {}
     digests: dict[str, str] = {}
     try:
+        if isinstance(classifier, TaskModel):
+            raise GradcamError("mosaics are for classifiers.")
         for item in sorted(choose_items(items, CANDIDATES, seed), key=lambda item: item.name):
             read = read_item(classifier, item, audit=True)
             if isinstance(read.picture, Prepared) and read.fetched.sha256 is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,9 +25,12 @@ from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import Agenda
 from gradcam.evaluation.study.results import Conditions, Judgement, Kind, Results
 from gradcam.evaluation.subject import Subject, derive, describe, to_tensor
-from gradcam.models.classifier import Classifier, Prepared
+from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
+from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
+from gradcam.models.preprocess import Prepared
+from gradcam.models.scores import PictureScores, to_classifier
 from gradcam.options import Progress
 from gradcam.sources.contents import Item
 
@@ -94,6 +97,8 @@ class Study:
             if isinstance(read.picture, GradcamError):
                 return Judgement(item.name, sha256=sha256, error=str(read.picture))
             index, truth = self.index if read.wanted is None else read.wanted, None
+            if isinstance(self.classifier, TaskModel):
+                return self._judge_instance(item, read.picture, index, sha256 or "", counter)
             subject = self.evaluator.look(read.picture, index)
             if self.annotations is not None:
                 if index is None and (annotated := self.annotations.classes(item.name)):
@@ -108,6 +113,27 @@ class Study:
             return entry
 
         return _recall_or(judge, journal, item.name, "picture", sha256)
+
+    def _judge_instance(
+        self, item: Item, picture: Prepared, index: int | None, sha256: str, counter: Counter
+    ) -> Judgement:
+        """Of a model of another task: the surest of what was found in a picture, of that class if one is wanted, or of
+        one that is annotated there."""
+        evaluator = self.evaluator.fit(picture)
+        found = cast("PictureScores", evaluator.classifier)
+        wanted = [] if index is None else [index]
+        if self.annotations is not None and index is None:
+            wanted = list(self.annotations.classes(item.name))
+        i = next((k for k, each in enumerate(found.instances) if each.index in wanted), 0)
+        subject, truth = evaluator.look(picture, found.find_instance(i)), None
+        size: tuple[int, int] = picture.reading.picture.shape[:2]
+        label = found.instances[i].index
+        if self.annotations is not None and label is not None:
+            truth = self.annotations.truth(item.name, found.region(*size), subject.size[1:], label, picture=size)
+        entry, heatmaps = evaluator.judge(item.name, sha256, subject, truth, counter)
+        if item in self.items[:EXAMPLES]:
+            self.kept[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
+        return entry
 
 
 def _recall_or(
@@ -136,6 +162,13 @@ class Evaluator:
     score: str = "logit"
     reshape: Any = None
     seed: int = field(default=0, kw_only=True)
+
+    def fit(self, picture: Prepared) -> Evaluator:
+        """The evaluator for a picture: of a model of another task than to classify, what was found there are classes."""
+        if not isinstance(self.classifier, TaskModel):
+            return self
+        own = to_classifier(self.classifier, picture)
+        return replace(self, classifier=own, layer=self.layer if self.classifier.is_chosen else own.layer)
 
     def explainer(self, sha256: str) -> Explainer:
         names, seed = [self.plan.explained(name) for name in self.plan.names], derive(self.seed, sha256)

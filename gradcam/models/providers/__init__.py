@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,21 +36,33 @@ class Provider:
 # torchvision's provider tells apart.
 PROVIDERS = (
     Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
+    Provider(
+        "open_clip:NAME", "a model of open_clip, by its architecture, with --weights", r"open_clip:(.*)", "open_clip"
+    ),
+    Provider("smp:FOLDER", "a segmenter that segmentation-models-pytorch saved", r"smp:(.*)", "smp"),
+    Provider("yolo:FILE.pt", "a detector of ultralytics, where that is installed", r"yolo:(.*)", "yolo"),
     Provider("timm:NAME", "a model of timm, or a folder that timm saved", r"timm:(.*)", "timm"),
-    Provider("hf:NAME", "a Hugging Face image classifier, by name or by folder", r"hf:(.*)", "huggingface"),
+    Provider("hf:NAME", "a model of Hugging Face, by name or by folder", r"hf:(.*)", "huggingface"),
     Provider("FILE.py:FUNCTION", "your own: what the function gives", r"(.+\.py(?::.*)?)", "own"),
     Provider("MODULE:FUNCTION", "your own, from a module", r"([^:]*\.[^:]*:.*)", "own"),
-    Provider("NAME[:WEIGHTS]", "a classification model of torchvision", r"(.*)", "torchvision"),
+    Provider(
+        "NAME[:WEIGHTS]", "a model of torchvision: classification, detection or segmentation", r"(.*)", "torchvision"
+    ),
 )
 
 
-def load_parts(name: str, weights: Path | None) -> Parts:
-    """The model of that name, from whichever provider knows it. Raises `ModelError` where there is none."""
+def load_parts(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
+    """The model of that name, from whichever provider knows it, for a task where one is named. `prompts`: what a model
+    that is told by words looks for. Raises `ModelError` where there is none."""
     from gradcam.models.providers.base import pytorchs_own_defaults
 
     module, rest = _find_provider(name)
+    takes = inspect.signature(module.load).parameters
+    options = {key: it for key, it in (("task", task), ("prompts", prompts)) if key in takes}
+    if prompts and "prompts" not in takes:
+        raise ModelError(f"{name} is not told by words what to look for: leave them out.")
     with pytorchs_own_defaults():
-        return module.load(rest, weights)
+        return module.load(rest, weights, **options)
 
 
 def find_blueprint(name: str) -> Blueprint:

@@ -10,14 +10,14 @@ import re
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradcam.errors import ModelError
 from gradcam.images.files import hash_file
@@ -51,7 +51,8 @@ class Parts:
     """A model with what its provider knows of it; what is None is found by looking at the model. `plain`: the same
     preprocessing as steps that can be changed one by one, where `preprocess` is not made of such. `is_assumed`: whether
     the preprocessing is a guess. `activation`: how logits become probabilities, where that is certain. `notes`: what a
-    person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`."""
+    person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`. `task`: what the model does, where that is
+    not to classify or not for its family to say. `inputs`: what the model takes beside pictures, a row each."""
 
     model: nn.Module
     preprocess: Preprocess
@@ -63,6 +64,8 @@ class Parts:
     layer_for_positive: str | None = None
     activation: str | None = None
     notes: Sequence[str] = ()
+    task: str | None = None
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Hugging Face's image classifiers, by name or from a folder, each with its own image processor and its own labels."""
+"""Hugging Face's models, by name or from a folder, each with its own image processor and its own labels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, join_names
+from gradcam.families import Detector, Family, find_readers
 from gradcam.images.read import Region
 from gradcam.images.write import check_pixels
+from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers import base
@@ -42,10 +44,16 @@ ACTIVATIONS = {  # how transformers itself tells probabilities from logits
 REGRESSION = "It is a regression: its value is shown in a probability's place; class 1 is for it, class 0 against it."
 
 
-def load(name: str, weights: Path | None) -> Parts:
+def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
     """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or
-    not. Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random."""
+    not. Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random.
+    `task`: None for what the model was saved for. `prompts`: what a detector that is told by words looks for."""
     with _found(name) as (transformers, source, is_local, config):
+        kind = None if task == "classification" else _find_kind(transformers, config)
+        if kind is not None:
+            return _load_other(transformers, source, kind, config, weights=weights, is_local=is_local, prompts=prompts)
+        if prompts:
+            raise ModelError(f"hf:{source} is not told by words what to look for: leave them out.")
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = _find_preprocess(transformers, source, is_local, config)
         classes: int | None = len(labels)
@@ -69,6 +77,51 @@ def load(name: str, weights: Path | None) -> Parts:
     return replace(parts, model=model, labels=known, classes=classes, activation=activation, notes=notes)
 
 
+def _find_kind(transformers: Any, config: Any) -> Any:
+    """The class that the model was saved from, where that is of a family for another task than to classify."""
+    kinds = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ())
+    return next((kind for kind in kinds if kind is not None and next(find_readers(kind), None) is not None), None)
+
+
+def _load_other(
+    transformers: Any,
+    source: str,
+    kind: Any,
+    config: Any,
+    *,
+    weights: Path | None,
+    is_local: bool,
+    prompts: Sequence[str],
+) -> Parts:
+    parts = _find_preprocess(transformers, source, is_local, config)
+    notes = parts.notes
+    if weights is None:
+        model, info = _take(kind, source, local_files_only=is_local, output_loading_info=True)
+        if missing := sorted(info["missing_keys"]):
+            raise ModelError(
+                f"hf:{source} lacks {len(missing)} weights of a {kind.__name__}, such as {join_names(missing[:3])}: give "
+                "its checkpoint with --weights."
+            )
+    else:
+        model = kind(config)
+        notes = [*notes, *load_weights(model, read_checkpoint(weights))]
+    reader = next(find_readers(kind))
+    labels = None
+    if reader.task in ("detection", "segmentation", "pose") and config.id2label:
+        labels = [str(config.id2label.get(index, f"class {index}")) for index in range(max(config.id2label) + 1)]
+    inputs: dict[str, Tensor] = {}
+    if prompts:
+        labels, inputs = list(prompts), _ask(reader, model).to_prompts(prompts)
+    return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
+
+
+def _ask(reader: type[Family], model: nn.Module) -> Detector:
+    found = reader(model)
+    if not isinstance(found, Detector):
+        raise ModelError(f"{type(model).__name__} is not told by words what to look for: leave them out.")
+    return found
+
+
 def plan(name: str) -> Blueprint:
     """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
     with _found(name) as (transformers, source, _, config):
@@ -77,7 +130,8 @@ def plan(name: str) -> Blueprint:
             settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(source)
             size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
         size = size or _to_size(getattr(config, "image_size", None)) or base.USUAL_SIZE
-    build = partial(_build, transformers, config, config.num_labels)
+    kind = _find_kind(transformers, config)
+    build = partial(_build, transformers, config, config.num_labels) if kind is None else partial(kind, config)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
 
 

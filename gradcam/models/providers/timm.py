@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers import base
@@ -27,17 +28,20 @@ PICKLES = (".pth", ".pt", ".bin", ".tar")
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def load(name: str, weights: Path | None) -> Parts:
-    """`resnet18.a1_in1k`, `resnet18`, a folder, or `hf-hub:OWNER/NAME`, with a checkpoint in place of its weights or not."""
+def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
+    """`resnet18.a1_in1k`, `resnet18`, a folder, or `hf-hub:OWNER/NAME`, with a checkpoint in place of its weights or
+    not; for the task "matching" without its classifier, as models of features are that never had one."""
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
     chosen = f"{name.partition('.')[0]}.{weights}"
     if weights is not None and not weights.exists() and chosen in _list_tagged(timm, name):
         name, weights = chosen, None
     if weights is not None:
-        return _load_file(timm, name, weights)
-    model = _build(timm, name, **_find_weights(timm, name))
+        return _load_file(timm, name, weights, task)
+    model = _build(timm, name, 0 if task == "matching" else None, **_find_weights(timm, name))
     classes = int(getattr(model, "num_classes", 0))
+    if not classes and task in (None, "matching"):
+        return replace(_to_parts(timm, model, None), labels=None, task="matching")
     if not classes:
         raise ModelError(f"timm's {name} has no classifier: take another, or give --weights with one.")
     parts = _to_parts(timm, model, classes)
@@ -50,8 +54,13 @@ def load(name: str, weights: Path | None) -> Parts:
     return replace(parts, labels=labels, activation="softmax")
 
 
-def _load_file(timm: Any, name: str, weights: Path) -> Parts:
+def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
     checkpoint = read_checkpoint(weights)
+    own_classes = None if task else getattr(timm.get_pretrained_cfg(name), "num_classes", None)
+    if task == "matching" or own_classes == 0:
+        model = _build(timm, name, 0)
+        notes = load_weights(model, checkpoint)
+        return replace(_to_parts(timm, model, None), labels=None, task="matching", notes=notes)
     # A name with weights of its own has those alone.
     tagged = [each for each in _list_tagged(timm, name) if "." not in name or each == name]
     files = {(timm.get_pretrained_cfg(each).url or "").rpartition("/")[2]: each for each in tagged}

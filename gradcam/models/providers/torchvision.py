@@ -1,4 +1,4 @@
-"""torchvision's classification models, each with its own weights, transforms and categories."""
+"""torchvision's models for classification, detection and segmentation, with their weights, transforms and categories."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ from torchvision import models
 
 from gradcam import plugins
 from gradcam.errors import ModelError, join_names, nearest, shorten
-from gradcam.models.checkpoints.read import describe_other_model, read_checkpoint
-from gradcam.models.preprocess import Preprocessing
+from gradcam.models.checkpoints.fit import load_weights
+from gradcam.models.checkpoints.read import Checkpoint, describe_other_model, read_checkpoint
+from gradcam.models.preprocess import Preprocessing, WholePicture
 from gradcam.models.providers import DEFAULT, PROVIDERS
 from gradcam.models.providers import embedded as imagenet
 from gradcam.models.providers import own as factory
-from gradcam.models.providers.base import Blueprint, Parts, build_for, describe_preprocessing, fetch, recognise
+from gradcam.models.providers.base import (
+    USUAL_SIZE,
+    Blueprint,
+    Parts,
+    build_for,
+    describe_preprocessing,
+    fetch,
+    recognise,
+)
 
 NAME_OF_WEIGHTS = re.compile(r"(\w+_Weights\.)?\w+")
 WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures scaled in the model
@@ -35,11 +44,16 @@ def load(name: str, weights: Path | None) -> Parts:
     if found is None:
         return factory.load(name, weights)
     name, enum, is_chosen = found
+    task = find_task_of(name)
     if weights is not None and not weights.exists() and NAME_OF_WEIGHTS.fullmatch(str(weights)):
         enum, weights = find_weights(name, str(weights)), None
     if weights is not None:
-        return _load_file(name, enum, weights, is_chosen)
-    preprocess, labels, path = to_preprocessing(enum.transforms()), _categories(enum), cached_file(enum)
+        return (
+            _load_file(name, enum, weights, is_chosen)
+            if task == "classification"
+            else _load_places(name, enum, weights)
+        )
+    path = cached_file(enum)
     if not path.exists():
         prefix = torch.hub.HASH_REGEX.search(path.name)
         fetch(enum.url, path, prefix.group(1) if prefix else None)
@@ -48,8 +62,53 @@ def load(name: str, weights: Path | None) -> Parts:
     except ModelError as error:
         what = str(error).rstrip(".")
         raise ModelError(f"{what}. Delete the file, and it is fetched anew from {enum.url}") from error
+    if task != "classification":
+        return _load_places(name, enum, path)
+    preprocess, labels = to_preprocessing(enum.transforms()), _categories(enum)
     model, _, _ = build_for(checkpoint, partial(_build, name, enum), len(labels))
     return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
+
+
+def _load_places(name: str, enum: Any, weights: Path) -> Parts:
+    """A detector or a segmenter, which is shown all of a picture; the number of classes is the checkpoint's."""
+    checkpoint, labels = read_checkpoint(weights), _categories(enum)
+    classes = _count_outputs(name, checkpoint) or len(labels)
+    model = _build_places(name, classes)
+    notes = load_weights(model, checkpoint)
+    if classes != len(labels):
+        labels = [f"class {index}" for index in range(classes)]
+    if find_task_of(name) == "detection":
+        return Parts(model, WholePicture(), labels=labels, notes=notes, task="detection")
+    transforms = enum.transforms()
+    (side,) = transforms.resize_size
+    shown = WholePicture(side, None, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
+    return Parts(model, shown, labels=labels, notes=notes, task="segmentation")
+
+
+def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
+    """How many classes a checkpoint has: told by the tensors that are larger where there is a class more."""
+    with torch.device("meta"):
+        shapes = [dict(_build_places(name, classes).named_parameters()) for classes in (2, 3)]
+    for key, small in shapes[0].items():
+        step = shapes[1][key].shape[0] - small.shape[0] if small.ndim else 0
+        found = next((it for own, it in checkpoint.tensors.items() if own.endswith(key)), None) if step else None
+        if found is not None and found.ndim and (found.shape[0] - small.shape[0]) % step == 0:
+            return 2 + (found.shape[0] - small.shape[0]) // step
+    return None
+
+
+def _build_places(name: str, classes: int) -> nn.Module:
+    options: dict[str, Any] = {"weights_backbone": None, "num_classes": classes}
+    if find_task_of(name) == "segmentation" and not name.startswith("lraspp"):
+        options["aux_loss"] = True  # which the published weights have
+    return models.get_model(name, weights=None, **options)
+
+
+def find_task_of(name: str) -> str:
+    """What the model of that name does."""
+    if name in models.list_models(module=models.detection):
+        return "detection"
+    return "segmentation" if name in models.list_models(module=models.segmentation) else "classification"
 
 
 def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
@@ -75,12 +134,14 @@ def plan(name: str) -> Blueprint:
     if found is None:
         return factory.plan(name)
     name, enum, _ = found
+    if find_task_of(name) != "classification":
+        return Blueprint(partial(_build_places, name, len(_categories(enum))), USUAL_SIZE)
     return Blueprint(partial(_build, name, enum, imagenet.CLASSES), to_preprocessing(enum.transforms()).size)
 
 
 def list_names() -> list[str]:
-    """The names of torchvision's classification models."""
-    return models.list_models(module=models)
+    """The names of torchvision's models: those that classify, detectors and segmenters."""
+    return [name for module in (models, models.detection, models.segmentation) for name in models.list_models(module)]
 
 
 def list_installed() -> dict[str, str]:

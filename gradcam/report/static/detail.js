@@ -75,10 +75,10 @@ class Detail {
     const stack = make("div", { className: "stack" });
     const [height, width] = this.details.size ?? [3, 4];
     stack.style.setProperty("--ratio", width / height);
-    if (picture) stack.append(make("img", { className: "picture", src: picture, alt: `The picture ${gradcam.names[this.i]}` }));
+    if (picture && !entry.on) stack.append(make("img", { className: "picture", src: picture, alt: `The picture ${gradcam.names[this.i]}` }));
     const source = entry.files.overlay ?? entry.small;
     if (source) {
-      const overlay = make("img", { className: "overlay", alt: `Where ${entry.label} was seen at ${entry.layer}, by ${entry.method}` });
+      const overlay = make("img", { className: entry.on ? "overlay other" : "overlay", alt: `Where ${entry.label} was seen at ${entry.layer}, by ${entry.method}` });
       overlay.onerror = () => {
         overlay.onerror = null;
         if (entry.small && source !== entry.small) overlay.src = entry.small;

@@ -99,7 +99,9 @@ function change() { // of the filters by hand
 
 function listClasses() {
   const counts = new Map();
-  for (const top of gradcam.top) counts.set(top, (counts.get(top) ?? 0) + 1);
+  gradcam.top.forEach((top, i) => {
+    for (const at of [top, ...(gradcam.others[i] ?? [])]) counts.set(at, (counts.get(at) ?? 0) + 1);
+  });
   const rank = rankBy("class", gradcam.classes.map((entry) => entry[1]));
   const labels = new Map();
   for (const [, label] of gradcam.classes) labels.set(label, (labels.get(label) ?? 0) + 1);

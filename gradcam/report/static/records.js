@@ -100,7 +100,7 @@ function select(state) { // positions of the records that fit, in the order that
   const found = [];
   for (let i = 0; i < gradcam.names.length; i++) {
     if (state.which !== "all" && (state.which === "failed") !== gradcam.isFailed(i)) continue;
-    if (wanted !== null && gradcam.top[i] !== wanted) continue;
+    if (wanted !== null && gradcam.top[i] !== wanted && !gradcam.others[i]?.includes(wanted)) continue;
     if (asksConfidence && (gradcam.top[i] < 0 || gradcam.confidence[i] < least || gradcam.confidence[i] > most)) continue;
     if (!words.every((word) => lowerNames[i].includes(word))) continue;
     found.push(i);

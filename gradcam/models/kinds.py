@@ -1,0 +1,319 @@
+"""Models of other tasks than to classify: detectors, segmenters, matchers, captioners, finders of keypoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from gradcam import families, targets
+from gradcam.cam.explain import Explanation, Plan, carry_out
+from gradcam.errors import ImageError, ModelError, TargetError
+from gradcam.families import Family, find_family
+from gradcam.hooks.nested import Batch, to_batch
+from gradcam.layers.find import unwrap
+from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.preprocess import Prepared
+from gradcam.models.results import PictureExplanation
+from gradcam.targets.base import Target
+from gradcam.targets.classes import ClassTarget, is_function
+
+
+@dataclass(frozen=True, eq=False)
+class TaskModel(Classifier):
+    """A model of another task than to classify, with its preprocessing; `gradcam.load_model` makes the right kind.
+
+    The fields of `Classifier` come with it, of which `classes` is 0 where there are none.
+
+    Attributes
+    ----------
+    family : Family or None
+        What reads the model; None where its output says all.
+    inputs : mapping of str to Tensor
+        What the model takes beside pictures, such as the words that a detector looks for: one row each, for all pictures.
+    is_chosen : bool
+        Whether `layer` was named by a person.
+    """
+
+    family: Family | None = field(default=None, repr=False, kw_only=True)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False, kw_only=True)
+    is_chosen: bool = field(default=False, repr=False, kw_only=True)
+
+    def carry_out(
+        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        prepared = self._prepare_all(pictures)
+        batch, target = self.to_batch(prepared), self.resolve(plan.target, prepared)
+        has_layer = plan.needs_layers or not plan.methods
+        own: Sequence[str | nn.Module] = [self.layer] if self.is_chosen and has_layer else []
+        found = carry_out(self.model, batch, layers or own, replace(plan, target=target))
+        return {key: self._to_pictures(each, prepared) for key, each in found.items()}
+
+    def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
+        """What a target means for these pictures, as `gradcam.explain` takes it: files are read, labels have indices.
+
+        Parameters
+        ----------
+        target : Any
+            As in `explain`.
+        prepared : sequence of Prepared
+            The pictures.
+
+        Returns
+        -------
+        Target or callable
+            What is explained.
+
+        Raises
+        ------
+        TargetError
+            For a target that this kind of model does not have.
+        """
+        return self._to_target(target)
+
+    def list_all(self) -> Any:
+        """Name all that can be explained in a picture where nothing is said.
+
+        Returns
+        -------
+        Any
+            A target, as in `explain`.
+        """
+        return None
+
+    def to_batch(self, prepared: Sequence[Prepared]) -> Batch:
+        """Make what the model takes of several pictures.
+
+        Parameters
+        ----------
+        prepared : sequence of Prepared
+            The pictures.
+
+        Returns
+        -------
+        Batch
+            With where each picture lies in it.
+
+        Raises
+        ------
+        ImageError
+            For pictures whose sizes differ once preprocessed, where the model takes one tensor.
+        """
+        images = [self._place(each.image) for each in prepared]
+        sizes = [tuple(image.shape[1:]) for image in images]
+        as_list = isinstance(self._to_inputs(images[0][None]), list)
+        batch = to_batch(images if as_list else self._to_inputs(self._stack([each.image for each in prepared])))
+        find_window = getattr(self.preprocess, "window", None)
+        if find_window is None:
+            return batch
+        windows = [find_window(*each.reading.picture.shape[:2]) for each in prepared]
+        is_padded = any(window != (0, 0, *size) for window, size in zip(windows, sizes))
+        return replace(batch, windows=tuple(windows)) if is_padded else batch
+
+    def _to_inputs(self, images: Tensor) -> Any:
+        given = images if self.family is None else self.family.to_inputs(images)
+        if not self.inputs:
+            return given
+        more = {name: value.repeat(len(images), *[1] * (value.ndim - 1)) for name, value in self.inputs.items()}
+        return {**(given if isinstance(given, dict) else {"pixel_values": given}), **more}
+
+    def _to_pictures(self, explanation: Explanation, prepared: Sequence[Prepared]) -> PictureExplanation:
+        return PictureExplanation(**vars(explanation), **self._describe(prepared)).laid_on_pictures()
+
+
+@dataclass(frozen=True, eq=False)
+class Detector(TaskModel):
+    """A model that finds boxes, with its preprocessing and the names of its classes.
+
+    `gradcam.load_detector` makes one. A target is a `targets.Box`, a `targets.MissedBox`, or a class, by index or label,
+    of which the surest box is taken; None is the surest box.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
+    ...     weights=None, weights_backbone=None, num_classes=3, score_thresh=0.0
+    ... )
+    >>> detector = gradcam.load_detector(model, labels=["background", "cup", "cat"])
+    >>> explanation = detector.explain("photo.jpg", target=gradcam.targets.Box(0))
+    >>> explanation.overlay().shape
+    (640, 800, 3)
+    """
+
+    task: ClassVar[str] = "detection"
+    default_method: ClassVar[str] = "hirescam"
+
+    def list_all(self) -> Any:
+        return targets.Box(all)
+
+    def _to_target(self, target: Any) -> Any:
+        if target is None:
+            return targets.Box()
+        if isinstance(target, (targets.Box, targets.MissedBox)):
+            return replace(target, class_=self._with_indices(target.class_))
+        if is_function(target):
+            return target
+        classes = _only_classes(target)
+        if classes is None:
+            return targets.Box()
+        if isinstance(classes, (list, tuple)):
+            raise TargetError("Boxes are of one class at a time: give one, or targets.Box([0, 1]) for several boxes.")
+        return targets.Box(class_=self._with_indices(classes))
+
+
+@dataclass(frozen=True, eq=False)
+class Segmenter(TaskModel):
+    """A model that finds a class for each pixel, with its preprocessing and the names of its classes.
+
+    `gradcam.load_segmenter` makes one. A target is a `targets.Mask`, or classes, by index or label, of which the
+    predicted masks are taken; None is the class that covers most.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
+    >>> segmenter = gradcam.load_segmenter(model, labels=["ground", "cup"])
+    >>> explanation = segmenter.explain("photo.jpg", "1")
+    >>> explanation.instances[0][0].kind
+    'mask'
+    """
+
+    task: ClassVar[str] = "segmentation"
+
+    def _to_target(self, target: Any) -> Any:
+        if isinstance(target, targets.Mask):
+            return replace(target, class_=self._with_indices(target.class_))
+        return target if is_function(target) else targets.Mask(self._with_indices(_only_classes(target)))
+
+
+@dataclass(frozen=True, eq=False)
+class Matcher(TaskModel):
+    """A model that embeds pictures, and sentences if it has a tower for these, with its preprocessing.
+
+    `gradcam.load_matcher` makes one. A target is a `targets.Text`, or sentences; or a `targets.Like`, of a picture in any
+    form that `gradcam.read_image` takes.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> model = torchvision.models.resnet18(weights=None)
+    >>> model.fc = torch.nn.Identity()
+    >>> matcher = gradcam.load_matcher(model)
+    >>> explanation = matcher.explain("photo.jpg", target=gradcam.targets.Like("other.png"))
+    >>> explanation.reference.overlay().shape == gradcam.read_image("other.png").shape
+    True
+    """
+
+    task: ClassVar[str] = "matching"
+
+    def carry_out(
+        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        found = super().carry_out(pictures, layers, plan)
+        if not _is_of_pictures(plan.target):
+            return found
+        others = self._prepare_all(plan.target.reference)
+        return {
+            key: each if each.reference is None else replace(each, reference=self._to_pictures(each.reference, others))
+            for key, each in found.items()
+        }
+
+    def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
+        if not _is_of_pictures(target):
+            return self._to_target(target)
+        given = target.reference
+        images = self._stack([each.image for each in self._prepare_all(given)])
+        return targets.Like(images, target.name if target.name != "reference" else _name_all(given))
+
+    def _to_target(self, target: Any) -> Any:
+        if isinstance(target, Target) or callable(target):
+            return target
+        if isinstance(target, str) or (isinstance(target, (list, tuple)) and all(isinstance(it, str) for it in target)):
+            return targets.Text(target)
+        raise TargetError(
+            "The model compares pictures with sentences or with other pictures: say with which, by targets.Text(sentence) "
+            "(--text) or targets.Like(picture) (--like)."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Captioner(TaskModel):
+    """A model that writes words of a picture, with its preprocessing.
+
+    `gradcam.load_model` makes one. A target is a `targets.Token`, or the numbers of the words; None takes all words of the
+    caption that the model writes.
+    """
+
+    task: ClassVar[str] = "captioning"
+
+    def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
+        found = self._to_target(target)
+        if not isinstance(found, targets.Token) or found.ids is not None:
+            return found
+        if len(prepared) > 1:
+            raise ImageError("Each picture has a caption of its own: explain them one by one, or give the tokens.")
+        if not isinstance(self.family, families.Captioner):
+            raise TargetError("The model writes no text.")
+        return replace(found, ids=self.family.write(self.to_batch(prepared)))
+
+    def _to_target(self, target: Any) -> Any:
+        if isinstance(target, Target) or callable(target):
+            return target
+        return targets.Token(None, _only_classes(target))
+
+
+@dataclass(frozen=True, eq=False)
+class PoseFinder(TaskModel):
+    """A model that finds keypoints, with its preprocessing.
+
+    `gradcam.load_model` makes one. A target is a `targets.Keypoint`, or the numbers of keypoints; None is the first.
+    """
+
+    task: ClassVar[str] = "pose"
+
+    def _to_target(self, target: Any) -> Any:
+        if isinstance(target, Target) or callable(target):
+            return target
+        return targets.Keypoint(_only_classes(target) or 0)
+
+
+KINDS: dict[str, type[TaskModel]] = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)}
+
+
+def find_task(model: nn.Module) -> str | None:
+    """What a model of a known family does; None for others, which classify as a rule."""
+    # Inside of a classifier there may be something that gives features.
+    found = (it for it in families.list_families(unwrap(model)) if not (it.prefix and isinstance(it, families.Embedder)))
+    return next((it.task for it in found), None)
+
+
+def require_family(model: nn.Module, task: str) -> Family | None:
+    """What reads a model for a task. Raises `ModelError` for a detector or a captioner of no known family."""
+    kinds = (families.Detector, families.Segmenter, families.Embedder, families.Captioner, families.PoseFinder)
+    family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
+    if family is None and task in ("detection", "captioning"):
+        raise ModelError(
+            f"{type(model).__name__} is of no family that is known here for {task}: in Python "
+            "gradcam.explain(model, images, target=...) takes any model, with a function of its output."
+        )
+    return family
+
+
+def _is_of_pictures(target: Any) -> bool:
+    return isinstance(target, targets.Like) and not isinstance(target.reference, Tensor)
+
+
+def _only_classes(target: Any) -> Any:
+    """Classes as they were given, of a `ClassTarget` too."""
+    if isinstance(target, ClassTarget):
+        classes = target.classes
+        return classes[0] if isinstance(classes, (list, tuple)) and len(classes) == 1 else classes
+    return target
+
+
+def _name_all(given: Any) -> Sequence[str]:
+    several = given if isinstance(given, (list, tuple)) else [given]
+    return [os.fspath(it) if isinstance(it, (str, os.PathLike)) else f"reference {i}" for i, it in enumerate(several)]

@@ -1,0 +1,115 @@
+"""One picture, and all that was explained of it, side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from gradcam.cam.explain import check_alike
+from gradcam.errors import GradcamError, ImageError, shorten
+from gradcam.images.marks import draw_mark_panel
+from gradcam.images.read import Pixels, crop
+from gradcam.images.sheets import PanelRow, draw_panel
+from gradcam.models.results import PictureExplanation, to_mark
+
+
+def panel(
+    explanations: Mapping[tuple[str, str], PictureExplanation],
+    i: int = 0,
+    *,
+    height: int = 224,
+    alpha: float = 0.5,
+    colormap: str = "turbo",
+) -> Pixels:
+    """Draw one picture as `Classifier.compare` explained it: methods across, layers and classes down.
+
+    Shown is the part of the picture that the network saw; the first column is that part itself. A bar of the colours is
+    below. Where each method has a layer of its own, the title of its column names that layer. Several boxes, masks or
+    sentences of one method and layer are shown one after another, behind a picture with all of them.
+
+    Parameters
+    ----------
+    explanations : mapping of (str, str) to PictureExplanation
+        What `Classifier.compare` gives.
+    i : int, default 0
+        Which picture.
+    height : int, default 224
+        The height of each part that is shown, in pixels.
+    alpha : float, default 0.5
+        As in `gradcam.overlay`.
+    colormap : str, default "turbo"
+        As in `gradcam.overlay`.
+
+    Returns
+    -------
+    array (H,W,3)
+        RGB, uint8.
+
+    Raises
+    ------
+    GradcamError
+        For explanations that are not of one comparison, for an unknown colour map, and for an opacity outside [0,1].
+    ImageError
+        Where there is no picture i, and for a height below 1.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
+    >>> picture = gradcam.panel(found, height=160)
+    >>> picture.shape
+    (278, ..., 3)
+    >>> gradcam.write_image("panel.png", picture)
+    """
+    found = list(explanations.values()) if isinstance(explanations, Mapping) else []
+    is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
+    if not found or not is_comparison or not all(isinstance(each, PictureExplanation) for each in found):
+        raise GradcamError(f"The explanations are {shorten(explanations)}, expected what Classifier.compare() gives.")
+    for other in found[1:]:
+        check_alike(found[0], other)
+    layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
+    first, titles, across = found[0], methods, [found]
+    if not -len(first.pictures) <= i < len(first.pictures):
+        raise ImageError(f"There is no picture {i}: there are {len(first.pictures)}.")
+    if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
+        titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
+    else:
+        for layer, method in itertools.product(layers, methods):
+            if (layer, method) not in explanations:
+                what = f"There is no explanation by {method} at {layer}"
+                raise GradcamError(f"{what}: a panel needs each method at each layer.")
+        across = [[explanations[layer, method] for method in methods] for layer in layers]
+    if first.instances is not None and len(found) == 1 and len(first.instances[i]) > 1:
+        return _draw_instances(first, i, height, alpha=alpha, colormap=colormap)
+    rows = [
+        PanelRow(_title(row[0], i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in row)])
+        for row in across
+        for k in range(first.maps.shape[1])
+    ]
+    signed = first.evidence == "signed"
+    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=signed)
+
+
+def _draw_instances(explanation: PictureExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
+    """All boxes on one picture, and then one after another, each with its map."""
+    instances = explanation.instances[i]  # type: ignore[index]  # which is there
+    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
+    overlays = [explanation.overlay(i, k, **look) for k in range(len(instances))]
+    signed = explanation.evidence == "signed"
+    marks = [to_mark(each) for each in instances]
+    return draw_mark_panel(explanation.pictures[i], overlays, marks, height=height, colormap=colormap, signed=signed)
+
+
+def _title(explanation: PictureExplanation, i: int, k: int) -> str:
+    grid = " x ".join(map(str, explanation.maps.shape[2:]))
+    kind = "" if explanation.evidence == "positive" else f", {explanation.evidence} evidence"
+    return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
+
+
+def _seen(
+    explanation: PictureExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
+) -> Pixels:
+    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
+    picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
+    return crop(picture, explanation.regions[i])

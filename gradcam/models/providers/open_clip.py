@@ -1,0 +1,64 @@
+"""open_clip's models: an architecture by its name, with the checkpoint that was trained for it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.models.checkpoints.fit import load_weights
+from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.preprocess import Preprocessing
+from gradcam.models.providers.base import Blueprint, Parts, import_extra
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """`ViT-B-32` with the checkpoint of one. Raises `ModelError` for an unknown architecture, and without weights."""
+    library = import_extra("open_clip", "open_clip")
+    if weights is None:
+        raise ModelError(
+            f"open_clip:{name} needs the checkpoint that was trained for it: give --weights FILE (weights=)."
+        )
+    model = _build(library, name)
+    return Parts(model, _to_preprocessing(model), notes=load_weights(model, read_checkpoint(weights)), task="matching")
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights."""
+    library = import_extra("open_clip", "open_clip")
+    settings = _find_settings(library, name)
+    side = settings["vision_cfg"].get("image_size", 224)
+    size = (side, side) if isinstance(side, int) else (side[0], side[1])
+    return Blueprint(partial(_build, library, name), size)
+
+
+def _find_settings(library: Any, name: str) -> dict[str, Any]:
+    known = library.list_models()
+    settings = library.get_model_config(name) if name in known else None
+    if settings is None:
+        offers = nearest(name, known) or known[:5]
+        raise ModelError(f"open_clip has no architecture {shorten(name)}. Nearest: {join_names(offers)}.")
+    found: dict[str, Any] = settings
+    return found
+
+
+def _build(library: Any, name: str) -> nn.Module:
+    """The model, whose tokenizer goes with it. Raises `ModelError` for whatever the library raises."""
+    settings = _find_settings(library, name)
+    if settings.get("text_cfg", {}).get("hf_model_name"):
+        raise ModelError(f"The text tower of {name} is fetched from a hub when it is built: name the model hf:FOLDER.")
+    try:
+        model: nn.Module = library.create_model(name, pretrained=None)
+    except Exception as error:  # whatever an architecture's configuration makes it raise
+        raise ModelError(f"open_clip cannot build {name}: {' '.join(str(error).split())[:300]}") from error
+    return model
+
+
+def _to_preprocessing(model: Any) -> Preprocessing:
+    """As open_clip's own transforms for inference: the shorter side resized, and its centre."""
+    side, visual = model.visual.image_size, model.visual
+    size = (side, side) if isinstance(side, int) else (side[0], side[1])
+    return Preprocessing(size, min(size), tuple(visual.image_mean), tuple(visual.image_std))

@@ -1,0 +1,57 @@
+"""Segmenters of segmentation-models-pytorch, from a folder that its `save_pretrained` made."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gradcam.errors import ModelError
+from gradcam.models.checkpoints.fit import load_weights
+from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.preprocess import ASSUMED, WholePicture
+from gradcam.models.providers.base import USUAL_SIZE, Blueprint, Parts, import_extra
+
+SIDE = 512  # pixels of the shorter side, where nothing says what the model was trained with
+WEIGHTS = "model.safetensors"
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """The model of a folder, with a checkpoint in place of its weights or not."""
+    model = _build(name)
+    notes = load_weights(model, read_checkpoint(weights if weights is not None else Path(name).expanduser() / WEIGHTS))
+    note = (
+        f"Assumed pictures whose shorter side is {SIDE} pixels, and ImageNet's mean and std: --size, --mean and --std."
+    )
+    shown = WholePicture(SIDE, None, ASSUMED.mean, ASSUMED.std, multiple=_find_multiple(model))
+    return Parts(model, shown, notes=[*notes, note], task="segmentation")
+
+
+def plan(name: str) -> Blueprint:
+    """The model without its weights."""
+    return Blueprint(partial(_build, name), USUAL_SIZE)
+
+
+def _build(name: str) -> nn.Module:
+    """Raises `ModelError` for a folder that holds no model's settings."""
+    library = import_extra("segmentation_models_pytorch", "smp")
+    file = Path(name).expanduser() / "config.json"
+    try:
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        kind, options = settings.pop("_model_class"), settings
+        own = {key: value for key, value in options.items() if not key.startswith("_")}
+        model: nn.Module = getattr(library, kind)(**own | {"encoder_weights": None})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"smp:{name} cannot be built ({reason}): expected a folder that save_pretrained() of a model made."
+        ) from error
+    return model
+
+
+def _find_multiple(model: Any) -> int:
+    """Of how many pixels the sides of its pictures have to be multiples."""
+    return int(getattr(model.encoder, "output_stride", 32))

@@ -1,0 +1,29 @@
+"""Detectors of ultralytics, where a person has installed that: its licence is AGPL, so that it never comes with this one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from gradcam.errors import ModelError
+from gradcam.families.yolo import Letterbox, load_yolo
+from gradcam.models.providers.base import Blueprint, Parts
+
+
+def load(name: str, weights: Path | None) -> Parts:
+    """`best.pt`: the network inside, whose pictures are letterboxed."""
+    if weights is not None:
+        raise ModelError(f"yolo:{name} is its weights already: name another file in its place.")
+    model, labels = load_yolo(name)
+    return Parts(model, Letterbox(), labels=labels, task="detection")
+
+
+def plan(name: str) -> Blueprint:
+    """The network of that file, with its weights."""
+    return Blueprint(partial(_build, name), (640, 640))
+
+
+def _build(name: str) -> nn.Module:
+    return load_yolo(name)[0]

@@ -1,0 +1,89 @@
+"""What a model found in one picture as classes of that picture, so that whatever judges maps of classes can judge its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.explain import Plan, carry_out
+from gradcam.errors import TargetError
+from gradcam.hooks.nested import Batch, caller_keeps
+from gradcam.hooks.preserve import preserve_state
+from gradcam.layers.find import unwrap
+from gradcam.models.classifier import Classifier
+from gradcam.models.kinds import TaskModel
+from gradcam.models.preprocess import Prepared
+from gradcam.targets.base import Bound, Instance, bind
+from gradcam.targets.classes import compute_scores
+
+IN_UNIT = ("box", "missed")  # kinds whose scores are probabilities as they are
+COSINES = ("text", "like")
+
+
+class ScoreModel(nn.Module):
+    """A model whose output are the scores (N,K) of what was found in one picture, in whatever is shown in its place:
+    cosines as numbers from 0 to 1."""
+
+    def __init__(self, bound: Bound, target: Any, *, are_cosines: bool) -> None:
+        super().__init__()
+        self.module = bound.model
+        self._bound, self._target, self._are_cosines = bound, target, are_cosines
+
+    def forward(self, images: Tensor) -> Tensor:
+        """One picture at a time, since a detector's may all be of one batch otherwise."""
+        rows = []
+        for image in images.split(1):
+            batch: Batch = self._bound.batch.copy(caller_keeps, pictures=image)
+            rows.append(compute_scores(self._target, batch.run(self.module), 1).values)
+        values = torch.cat(rows)
+        return (1 + values) / 2 if self._are_cosines else values
+
+
+@dataclass(frozen=True, eq=False)
+class PictureScores(Classifier):
+    """A classifier of one picture, whose classes are what was found there, in the order of `instances`. With one of them
+    there are two classes, as of any single number: 1 for it."""
+
+    instances: Sequence[Instance] = field(default=(), repr=False, kw_only=True)
+    method: str = field(default="gradcam", repr=False, kw_only=True)
+
+    def find_instance(self, i: int) -> int:
+        """The class of the i-th of them."""
+        return 1 if len(self.instances) == 1 else i
+
+
+def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> PictureScores:
+    """A picture's own classifier: of what a target names, or else of all that is found in the picture.
+
+    Raises
+    ------
+    TargetError
+        For a target that is a function, and for a picture in which there is nothing.
+    """
+    batch, wanted = model.to_batch([picture]), model.resolve(model.list_all() if target is None else target, [picture])
+    bound = bind(wanted, unwrap(model.model), batch)
+    with preserve_state(bound.model), torch.no_grad():
+        scored = compute_scores(bound.target, batch.copy(caller_keeps).run(bound.model), 1)
+    if scored.instances is None:
+        raise TargetError("A function's score has no name to be judged by: give a box, a mask, a sentence or a word.")
+    instances = scored.instances[0]
+    kind = instances[0].kind
+    layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=(), target=wanted))))[0]
+    names = [each.name if each.number is None else f"{each.number} {each.name}" for each in instances]
+    return PictureScores(
+        model.name,
+        ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval(),
+        model.preprocess,
+        max(2, len(instances)),
+        names if len(names) > 1 else [f"no {names[0]}", names[0]],
+        layer,
+        activation="none" if kind in (*IN_UNIT, *COSINES) else "sigmoid",
+        reader=model.reader,
+        notes=model.notes,
+        instances=instances,
+        method=bound.method,
+    )

@@ -1,0 +1,196 @@
+"""Keypoints: where in the picture a model saw what made it place a point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import box_iou
+
+from gradcam.errors import TargetError, shorten
+from gradcam.families import find_family
+from gradcam.families.base import PoseFinder, Seen
+from gradcam.families.pose import HeatmapFinder, PlainPose, Poses
+from gradcam.hooks.nested import Batch
+from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
+
+AXES = ("x", "y")
+METHOD = "hirescam"  # pooled gradients would be of all places where such a point may be
+
+
+@dataclass(frozen=True)
+class Keypoint(Target):
+    """A keypoint that a model found: how strongly it answers there, or where it puts the point.
+
+    The score is the largest value of the keypoint's heatmap: what makes the model see the point at all. With `axis` it is
+    one of the point's coordinates in pixels, the mean of all places, weighted by the softmax of the heatmap (soft-argmax):
+    what is evidence for it moves the point to the right, or down.
+
+    Parameters
+    ----------
+    number : int, sequence of int, or all
+        Which keypoints, counted from 0; the builtin `all`, or "all", for all of them.
+    axis : str, default None
+        "x" or "y": that coordinate is explained in place of the heatmap's largest value.
+    box : int, default 0
+        Of which of the boxes that the model found, the surest first, where it looks for keypoints in each of them.
+    temperature : float, default None
+        Heatmaps are divided by it before the softmax. None is 1 for logits, as Keypoint R-CNN's and those of unknown models
+        are taken to be, and 0.05 for ViTPose, whose heatmaps are bells of height 1.
+
+    Raises
+    ------
+    TargetError
+        For a number, an axis, a box or a temperature that cannot be. When it meets a model: for one without heatmaps, for
+        a keypoint or a box that there is not, and for a picture in which no box was found.
+
+    Notes
+    -----
+    Models are torchvision's Keypoint R-CNN, Hugging Face's ViTPose, and all whose output is heatmaps (N,P,h,w), or has
+    them as `heatmaps`. Coordinates are in pixels of the picture as the model was given it; the centre of the first pixel
+    is at 0.5. Where a box lies is taken as it is: a coordinate is explained by what is seen in the box. Maps are of
+    "hirescam", gradient times activation place by place, at each level of a feature pyramid.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> from gradcam.targets import Keypoint
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 4, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 5, 1))
+    >>> explanation = gradcam.explain(model, torch.rand(1, 3, 64, 64), "0", target=Keypoint([0, 3], "x"))
+    >>> explanation.heatmaps.shape, explanation.instances[0][1].number
+    (torch.Size([1, 2, 64, 64]), 3)
+
+    References
+    ----------
+    Sun et al., "Integral Human Pose Regression", ECCV 2018, on the expectation of a heatmap.
+    """
+
+    number: Any
+    axis: str | None = None
+    box: int = 0
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.axis is not None and self.axis not in AXES:
+            raise TargetError(
+                f"There is no axis {shorten(self.axis)}: choose x, y, or None for the strength of the answer."
+            )
+        if self.numbers is not None and not (self.numbers and all(map(_is_number, self.numbers))):
+            raise TargetError(
+                f"The keypoint is {shorten(self.number)}, expected its number from 0, several, or all of them."
+            )
+        if not _is_number(self.box):
+            raise TargetError(f"The box is {shorten(self.box)}, expected its number from 0, the surest first.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise TargetError(f"The temperature is {shorten(self.temperature)}, expected a number above 0.")
+
+    @property
+    def numbers(self) -> Sequence[Any] | None:
+        """Which; None for all."""
+        if self.number is all or self.number == "all":
+            return None
+        return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
+
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The keypoints of this model. Raises `TargetError` where what it gives turns out to have none."""
+        family = find_family(model, PoseFinder)
+        known = family if isinstance(family, HeatmapFinder) else PlainPose(model)
+        reader = KeypointReader(known, batch, self)
+        return Bound(
+            known.wrap(model), batch, reader, known.layer, METHOD, own_output=lambda seen: seen.output, has_places=True
+        )
+
+
+@dataclass(frozen=True)
+class KeypointReader(Reader):
+    """The scores of a target's keypoints in what a model gave. `boxes`: for each picture the one that they are in, once it
+    is chosen; in another output that is the one which is most alike and sure, or an empty one."""
+
+    family: HeatmapFinder
+    batch: Batch
+    wanted: Keypoint
+    boxes: Sequence[Box4] | None = None
+
+    def score(self, output: Seen, images: int) -> Scored:
+        found = self.family.find(output, self.batch)
+        numbers = self._find_numbers(found[0].heatmaps.shape[1])
+        chosen = [self._choose(i, poses) for i, poses in enumerate(found)]
+        values = torch.stack([self._measure(each)[numbers] for each in chosen])
+        instances = [self._describe(each, numbers) for each in chosen]
+        boxes = None if chosen[0].scores is None else [to_box(each) for each in chosen]
+        return Scored(values, None, None, replace(self, boxes=self.boxes or boxes), instances)
+
+    def _find_numbers(self, count: int) -> list[int]:
+        numbers = range(count) if self.wanted.numbers is None else self.wanted.numbers
+        if missing := [number for number in numbers if number >= count]:
+            raise TargetError(f"There is no keypoint {missing[0]}: the model has {count}, 0 to {count - 1}.")
+        return list(numbers)
+
+    def _choose(self, i: int, poses: Poses) -> Poses:
+        """Of what was found in a picture the one that counts, alone."""
+        number = self.wanted.box
+        if self.boxes is None or poses.scores is None:
+            count, which = len(poses.heatmaps), "the picture" if self.batch.images == 1 else f"picture {i}"
+            if not count:
+                raise TargetError(
+                    f"Nothing was found in {which} that has keypoints: no box is above the model's threshold."
+                )
+            if number >= count:
+                what = "boxes" if poses.scores is not None else "heatmaps over all of it"
+                raise TargetError(f"There is no box {number} in {which}: there are {count} {what}, 0 to {count - 1}.")
+        else:
+            place = poses.regions.new_tensor([self.boxes[i]])
+            alike = box_iou(poses.regions, place)[:, 0] * poses.scores
+            if not len(alike) or not float(alike.max()) > 0:
+                blank = poses.heatmaps.new_zeros(1, *poses.heatmaps.shape[1:])
+                return Poses(blank, place, poses.scores.new_zeros(1))
+            number = int(alike.argmax())
+        own = slice(number, number + 1)
+        return Poses(poses.heatmaps[own], poses.regions[own], None if poses.scores is None else poses.scores[own])
+
+    def _measure(self, found: Poses) -> Tensor:
+        """The scores (P,) of all keypoints."""
+        heatmaps = found.heatmaps[0]
+        heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+        if self.wanted.axis is None:
+            return heatmaps.flatten(1).amax(1)
+        temperature = self.family.temperature if self.wanted.temperature is None else self.wanted.temperature
+        shares = (heatmaps.flatten(1) / temperature).softmax(1).reshape(heatmaps.shape)
+        axis = AXES.index(self.wanted.axis)
+        return shares.sum(1 + axis) @ find_centres(found, axis).to(shares)
+
+    def _describe(self, found: Poses, numbers: Sequence[int]) -> list[Instance]:
+        peaks, places = found.heatmaps[0].detach().flatten(1).max(1)
+        rows, columns = (places // found.heatmaps.shape[-1]).tolist(), (places % found.heatmaps.shape[-1]).tolist()
+        across, down = find_centres(found, 0).tolist(), find_centres(found, 1).tolist()
+        instances = []
+        for number in numbers:
+            labels, peak = self.family.labels, float(peaks[number])
+            name = labels[number] if labels and number < len(labels) else f"keypoint {number}"
+            sure = (peak if 0 <= peak <= 1 else None) if found.scores is None else float(found.scores[0])
+            box = None if found.scores is None else to_box(found)
+            point = (across[columns[number]], down[rows[number]])
+            full = name if self.wanted.axis is None else f"{name}, {self.wanted.axis}"
+            instances.append(Instance("keypoint", full, None, sure, number, box, point=point))
+        return instances
+
+
+def find_centres(found: Poses, axis: int) -> Tensor:
+    """Where the centres of a heatmap's columns (axis 0) or rows (1) are, in pixels of the picture."""
+    count = found.heatmaps.shape[-1 - axis]
+    first, last = found.regions[0, axis], found.regions[0, axis + 2]
+    steps = torch.arange(count, dtype=first.dtype, device=first.device) + 0.5
+    return first + steps * (last - first) / count
+
+
+def to_box(found: Poses) -> Box4:
+    """The box that the keypoints are in."""
+    left, top, right, bottom = found.regions[0].tolist()
+    return left, top, right, bottom
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,151 @@
+"""What makes a picture like another one: the cosine of their embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradcam.errors import TargetError, shorten
+from gradcam.families.base import Embedder
+from gradcam.families.embedding import TwoTowers, find_embedder
+from gradcam.hooks.nested import Batch, caller_keeps, to_batch
+from gradcam.hooks.preserve import preserve_state
+from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
+
+CONVOLUTIONAL, TRANSFORMER = "gradcam", "grad-eclip"  # the methods, by the tower of pictures
+
+
+@dataclass(frozen=True, eq=False)
+class Like(Target):
+    """Another picture: what makes these like it, and on it what it is like these by.
+
+    The score is the cosine of the two pictures' embeddings, of which the other one's is a constant. The explanation's
+    `reference` has the maps on the other picture, where that is known: one for each picture, of the cosine to it.
+
+    Parameters
+    ----------
+    reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D)
+        The other picture, preprocessed as the pictures are, or its embedding; of several, each gives a map.
+    name : str, default "reference"
+        What the other picture is called.
+
+    Raises
+    ------
+    TargetError
+        For what is neither. When it meets a model: for one that gives no vector for each picture, and for an embedding
+        of another length.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> from gradcam.targets import Like
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> model.fc = torch.nn.Identity()
+    >>> pictures, other = torch.rand(2, 3, 64, 64), torch.rand(3, 64, 64)
+    >>> explanation = gradcam.explain(model, pictures, target=Like(other))
+    >>> explanation.heatmaps.shape, explanation.reference.heatmaps.shape
+    (torch.Size([2, 1, 64, 64]), torch.Size([1, 2, 64, 64]))
+    """
+
+    reference: Any
+    name: str = "reference"
+
+    def __post_init__(self) -> None:
+        given = self.reference
+        if not isinstance(given, Tensor):
+            raise TargetError(
+                f"The reference is {shorten(given)}, expected a tensor: a picture (C,H,W), preprocessed as those that are "
+                "explained, or an embedding (D,). gradcam.explain reads no files; what gradcam loads does."
+            )
+        if not given.is_floating_point() or given.ndim not in (1, 2, 3, 4) or not given.numel():
+            raise TargetError(
+                f"The reference is {given.dtype} {tuple(given.shape)}, expected a floating picture (C,H,W), or an embedding "
+                "(D,)."
+            )
+
+    @property
+    def pictures(self) -> Tensor | None:
+        """The other pictures (R,C,H,W); None where an embedding was given."""
+        given: Tensor = self.reference
+        if given.ndim < 3:
+            return None
+        return given if given.ndim == 4 else given[None]
+
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The likeness as this model sees it. Raises `TargetError` for one that gives no vector for each picture."""
+        family, others = find_embedder(model), self.pictures
+        vectors = self.reference.reshape(-1, self.reference.shape[-1])
+        if others is not None:
+            vectors = embed(family, model, to_batch(others.to(batch.device)))
+        names = [self.name] if len(vectors) == 1 else [f"{self.name} {i}" for i in range(len(vectors))]
+        units = to_units(vectors)
+        reader = CosineReader(family, batch, units, units, [Instance("like", name) for name in names])
+
+        def mirror(scored: Scored) -> tuple[Any, Any]:
+            embedded = getattr(scored.target, "embedded", None)  # not where there are other views of the pictures as well
+            return others, Like(embed(family, model, batch) if embedded is None else embedded)
+
+        bound = bind_reader(model, batch, reader)
+        return bound if others is None else replace(bound, mirror=mirror)
+
+
+def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
+    """The vectors (N,D) of pictures, without a graph."""
+    batch = narrow(family, batch)
+    with preserve_state(model), torch.no_grad():
+        return family.read(batch.copy(caller_keeps).run(family.wrap(model)), batch).detach()
+
+
+def narrow(family: Embedder, batch: Batch) -> Batch:
+    """What is left of a batch for a model of which the tower of pictures alone is run."""
+    return family.narrow(batch) if isinstance(family, TwoTowers) else batch
+
+
+def bind_reader(model: nn.Module, batch: Batch, reader: CosineReader) -> Bound:
+    """The cosines that a reader reads, for this model."""
+    family = reader.family
+    method = TRANSFORMER if family.is_transformer else CONVOLUTIONAL
+    shown = narrow(family, batch)
+    return Bound(family.wrap(model), shown, reader, family.layer, method, own_output=lambda seen: seen.output)
+
+
+def to_units(vectors: Tensor) -> Tensor:
+    """Rows of length 1, at least in float32, without a graph. Raises `TargetError` for a vector of zeros, or of numbers
+    that are none."""
+    vectors = caller_keeps(vectors)
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    lengths = torch.linalg.vector_norm(vectors, dim=1)
+    if not bool((lengths.isfinite() & (lengths > 0)).all()):
+        raise TargetError("An embedding is zero, infinite or NaN, so that nothing has a likeness to it.")
+    return vectors / lengths[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class CosineReader(Reader):
+    """What a model's normalised vectors (N,D) give with `directions` (K,D). `units`: of which the cosines are told.
+    `embedded`: the vectors of the pictures that were scored, once they are."""
+
+    family: Embedder
+    batch: Batch
+    directions: Tensor
+    units: Tensor
+    instances: Sequence[Instance]
+    embedded: Tensor | None = None
+
+    def score(self, output: Any, images: int) -> Scored:
+        vectors = self.family.read(output, self.batch)
+        if len(vectors) != images or vectors.shape[1] != self.directions.shape[1]:
+            raise TargetError(
+                f"The model gives {tuple(vectors.shape)} for {images} image(s), expected "
+                f"({images}, {self.directions.shape[1]}), as long as the embedding that they are compared with."
+            )
+        normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
+        values = normalised @ self.directions.to(normalised).T
+        cosines = (normalised.detach() @ self.units.to(normalised).T).tolist()
+        instances = [[replace(each, score=cosine) for each, cosine in zip(self.instances, row)] for row in cosines]
+        return Scored(values, None, None, replace(self, embedded=vectors.detach()), instances)

@@ -1,0 +1,373 @@
+"""Masks: why a model for segmentation sees a class in some of a picture's pixels."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradcam.errors import ImageError, TargetError, shorten, show_fields
+from gradcam.families import find_family
+from gradcam.families.base import Seen, Segmenter
+from gradcam.families.segmentation import PlainSegmenter
+from gradcam.hooks.nested import Batch
+from gradcam.images.opencv import cv2
+from gradcam.images.read import read_image, read_numbers, to_numpy
+from gradcam.layers.frames import find_frame
+from gradcam.options import check_choice
+from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
+from gradcam.targets.boxes import to_label
+from gradcam.targets.classes import check_range, probabilities, to_two_classes
+
+REDUCTIONS = ("mean", "sum")
+FORMS = (
+    "a point (x, y), a box (left, top, right, bottom), an array (H,W) of bools or integers, the path of a picture, or "
+    "None for the pixels that are predicted to be of the class"
+)
+LOSSY = (".jpg", ".jpeg")  # whose black is not quite black
+NEIGHBOURS = 8  # of a pixel in a region: thin things that run diagonally stay whole
+SHOWN = 5  # classes in a message
+
+
+@dataclass(frozen=True, eq=False)
+class Mask(Target):
+    """A class in some of a picture's pixels: its logit there, as a model for segmentation gives it.
+
+    The score is the mean, or the sum, of the class's logits y over the pixels of the mask M, y enlarged to the picture's
+    size as the model's own postprocessing does it: ``1 / |M| * sum(y[i, j] for i, j in M)``. Grad-CAM's weights of the
+    channels are then the gradients of this score (Seg-Grad-CAM). A model that gives masks with classes, such as
+    Mask2Former, has no logit for each pixel: its semantic score takes that place. A single logit is two classes: 1 for
+    it, and 0, the background, against it.
+
+    Without a layer, the map is of the last stage of the backbone or encoder: behind it, the closer a layer is to the
+    output, the more its map is the mask itself.
+
+    Parameters
+    ----------
+    class_ : int, str, or sequence of these, default None
+        The class, by its index or, where the model knows its labels, by that; several give a map for each. None is the
+        one predicted at the point; otherwise the one that is predicted most often within the mask, or the whole picture,
+        other than the background.
+    mask : sequence, array, Tensor or path, default None
+        The pixels. None: all that are predicted to be of the class. A point (x, y) in pixels of the picture: those of
+        them that are connected to it, by edges or corners. A box (left, top, right, bottom). An array (H,W) of bools or
+        integers, of the picture's size as the model is given it, or (N,H,W) for one of each picture; what is not zero is
+        inside. The path of a picture: labels or grey values, or colours, other than black.
+    reduction : str, default "mean"
+        "mean" or "sum" of the logits over the mask.
+
+    Raises
+    ------
+    TargetError
+        For a reduction that is unknown, and a mask of no such form. When it meets a model: for one that gives no classes
+        for pixels, for a class that does not exist or that no pixel is predicted to be, for an empty mask, one of another
+        size, and a point outside of the picture.
+    ImageError
+        When it meets a model: for a file that cannot be read.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> from gradcam.targets import Mask
+    >>> model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
+    ...     weights=None, weights_backbone=None, num_classes=4
+    ... ).eval()
+    >>> explanation = gradcam.explain(model, torch.rand(1, 3, 64, 64), target=Mask(2, (8, 16, 24, 32)))
+    >>> explanation.layer, explanation.instances[0][0].box
+    ('backbone:high', (8.0, 16.0, 24.0, 32.0))
+
+    References
+    ----------
+    Vinogradova et al., "Towards Interpretable Semantic Segmentation via Gradient-weighted Class Activation Mapping",
+    AAAI 2020, equation 2.
+    """
+
+    class_: Any = None
+    mask: Any = None
+    reduction: str = field(default="mean", kw_only=True)
+
+    __repr__ = show_fields
+
+    def __post_init__(self) -> None:
+        check_choice(self.reduction, "reduction", REDUCTIONS, TargetError)
+        _ = self.kind
+        for each in self.classes or ():
+            if not isinstance(each, str) and not _is_integer(each):
+                raise TargetError(
+                    f"The class is {shorten(self.class_)}, expected its index or its label, or several of them."
+                )
+
+    @property
+    def kind(self) -> str:
+        """ "predicted", "point", "box", "array" or "file". Raises `TargetError` for a mask of any other form."""
+        mask = self.mask
+        if mask is None:
+            return "predicted"
+        if isinstance(mask, (str, os.PathLike)):
+            return "file"
+        if isinstance(mask, (Tensor, np.ndarray)) and mask.ndim in (2, 3):
+            if to_numpy(mask).dtype.kind in "biu":
+                return "array"
+            raise TargetError(
+                f"The mask is of {mask.dtype}, expected bools or integers: say what is inside, mask > 0.5."
+            )
+        if isinstance(mask, (tuple, list)) and len(mask) in (2, 4) and all(map(_is_number, mask)):
+            if len(mask) == 4 and (mask[0] >= mask[2] or mask[1] >= mask[3]):
+                raise TargetError(
+                    f"The box is {tuple(mask)}, expected left, top, right and bottom, such as (4, 6, 22, 40)."
+                )
+            return "point" if len(mask) == 2 else "box"
+        raise TargetError(f"The mask is {shorten(mask)}, expected {FORMS}.")
+
+    @property
+    def classes(self) -> list[Any] | None:
+        """All of them; None where each picture's own is taken."""
+        if self.class_ is None:
+            return None
+        found = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
+        return list(found) if isinstance(found, (list, tuple, range)) and len(found) else [found]
+
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The mask in the pictures of this model. Raises `TargetError` for one that does not fit them."""
+        if len(batch.size) != 2:
+            raise TargetError(f"The images are {tuple(batch.pictures.shape)}: a mask lies in pictures, (N,C,H,W).")
+        family = find_family(model, Segmenter) or PlainSegmenter(model)
+        if self.kind == "point":
+            for height, width in batch.sizes:
+                if not (0 <= self.mask[0] < width and 0 <= self.mask[1] < height):
+                    size = f"{width} pixels wide and {height} high"
+                    raise TargetError(f"The point {tuple(self.mask)} is outside of the picture, which is {size}.")
+        reader = MaskReader(family, batch, self, _find_given(self, batch))
+        return Bound(
+            family.wrap(model), batch, reader, family.layer, own_output=lambda seen: seen.output, has_places=True
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _find_given(wanted: Mask, batch: Batch) -> list[Tensor] | None:
+    """For each picture the pixels that are inside, bool (H,W); None where they are to be predicted. Raises `TargetError`
+    where there are none, and for another size."""
+    if wanted.kind in ("predicted", "point"):
+        return None
+    if wanted.kind == "box":
+        masks = [_lay_box(wanted.mask, size) for size in batch.sizes]
+    else:
+        values = read_mask(wanted.mask) if wanted.kind == "file" else to_numpy(wanted.mask)
+        given = torch.from_numpy(values != 0)
+        if given.ndim == 3 and len(given) != batch.images:
+            raise TargetError(f"There are {len(given)} masks for {batch.images} image(s): give one, or one for each.")
+        masks = list(given) if given.ndim == 3 else [given] * batch.images
+    for mask, (height, width) in zip(masks, batch.sizes):
+        if tuple(mask.shape) != (height, width):
+            raise TargetError(
+                f"The mask is {mask.shape[1]} pixels wide and {mask.shape[0]} high, and the picture, as the model is given "
+                f"it, {width} wide and {height} high: resize the mask as the picture was, without interpolation."
+            )
+        if not mask.any():
+            what = os.fspath(wanted.mask) if wanted.kind == "file" else shorten(wanted.mask)
+            raise TargetError(f"The mask {what} is empty: no pixel of the picture lies in it.")
+    return [mask.to(batch.device) for mask in masks]
+
+
+def _lay_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
+    """The pixels whose middle is inside a box."""
+    left, top, right, bottom = box
+    down, across = (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5 for length in size)
+    return ((down >= top) & (down < bottom))[:, None] & ((across >= left) & (across < right))
+
+
+def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """Read which of a picture's pixels are not zero, bool (H,W): as labels, or as colours of any channel. Raises
+    `ImageError` for what is no picture, and for one whose compression changes zeros."""
+    try:
+        return read_numbers(path).astype(bool)
+    except ImageError:
+        if os.fspath(path).lower().endswith(LOSSY):
+            raise
+        return np.asarray(read_image(path).any(axis=2))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskReader(Reader):
+    """What a mask asks for, in a model's output. `given`: for each picture the pixels, None where they are those of a
+    class or a region that the model predicts."""
+
+    family: Segmenter
+    batch: Batch
+    wanted: Mask
+    given: Sequence[Tensor] | None
+
+    def score(self, output: Seen, images: int) -> Scored:
+        """Raises `TargetError` where the model predicts no such pixels."""
+        batch = self.batch.take(images)
+        read = self.family.read(output, batch)
+        found = []
+        with torch.no_grad():
+            for i in range(images):
+                laid = lay_on_picture(to_classes(read[i : i + 1].detach()), batch, i)
+                own = Prediction(self.family, laid, read.shape[1] == 1, f"image {i}: " if images > 1 else "")
+                found.append(self._find(own, i))
+        classes = [[index for index, _ in each] for each, _ in found]
+        masks = [torch.stack([mask for _, mask in each]) for each, _ in found]
+        chosen = ChosenPixels(
+            self.family, self.batch, torch.tensor(classes, device=read.device), masks, self.wanted.reduction
+        )
+        return Scored(chosen.reduce(read, batch), chosen.classes, None, chosen, [instances for _, instances in found])
+
+    def _find(self, own: Prediction, i: int) -> tuple[list[tuple[int, Tensor]], list[Instance]]:
+        """A picture's classes with their masks, and what these are called."""
+        given = None if self.given is None else self.given[i]
+        point = (float(self.wanted.mask[0]), float(self.wanted.mask[1])) if self.wanted.kind == "point" else None
+        at = None if point is None else (math.floor(point[1]), math.floor(point[0]))
+        wanted = self.wanted.classes
+        classes = [own.choose(given, at)] if wanted is None else [own.to_index(each) for each in wanted]
+        masks = [own.find_mask(index, at) if given is None else given for index in classes]
+        sure = [own.measure(index, mask) for index, mask in zip(classes, masks)]
+        instances = [
+            Instance("mask", own.name(index), index, score, box=find_box(mask), mask=mask, point=point)
+            for index, mask, score in zip(classes, masks, sure)
+        ]
+        return list(zip(classes, masks)), instances
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenPixels(Reader):
+    """The same classes (N,K) in the same pixels, for each picture (K,H,W), of any output."""
+
+    family: Segmenter
+    batch: Batch
+    classes: Tensor
+    masks: Sequence[Tensor]
+    reduction: str
+
+    def score(self, output: Seen, images: int) -> Scored:
+        batch = self.batch.take(images)
+        return Scored(self.reduce(self.family.read(output, batch), batch), self.classes[:images], None, self)
+
+    def reduce(self, read: Tensor, batch: Batch) -> Tensor:
+        """The scores (N,K) of what a family read."""
+        logits, found = to_classes(read), []
+        for i, (classes, masks) in enumerate(zip(self.classes[: batch.images], self.masks)):
+            laid = lay_on_picture(logits[i : i + 1, classes], batch, i)
+            total = laid.where(masks, 0).flatten(1).sum(1)
+            found.append(total if self.reduction == "sum" else total / masks.flatten(1).sum(1))
+        return torch.stack(found)
+
+
+def to_classes(read: Tensor) -> Tensor:
+    """Logits (N,C,h,w), at least float32, and of two classes where a model gives a single one."""
+    logits = read.to(torch.promote_types(read.dtype, torch.float32))
+    return to_two_classes(logits, "sigmoid") if logits.shape[1] == 1 else logits
+
+
+def lay_on_picture(logits: Tensor, batch: Batch, i: int) -> Tensor:
+    """The logits (1,C,h,w) of picture i at its own size, (C,H,W)."""
+    size = tuple(batch.size)
+    if tuple(logits.shape[2:]) != size:
+        logits = functional.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+    frame = find_frame(batch, [])
+    top, left, height, width = (0, 0, *size) if frame is None else frame.windows[i]
+    return logits[0, :, top : top + height, left : left + width]
+
+
+def find_box(mask: Tensor) -> tuple[float, float, float, float]:
+    """The least box (left, top, right, bottom) around a mask that is not empty."""
+    rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model says of one picture: the logits (C,H,W) of its pixels. `where`: the picture's name, for a message."""
+
+    family: Segmenter
+    logits: Tensor
+    is_single: bool
+    where: str = ""
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The class (H,W) of each pixel."""
+        return self.logits.argmax(0)
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """The names of as many classes as there are, None where they are not known."""
+        labels, count = self.family.labels, len(self.logits)
+        if self.is_single and labels is not None and len(labels) == 1:
+            return [f"not {labels[0]}", labels[0]]
+        return labels if labels is not None and len(labels) == count else None
+
+    def name(self, index: int) -> str:
+        """What people call a class."""
+        return f"class {index}" if self.labels is None else self.labels[index]
+
+    def describe(self, index: int) -> str:
+        """The same with its index, for a message."""
+        return self.name(index) if self.labels is None else f"{self.labels[index]} ({index})"
+
+    def to_index(self, wanted: Any) -> int:
+        """A class by its index or its label. Raises `TargetError` where there is no such class."""
+        index = to_label(wanted, self.labels) if isinstance(wanted, str) else int(wanted)
+        check_range([index], len(self.logits))  # type: ignore[list-item]  # only no class has none
+        return index  # type: ignore[return-value]
+
+    def choose(self, inside: Tensor | None, at: tuple[int, int] | None) -> int:
+        """The class predicted at a point, or most often in some pixels, or in all of them."""
+        if at is not None:
+            return int(self.predicted[at])
+        counts = self.count(self.predicted if inside is None else self.predicted[inside])
+        background = 0 if self.is_single else self.family.background
+        others = counts.clone()
+        if background is not None and background < len(others):
+            others[background] = 0
+        return int((others if others.any() else counts).argmax())
+
+    def count(self, pixels: Tensor) -> Tensor:
+        """How many of these pixels are predicted to be of each class."""
+        return pixels.flatten().cpu().bincount(minlength=len(self.logits))
+
+    def find_mask(self, index: int, at: tuple[int, int] | None) -> Tensor:
+        """The pixels (H,W) predicted to be of a class, all, or those connected to a point. Raises `TargetError` where
+        there are none."""
+        same = self.predicted == index
+        if at is not None and not same[at]:
+            raise TargetError(
+                f"{self.where}At the point {at[::-1]} the model predicts {self.describe(int(self.predicted[at]))}, not "
+                f"{self.describe(index)}: leave the class out, or give another point."
+            )
+        if at is not None:
+            _, numbered = cv2.connectedComponents(same.cpu().numpy().astype(np.uint8), connectivity=NEIGHBOURS)
+            return torch.from_numpy(numbered == numbered[at]).to(same.device)
+        if not same.any():
+            shares = self.count(self.predicted) / self.predicted.numel()
+            there = [(int(it), float(shares[it])) for it in shares.argsort(descending=True)[:SHOWN] if shares[it]]
+            said = ", ".join(f"{self.describe(it)} on {share:.1%}" for it, share in there)
+            raise TargetError(
+                f"{self.where}No pixel is predicted to be {self.describe(index)}; there are {said} of the picture. "
+                "Choose one of these, or say where it should be: mask=(left, top, right, bottom)."
+            )
+        return same
+
+    def measure(self, index: int, mask: Tensor) -> float:
+        """The class's mean probability in a mask."""
+        inside = self.logits[None][..., mask][..., None]  # (1,C,P,1)
+        each = probabilities(inside, "sigmoid") if self.is_single else self.family.to_probabilities(inside)
+        return float(each[0, index].mean())

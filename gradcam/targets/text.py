@@ -1,0 +1,108 @@
+"""What speaks for a sentence: the cosine of its embedding and the picture's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradcam.errors import TargetError, shorten
+from gradcam.families.base import Embedder
+from gradcam.families.embedding import TwoTowers, find_embedder
+from gradcam.hooks.nested import Batch
+from gradcam.targets.base import Bound, Instance, Target
+from gradcam.targets.likeness import CosineReader, bind_reader, to_units
+
+
+@dataclass(frozen=True, eq=False)
+class Text(Target):
+    """A sentence, of a model with a tower for pictures and one for sentences: what in the picture speaks for it.
+
+    The score is the cosine of the picture's and the sentence's embeddings; with `against`, less the mean of the
+    cosines to those sentences. Sentences are tokenised and embedded by the model's own parts, once; the tower of
+    pictures is all that runs for an explanation.
+
+    Parameters
+    ----------
+    text : str, sequence of str, Tensor (D,) or (T,D)
+        A sentence, or several, each of which gives a map; or their embeddings.
+    against : str, sequence of str, Tensor (D,) or (A,D), default ()
+        What the sentences are contrasted with.
+    tokenizer : callable, default None
+        From a list of sentences to what the model's tower of sentences takes, in place of the model's own tokenizer.
+
+    Raises
+    ------
+    TargetError
+        For no sentence, an empty one, and what is none. When it meets a model: for one without a tower of sentences or
+        without a tokenizer, and for a sentence that is too long.
+
+    Examples
+    --------
+    >>> import gradcam, open_clip, torch
+    >>> from gradcam.targets import Text
+    >>> model = open_clip.CLIP(
+    ...     16, {"image_size": 32, "patch_size": 8, "width": 64, "layers": 2}, {"width": 16, "heads": 2, "layers": 2}
+    ... ).eval()
+    >>> sentences = ["a dog on a sofa", "a cat"]
+    >>> explanation = gradcam.explain(model, torch.rand(1, 3, 32, 32), target=Text(sentences, against="an empty sofa"))
+    >>> explanation.heatmaps.shape, explanation.instances[0][1].name
+    (torch.Size([1, 2, 32, 32]), 'a cat')
+
+    References
+    ----------
+    Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021.
+    """
+
+    text: Any
+    against: Any = ()
+    tokenizer: Any = None
+
+    def __post_init__(self) -> None:
+        for what, given in (("text", self.text), ("against", self.against)):
+            if isinstance(given, Tensor):
+                if given.ndim not in (1, 2) or not given.is_floating_point() or not given.numel():
+                    raise TargetError(
+                        f"{what} is {given.dtype} {tuple(given.shape)}, expected embeddings (D,) or (T,D)."
+                    )
+                continue
+            sentences = to_sentences(given)
+            if sentences is None:
+                raise TargetError(f"{what} is {shorten(given)}, expected a sentence, several, or their embeddings.")
+            if any(not it.strip() for it in sentences) or (what == "text" and not sentences):
+                raise TargetError(f"{what} is {shorten(given)}: a sentence is empty. Say what is to be looked for.")
+        if self.tokenizer is not None and not callable(self.tokenizer):
+            raise TargetError(
+                f"The tokenizer is {shorten(self.tokenizer)}, expected a function of a list of sentences."
+            )
+
+    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+        """The sentences as this model sees them. Raises `TargetError` for one that has no tower of sentences."""
+        family = find_embedder(model)
+        units = to_units(self._embed(self.text, family, model))
+        rivals = () if isinstance(self.against, Tensor) else tuple(to_sentences(self.against) or ())
+        names = to_sentences(self.text) or [f"embedding {i}" for i in range(len(units))]
+        instances = [Instance("text", name, against=rivals) for name in names]
+        has_rivals = bool(rivals) or isinstance(self.against, Tensor)
+        directions = units - to_units(self._embed(self.against, family, model)).mean(0) if has_rivals else units
+        return bind_reader(model, batch, CosineReader(family, batch, directions, units, instances))
+
+    def _embed(self, given: Any, family: Embedder, model: nn.Module) -> Tensor:
+        if isinstance(given, Tensor):
+            return given.reshape(-1, given.shape[-1])
+        if not isinstance(family, TwoTowers):
+            raise TargetError(
+                f"A {type(model).__name__} has no tower of sentences, so that it cannot be asked for one: take a model of "
+                "pictures and text, such as CLIP or SigLIP; a classifier has classes (target=281, --class), and pictures "
+                "are compared with targets.Like (--like)."
+            )
+        return family.embed_texts(to_sentences(given) or [], self.tokenizer)
+
+
+def to_sentences(given: Any) -> Sequence[str] | None:
+    """One or several as a list; None for what is none."""
+    sentences = [given] if isinstance(given, str) else given
+    is_list = isinstance(sentences, (list, tuple)) and all(isinstance(it, str) for it in sentences)
+    return list(sentences) if is_list else None

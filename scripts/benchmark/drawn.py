@@ -1,0 +1,86 @@
+"""How faithful maps of boxes, masks and sentences are, where the truth is known: the models of drawn pictures in tests/."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmark.cases import ROOT
+from benchmark.measuring import Settings, report_progress
+from benchmark.tables import Table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SEED, COUNT = 90210, 100
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is explained of one of the models, and the methods that are compared; the first is the one without a choice."""
+
+    title: str
+    model: str
+    judge: Callable[..., Sequence[Any]]
+    draw: Callable[[nn.Module], Sequence[Any]]
+    methods: tuple[str, ...]
+    layer: str | None = None
+
+
+def list_proofs() -> list[Proof]:
+    sys.path.insert(0, str(ROOT))  # where `tests` is a package
+    from tests.drawn import measures
+
+    def draw(model: nn.Module) -> Sequence[Any]:
+        return list(measures.draw_scenes(SEED, COUNT))
+
+    def draw_missed(model: nn.Module) -> Sequence[Any]:
+        return list(measures.draw_missed(model, SEED, COUNT))
+
+    def draw_three(model: nn.Module) -> Sequence[Any]:
+        return [scene for alike in (False, True) for scene in measures.draw_three(SEED, COUNT // 2, alike=alike)]
+
+    usual = ("gradcam", "hirescam", "layercam", "eigencam")
+    levels = ("hirescam", "layercam", "gradcam", "eigencam")
+    attention = ("legrad", "grad-eclip", "gradient-rollout", "rollout", "gradcam", "eigencam")
+    return [
+        Proof("boxes, RetinaNet", "detector", measures.judge_boxes, draw, levels),
+        Proof("missed boxes, RetinaNet", "detector", measures.judge_missed, draw_missed, levels),
+        Proof("regions, U-Net", "segmenter", measures.judge_masks, draw, usual, "bottleneck"),
+        Proof("sentences, convolutions", "convolutional", measures.judge_texts, draw_three, usual),
+        Proof("sentences, transformer", "transformer", measures.judge_texts, draw_three, attention),
+    ]
+
+
+def compare_drawn(settings: Settings) -> Iterator[Table]:
+    """On the processor: the numbers are not of time."""
+    rows: list[list[str]] = []
+    raw: list[dict[str, object]] = []
+    for proof in list_proofs():
+        for method, energy, inside, count in measure(proof):
+            title = proof.title if method == proof.methods[0] else ""
+            rows.append([title, method, f"{energy:.2f}", f"{inside:.2f}", str(count)])
+            raw.append({"what": proof.title, "method": method, "energy": energy, "maximum": inside, "maps": count})
+    notes = [
+        f"{COUNT} pictures, seed {SEED}, on photographs that the models were not trained with.",
+        "Energy: the share of the map inside the box of the shape that was asked for, its mean over maps. Maximum: the "
+        "share of maps whose largest value is there. The first method of each is the one without a choice of method.",
+    ]
+    header = ["what is explained", "method", "energy inside", "maximum inside", "maps"]
+    yield Table("drawn", "Maps where the truth is known", header, rows, notes, raw)
+
+
+def measure(proof: Proof) -> Iterator[tuple[str, float, float, int]]:
+    """Method, energy, maximum and the number of maps."""
+    from tests import drawn
+    from tests.drawn import measures
+
+    model = drawn.load(proof.model)
+    scenes = proof.draw(model)
+    for method in proof.methods:
+        report_progress("drawn", proof.title, method)
+        options = {} if proof.layer is None else {"layer": proof.layer}
+        verdicts = proof.judge(model, scenes, method=method, **options)
+        yield (method, *measures.summarise(verdicts), len(verdicts))

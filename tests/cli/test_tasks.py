@@ -1,0 +1,683 @@
+"""Boxes, masks, sentences, likeness, words and keypoints in the shell: what is printed, recorded, written and refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gradcam
+from gradcam import targets
+from gradcam.cli._settings import AXES, EDGES, TAKES
+from gradcam.cli._terminal import format_report
+from gradcam.options import TASKS
+from gradcam.storage.records import Explained, Prediction, Record, Report
+from gradcam.targets.boxes import EDGES as EDGES_OF_BOXES
+from gradcam.targets.keypoints import AXES as AXES_OF_KEYPOINTS
+from tests.cli.test_cli import Command, Outcome, files, folder, gradcam_command, pixels, records, run
+
+__all__ = ["folder", "gradcam_command", "run"]  # fixtures
+
+MODELS = """
+import torch
+from torch import nn
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+
+class Backbone(nn.Module):
+    out_channels = 4
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, 8, 1)
+
+    def forward(self, images):
+        return {"0": self.convolution(images).relu()}
+
+
+def detector(threshold=0.0):
+    torch.manual_seed(3)
+    anchors = AnchorGenerator(((24, 40),), ((1.0,),))
+    model = RetinaNet(Backbone(), 3, anchor_generator=anchors, min_size=64, max_size=96, score_thresh=threshold,
+                      nms_thresh=0.3, detections_per_img=12)
+    torch.nn.init.normal_(model.head.classification_head.cls_logits.weight, std=1.0)
+    return model
+
+
+def blind():
+    return detector(threshold=0.9)
+
+
+class Colours(nn.Module):  # the class of a pixel is the strongest of its colours
+    def __init__(self, stride=4):
+        super().__init__()
+        self.blocks = nn.Conv2d(3, 3, stride, stride, bias=False)
+        self.head = nn.Conv2d(3, 3, 1, bias=False)
+        with torch.no_grad():
+            self.blocks.weight.zero_()
+            for colour in range(3):
+                self.blocks.weight[colour, colour] = 1 / stride**2
+            self.head.weight.copy_(4 * torch.eye(3)[:, :, None, None])
+
+    def forward(self, images):
+        return self.head(self.blocks(images).relu())
+
+
+class Segmenter(Colours):
+    def forward(self, images):
+        return nn.functional.interpolate(super().forward(images), images.shape[2:], mode="nearest")
+
+
+def segmenter():
+    return Segmenter()
+
+
+WORDS = ("red", "green", "blue")
+
+
+class Towers(nn.Module):  # a sentence is the colours that it names; a picture is its mean colour
+    def __init__(self):
+        super().__init__()
+        self.visual = Colours(8)
+        self.embedding = nn.Embedding.from_pretrained(torch.eye(3))
+
+    def tokenizer(self, sentences):
+        return torch.tensor([[WORDS.index(word) for word in it.split() if word in WORDS][:1] or [0] for it in sentences])
+
+    def encode_image(self, images):
+        return self.visual(images).mean((2, 3))
+
+    def encode_text(self, tokens):
+        return self.embedding(tokens).mean(1)
+
+    def forward(self, images, tokens):
+        return self.encode_image(images), self.encode_text(tokens)
+
+
+def towers():
+    return Towers()
+
+
+def classes():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def captioner():
+    from transformers import GitConfig, GitForCausalLM
+
+    torch.manual_seed(0)
+    small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    vision = small | dict(image_size=32, patch_size=8)
+    return GitForCausalLM(GitConfig(vision_config=vision, vocab_size=30, bos_token_id=1, eos_token_id=29, **small))
+
+
+def best(found):
+    return found[0]["scores"][:1]
+"""
+RED, GREEN, BLUE = (220, 20, 20), (20, 220, 20), (20, 20, 220)
+
+
+@pytest.fixture
+def mine(folder: Path) -> str:
+    (folder.parent / "mine.py").write_text(MODELS)
+    (folder.parent / "labels.txt").write_text("background\nperson\ndog\n")
+    (folder.parent / "colours.txt").write_text("red\ngreen\nblue\n")
+    return "../mine.py"
+
+
+@pytest.fixture
+def street(folder: Path) -> Path:
+    """A picture 96 x 64: noise, the same in each run."""
+    return write_noise(folder.parent / "street.png", 0)
+
+
+def write_noise(path: Path, seed: int, size: tuple[int, int] = (64, 96)) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    values = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(values).save(path)
+    return path
+
+
+def write_colours(path: Path, *colours: tuple[int, int, int]) -> Path:
+    """Colours side by side, a quarter of 64 x 32 pixels each."""
+    path.parent.mkdir(exist_ok=True)
+    values = np.repeat(np.repeat(np.array([colours], np.uint8), 32, 0), 64 // len(colours), 1)
+    Image.fromarray(values).save(path)
+    return path
+
+
+@pytest.fixture
+def flag(folder: Path) -> Path:
+    return write_colours(folder.parent / "flag.png", RED, GREEN, RED, RED)
+
+
+def record(outcome: Outcome) -> dict[str, Any]:
+    assert (outcome.status, outcome.err) == (0, ""), outcome.err
+    (found,) = records(outcome)
+    return found
+
+
+def explained(outcome: Outcome) -> list[dict[str, Any]]:
+    return record(outcome)["explained"]
+
+
+def detect(mine: str, path: Path) -> dict[str, torch.Tensor]:
+    """What the detector finds, by a plain call of it."""
+    space: dict[str, Any] = {}
+    exec((Path(mine)).read_text(), space)
+    image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255
+    with torch.no_grad(), torch.random.fork_rng():
+        (found,) = space["detector"]().eval()([image])
+    return found
+
+
+DETECTOR = ("--model", "../mine.py:detector", "--labels", "../labels.txt")
+
+
+# Boxes
+
+
+def test_boxes_are_printed_with_their_numbers_and_the_surest_is_explained(
+    run: Command, folder: Path, street: Path, mine: str
+) -> None:
+    outcome = run(street, *DETECTOR)
+    assert (outcome.status, outcome.err) == (0, "")
+    title, _, *lines = outcome.out.splitlines()
+    assert re.fullmatch(r"street\.png   96 x 64   ../mine.py:detector on cpu   detection   \d\.\d s", title)
+    found = detect(mine, street)
+    names = ("background", "person", "dog")
+    for number in range(10):
+        label, share = names[int(found["labels"][number])], float(found["scores"][number])
+        assert re.match(
+            rf"  {number}   {label} +{share * 100:.0f} %" if share >= 0.01 else f"  {number}   {label}", lines[number]
+        )
+    assert lines[10] == "  and 2 more, which --json lists"
+    label = names[int(found["labels"][0])]
+    assert lines[12] == f"  box 0, {label} at backbone (8 x 12)  →  street-hirescam-mine.py_detector.png"
+    assert lines[14] == "  The network saw the whole picture."
+    assert files(folder) == ["street-hirescam-mine.py_detector.png"]
+
+
+def test_the_record_of_a_box(run: Command, folder: Path, street: Path, mine: str) -> None:
+    found = detect(mine, street)
+    told = record(run(street, *DETECTOR, "--json"))
+    assert len(told["predictions"]) == len(found["scores"]) == 12
+    for number, each in enumerate(told["predictions"]):
+        assert (each["number"], each["index"]) == (number, int(found["labels"][number]))
+        assert each["probability"] == pytest.approx(float(found["scores"][number]), rel=1e-5)
+        assert each["box"] == pytest.approx(found["boxes"][number].tolist(), abs=0.051)
+    (entry,) = told["explained"]
+    first = told["predictions"][0]
+    assert {key: entry[key] for key in ("number", "index", "label", "box", "method", "layer")} == {
+        **{key: first[key] for key in ("number", "index", "label", "box")},
+        "method": "hirescam",
+        "layer": "backbone",
+    }
+    assert entry["score"] == pytest.approx(first["probability"])
+    assert {"edge", "missed", "mask", "text", "like", "word", "keypoint"}.isdisjoint(entry)
+    assert Record.from_json(json.dumps(told)).to_json() == json.dumps(told)
+
+
+def test_several_boxes_have_files_of_their_own(run: Command, folder: Path, street: Path, mine: str) -> None:
+    names = ("background", "person", "dog")
+    labels = [names[int(it)] for it in detect(mine, street)["labels"]]
+    entries = explained(run(street, *DETECTOR, "--box", 0, "--box", "3", "--json"))
+    assert [(it["number"], it["label"]) for it in entries] == [(0, labels[0]), (3, labels[3])]
+    assert files(folder) == sorted(
+        f"street-hirescam-box{number}-{labels[number]}-mine.py_detector.png" for number in (0, 3)
+    )
+    assert len(explained(run(street, *DETECTOR, "--box", "all", "--json", "-o", "all"))) == 12
+    assert len(files(folder / "all")) == 12
+
+
+def test_maps_are_those_of_python(run: Command, folder: Path, street: Path, mine: str) -> None:
+    assert run(street, *DETECTOR, "--box", 2, "--save", "overlay,map", "-q").status == 0
+    detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
+    explanation = detector.explain(street, target=targets.Box(2))
+    np.testing.assert_allclose(
+        np.load("street-hirescam-mine.py_detector.npy"), explanation.maps[0, 0].numpy(), rtol=1e-5
+    )
+    np.testing.assert_array_equal(pixels(folder / "street-hirescam-mine.py_detector.png"), explanation.overlay())
+
+
+def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, mine: str) -> None:
+    inside = next(k for k, left in enumerate(detect(mine, street)["boxes"][:, 0]) if left > 1)  # others are cut there
+    (entry,) = explained(run(street, *DETECTOR, "--box", inside, "--edge", "left", "--json"))
+    assert (entry["number"], entry["edge"]) == (inside, "left")
+    assert entry["score"] == pytest.approx(entry["box"][0], abs=0.051)
+    (entry,) = explained(run(street, *DETECTOR, "--missed", "40,10,80,50.5", "--class", "dog", "--json"))
+    assert (entry["missed"], entry["box"], entry["index"], entry["label"]) == (True, [40, 10, 80, 50.5], 2, "dog")
+    assert "number" not in entry
+    outcome = run(street, *DETECTOR, "--missed", "40,10,80,50", "--missed", "0,0,20,20", "--class", "dog", "-o", "two")
+    assert files(folder / "two") == [f"street-hirescam-missed-dog-mine.py_detector{end}.png" for end in ("-2", "")]
+    assert "  missed dog at 40,10,80,50 at backbone (8 x 12)" in outcome.out
+
+
+def test_the_surest_box_of_a_class(run: Command, street: Path, mine: str) -> None:
+    labels = detect(mine, street)["labels"].tolist()
+    (entry,) = explained(run(street, *DETECTOR, "--class", "dog", "--json"))
+    assert (entry["number"], entry["label"]) == (labels.index(2), "dog")
+
+
+def test_methods_side_by_side_on_a_box(gradcam_command: Command, folder: Path, street: Path, mine: str) -> None:
+    outcome = gradcam_command("compare", street, *DETECTOR, "--device", "cpu", "--box", 1, "--json")
+    entries = explained(outcome)
+    assert [it["method"] for it in entries] == ["gradcam", "gradcam-pp", "hirescam", "layercam", "eigencam"]
+    assert {it["number"] for it in entries} == {1}
+    assert {it["overlay"] for it in entries} == {"street-compare-mine.py_detector.png"}
+    assert files(folder) == ["street-compare-mine.py_detector.png"]
+
+
+def test_a_function_of_the_output(run: Command, street: Path, mine: str) -> None:
+    told = record(run(street, *DETECTOR, "--target", "../mine.py:best", "--json"))
+    (entry,) = told["explained"]
+    assert (entry["index"], entry["label"]) == (None, "best")
+    assert entry["score"] == pytest.approx(float(detect(mine, street)["scores"][0]), rel=1e-5)
+
+
+def test_a_picture_without_boxes_is_an_error_with_the_best_candidates(run: Command, street: Path, mine: str) -> None:
+    outcome = run(street, "--model", "../mine.py:blind", "--labels", "../labels.txt")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert re.match(
+        rf"{re.escape(str(street))}: No box was found .* The best candidates are (class \d|person|dog|background) 0\.",
+        outcome.err,
+    )
+    assert "--missed" in outcome.err
+    assert outcome.err.count("\n") == 1
+    outcome = run(street, "--model", "../mine.py:detector", "--box", 99)
+    assert outcome.status == 1
+    assert "There is no box 99 in the picture: there are 12, 0 to 11." in outcome.err
+
+
+# Masks
+
+
+AS_IT_IS = ("--size", "32x64", "--mean", "0,0,0", "--std", "1,1,1")
+SEGMENTER = ("--model", "../mine.py:segmenter", "--labels", "../colours.txt", *AS_IT_IS)
+
+
+def test_classes_are_printed_with_their_share_of_the_picture(run: Command, folder: Path, flag: Path, mine: str) -> None:
+    outcome = run(flag, *SEGMENTER)
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert "   segmentation   " in lines[0]
+    assert lines[2:4] == [
+        "  0   red      75 % of the picture   ██████████████████",
+        "  1   green    25 % of the picture   ██████",
+    ]
+    assert re.fullmatch(r"  mask of red at \w+ \(8 x 16\)  →  flag-gradcam-mine\.py_segmenter\.png", lines[5])
+
+
+def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Path, mine: str) -> None:
+    def look(*arguments: object) -> dict[str, Any]:
+        (entry,) = explained(run(flag, *SEGMENTER, *arguments, "--json"))
+        return {key: entry[key] for key in ("label", "mask", "box")}
+
+    assert look("--class", "green") == {"label": "green", "mask": "predicted", "box": [16, 0, 32, 32]}
+    assert look("--mask", "40,5") == {"label": "red", "mask": "40,5", "box": [32, 0, 64, 32]}
+    assert look("--mask", "4,4,12,16", "--class", "red") == {"label": "red", "mask": "4,4,12,16", "box": [4, 4, 12, 16]}
+    mask = np.zeros((32, 64), np.uint8)
+    mask[8:16, 20:24] = 255
+    Image.fromarray(mask).save("mask.png")
+    assert look("--mask", "mask.png") == {"label": "green", "mask": "mask.png", "box": [20, 8, 24, 16]}
+
+
+def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, mine: str) -> None:
+    entries = explained(run(flag, *SEGMENTER, "--class", "green", "--class", "red", "--json"))
+    assert [it["label"] for it in entries] == ["green", "red"]
+    assert files(folder) == [f"flag-gradcam-mask-{name}-mine.py_segmenter.png" for name in ("green", "red")]
+
+
+def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, mine: str) -> None:
+    outcome = run(flag, *SEGMENTER, "--class", "blue")
+    assert outcome.status == 1
+    assert re.search("No pixel is predicted to be (blue|class 2)", outcome.err)
+    assert outcome.err.count("\n") == 1
+
+
+# Sentences and likeness
+
+
+MATCHER = ("--model", "../mine.py:towers", "--task", "matching", *AS_IT_IS)
+
+
+def test_each_sentence_is_printed_with_its_cosine(run: Command, folder: Path, flag: Path, mine: str) -> None:
+    outcome = run(flag, *MATCHER, "--text", "a red flag", "--text", "green")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert "   matching   " in lines[0]
+    entries = explained(run(flag, *MATCHER, "--text", "a red flag", "--text", "green", "--json"))
+    for line, entry in zip(lines[2:4], entries):
+        assert line.startswith(f"  {entry['text']:<10}   {entry['score']:.3f} at ")
+    assert entries[0]["score"] > entries[1]["score"]
+    assert [(it["text"], it["label"], it["index"]) for it in entries] == [
+        ("a red flag", "a red flag", None),
+        ("green", "green", None),
+    ]
+    assert sorted(files(folder)) == [
+        f"flag-{entries[0]['method']}-text-{name}-mine.py_towers.png" for name in ("a_red_flag", "green")
+    ]
+
+
+def test_a_cosine_is_that_of_the_embeddings(run: Command, flag: Path, mine: str) -> None:
+    (entry,) = explained(run(flag, *MATCHER, "--text", "red", "--against", "green", "--json"))
+    assert entry["against"] == ["green"]
+    embedding = pixels(flag).astype(np.float64).mean((0, 1))
+    red, green = embedding[:2] / np.linalg.norm(embedding)
+    assert entry["score"] == pytest.approx(red - green, rel=1e-5)
+
+
+def test_a_likeness_is_shown_on_both_pictures(run: Command, folder: Path, flag: Path, mine: str) -> None:
+    other = write_colours(folder.parent / "other.png", GREEN, RED)
+    entries = explained(run(flag, *MATCHER, "--like", other, "--json"))
+    assert [(it["like"], it.get("on")) for it in entries] == [(str(other), None), (str(other), "reference")]
+    method = entries[0]["method"]
+    names = [f"{name}-mine.py_towers.png" for name in (f"flag-{method}-like-other", f"other-{method}-like-flag")]
+    assert [it["overlay"] for it in entries] == names == files(folder)
+    red = [np.abs(pixels(folder / name).astype(int) - pixels(path)).sum() for name, path in zip(names, (flag, other))]
+    assert all(red), "a map lies on each"
+    outcome = run(flag, *MATCHER, "--like", other)
+    assert "  like other.png" in outcome.out
+    assert "  in other.png" in outcome.out
+
+
+# Words
+
+
+def test_words_are_numbered_and_explained(run: Command, folder: Path, street: Path, mine: str) -> None:
+    pytest.importorskip("transformers")
+    arguments = ("--model", "../mine.py:captioner", "--size", "32x32", "--mean", "0,0,0", "--std", "1,1,1", "--json")
+    told = record(run(street, *arguments, "--caption"))
+    words = told["predictions"]
+    assert [it["number"] for it in words] == list(range(len(words)))
+    assert [it["word"] for it in told["explained"]] == list(range(len(words)))
+    (entry,) = explained(run(street, *arguments, "--word", 1, "-o", "one"))
+    assert (entry["word"], entry["index"]) == (1, words[1]["index"])
+
+
+# Keypoints
+
+
+def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, mine: str) -> None:
+    """Any network whose output is (N,P,h,w) finds keypoints, if one is asked for."""
+    arguments = ("--model", "../mine.py:segmenter", *AS_IT_IS, "--json")
+    (entry,) = explained(run(flag, *arguments, "--keypoint", 1))
+    values = pixels(flag).astype(np.float64)[..., 1] / 255
+    assert entry["score"] == pytest.approx(4 * values.max(), rel=1e-5), "the head makes four of it"
+    assert (entry["keypoint"], entry["point"]) == (1, [16.5, 0.5]), "the first pixel of the green quarter"
+    entries = explained(run(flag, *arguments, "--keypoint", "0,2", "--axis", "x", "-o", "two"))
+    assert [(it["keypoint"], it["axis"]) for it in entries] == [(0, "x"), (2, "x")]
+    assert files(folder / "two") == [f"flag-hirescam-keypoint{number}-mine.py_segmenter.png" for number in (0, 2)]
+    assert "one box at a time" in run(flag, *arguments, "--keypoint", "0", "--box", "all").err
+
+
+# Many pictures
+
+
+def batch(command: Command, *arguments: object) -> Outcome:
+    return command("batch", "--device", "cpu", *arguments)
+
+
+@pytest.fixture
+def photos(folder: Path) -> Path:
+    for seed, name in enumerate(("a.png", "b.png")):
+        write_noise(folder / "photos" / name, seed)
+    write_noise(folder / "photos" / "c.png", 7, (48, 64))
+    return folder / "photos"
+
+
+def test_a_batch_of_boxes_goes_on_and_has_a_gallery(
+    gradcam_command: Command, folder: Path, photos: Path, mine: str
+) -> None:
+    asked = (photos, "-o", "out", *DETECTOR, "--box", "0,1", "--report", "--format", "png")
+    assert batch(gradcam_command, *asked).status == 0
+    lines = Path("out/manifest.jsonl").read_text().splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [[it["number"] for it in each["explained"]] for each in told] == [[0, 1]] * 3
+    settings = json.loads(Path("out/run.json").read_text())["settings"]
+    assert (settings["task"], settings["box"]) == ("detection", [0, 1])
+    assert {"top_k", "score"}.isdisjoint(settings)
+    alone = record(gradcam_command("run", photos / "c.png", *DETECTOR, "--device", "cpu", "--json", "-o", "alone"))
+    assert alone["predictions"] == told[2]["predictions"]
+    data = json.loads(re.search(r'id="data">(.*?)</script>', Path("out/index.html").read_text(), re.S)[1])
+    assert {label for _, label in data["classes"]} <= {"background", "person", "dog"}
+    Path("out/manifest.jsonl").write_text(lines[0] + "\n")
+    assert batch(gradcam_command, *asked, "--resume").status == 0
+    assert Path("out/manifest.jsonl").read_text().splitlines() == lines
+    refused = batch(gradcam_command, *asked[:-4], "0,2", "--report", "--format", "png", "--resume")
+    assert refused.status == 2
+    assert "box" in refused.err
+
+
+def test_a_picture_without_boxes_fails_alone(gradcam_command: Command, folder: Path, photos: Path, mine: str) -> None:
+    values = detect(mine, photos / "a.png")["scores"], detect(mine, photos / "b.png")["scores"]
+    between = (float(values[0][0]) + float(values[1][0])) / 2
+    names = ["a", "b"] if values[0][0] > values[1][0] else ["b", "a"]
+    for boxes in ("0", "all"):
+        outcome = batch(
+            gradcam_command, photos / "a.png", photos / "b.png", "-o", f"out-{boxes}", *DETECTOR, "--box", boxes,
+            "--threshold", between, "--batch-size", 2,
+        )  # fmt: skip
+        told = {
+            each["image"][0]: each
+            for each in map(json.loads, Path(f"out-{boxes}/manifest.jsonl").read_text().splitlines())
+        }
+        assert outcome.status == 1
+        assert [told[name]["status"] for name in names] == ["ok", "failed"]
+        assert "No box was found" in told[names[1]]["error"]
+        assert "The best candidates are" in told[names[1]]["error"]
+
+
+def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, folder: Path, mine: str) -> None:
+    for name, colours in {"a": (RED, GREEN), "b": (BLUE, GREEN, GREEN, GREEN)}.items():
+        write_colours(folder / "photos" / f"{name}.png", *colours)
+    assert batch(gradcam_command, "photos", "-o", "masks", *SEGMENTER, "--class", "green").status == 0
+    told = [json.loads(line) for line in Path("masks/manifest.jsonl").read_text().splitlines()]
+    assert [each["explained"][0]["box"] for each in told] == [[32, 0, 64, 32], [16, 0, 64, 32]]
+    assert batch(gradcam_command, "photos", "-o", "texts", *MATCHER, "--text", "red", "--text", "blue").status == 0
+    told = [json.loads(line) for line in Path("texts/manifest.jsonl").read_text().splitlines()]
+    scores = [[it["score"] for it in each["explained"]] for each in told]
+    assert scores[0][0] > scores[0][1]
+    assert scores[1][1] > scores[1][0]
+    other = write_colours(folder / "other.png", GREEN)
+    assert batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", other, "--report").status == 0
+    told = [json.loads(line) for line in Path("like/manifest.jsonl").read_text().splitlines()]
+    method = told[0]["explained"][0]["method"]
+    names = [f"{name}-{method}-like-other{end}.jpg" for name in "ab" for end in ("", "-reference")]
+    assert [it["overlay"] for each in told for it in each["explained"]] == names
+    settings = json.loads(Path("like/run.json").read_text())["settings"]
+    assert settings["like"]["file"] == "other.png"
+    write_colours(other, RED)
+    refused = batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", other, "--report", "--resume")
+    assert refused.status == 2
+    assert "like" in refused.err
+
+
+def test_a_reference_is_never_written_over(gradcam_command: Command, folder: Path, flag: Path, mine: str) -> None:
+    write_colours(folder / "photos" / "a.png", RED)
+    other = write_colours(folder / "out" / "a-gradcam-like-a.jpg", RED)
+    assert "a-gradcam-like-a.jpg" in str(other)
+    outcome = batch(gradcam_command, "photos", "-o", "out", *MATCHER, "--like", other)
+    assert outcome.status == 2
+    assert "a-gradcam-like-a.jpg: a result in out/ would replace this picture" in outcome.err
+    same = gradcam_command("run", flag, *MATCHER, "--device", "cpu", "--like", other, "-o", other)
+    assert same.status == 2
+
+
+def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command, folder: Path, mine: str) -> None:
+    for name in "ab":
+        write_colours(folder / "photos" / f"{name}.png", RED, GREEN)
+    Path("list.csv").write_text("image,class\nphotos/a.png,green\nphotos/b.png,red\n")
+    assert batch(gradcam_command, "list.csv", "-o", "out", *SEGMENTER).status == 0
+    told = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
+    assert [each["explained"][0]["label"] for each in told] == ["green", "red"]
+    refused = batch(gradcam_command, "list.csv", "-o", "texts", *MATCHER, "--labels", "../colours.txt", "--text", "red")
+    assert refused.status == 2
+    assert "The list says which classes to explain, and --text explains none" in refused.err
+
+
+def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
+    detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
+    found = list(gradcam.explain_files(photos, detector, target=targets.Box([0, 1])))
+    assert [it.error for it in found] == [None] * 3
+    for each in found:
+        (explanation,) = each.explanations.values()
+        assert [it.number for it in explanation.instances[0]] == [0, 1]
+        assert len(each.predictions) == 12
+    assert found[0].predictions[0].box is not None
+
+
+# What cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--box", "1", "--missed", "1,2,3,4"), "--box and --missed each say what is explained: give one of them."),
+        (("--text", "a dog", "--like", "STREET"), "--text and --like each say what is explained"),
+        (("--mask", "1,2", "--box", "1"), "--box and --mask each say what is explained"),
+        (("--box", "0", "--top-k", "2"), "--box and --top-k each say what is explained"),
+        (("--box", "0", "--target", "../mine.py:best"), "--box and --target each say what is explained"),
+        (("--edge", "left", "--missed", "1,2,3,4"), "--edge and --missed each say what is explained"),
+        (("--box", "first"), "'first' is no number from 0"),
+        (("--box", "all,1"), "all is of every one: leave the numbers out"),
+        (("--missed", "40,60,20,400"), "'40,60,20,400' is no box: expected left, top, right and bottom"),
+        (("--mask", "no.png"), "'no.png' does not exist"),
+        (("--mask", "1,2,3"), "'1,2,3' is no box"),
+        (("--text", "  "), "The sentence is empty"),
+        (("--like", "no.jpg"), "'no.jpg' does not exist"),
+        (("--edge", "middle"), "'middle'"),
+        (("--against", "1"), "give --score contrast as well"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_found_before_a_model_is_loaded(
+    run: Command, street: Path, mine: str, arguments: tuple[str, ...], said: str
+) -> None:
+    outcome = run(street, "--model", "nowhere.py:f", *(it.replace("STREET", str(street)) for it in arguments))
+    assert outcome.status == 2
+    assert said in outcome.err
+    assert len(outcome.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("model", "typed", "said"),
+    [
+        (
+            "classes",
+            ("--text", "a dog"),
+            "--text is for matching and detectors that are told what to look for, and ../mine.py:classes is for "
+            "classification: it takes --class, --top-k, --score, --against and --target.",
+        ),
+        ("classes", ("--box", "0"), "--box is for detection and pose, and ../mine.py:classes is for classification"),
+        ("classes", ("--word", "0"), "--word is for captioning, and"),
+        ("classes", ("--threshold", "0.5"), "--threshold is for detection, and"),
+        ("detector", ("--text", "a dog"), "--text is for matching and detectors that are told what to look for, and"),
+        ("detector", ("--top-k", "2"), "--top-k is for classification, and ../mine.py:detector is for detection"),
+        ("detector", ("--score", "probability"), "--score is for classification, and"),
+        ("detector", ("--fit", "whole"), "--fit is for classification, and"),
+        ("detector", ("--class", "0", "--class", "1"), "Boxes are of one class at a time"),
+        ("segmenter", ("--box", "0"), "--box is for detection and pose, and ../mine.py:segmenter is for segmentation"),
+        ("towers", ("--task", "matching", "--box", "0", "--text", "a"), "--box is for detection and pose, and"),
+        ("towers", ("--task", "matching"), "say with which, --text SENTENCE or --like FILE"),
+        ("towers", ("--task", "matching", "--text", "a", "--class", "1"), "--class is for classification"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("mine")
+def test_options_of_another_task_are_refused_in_a_line(
+    run: Command, street: Path, model: str, typed: tuple[str, ...], said: str
+) -> None:
+    outcome = run(street, "--model", f"../mine.py:{model}", "--labels", "../labels.txt", *typed)
+    assert outcome.status == 2
+    assert said in outcome.err
+    assert len(outcome.err.splitlines()) <= 2
+    assert outcome.out == ""
+
+
+def test_one_file_is_not_for_several_results(run: Command, street: Path, mine: str) -> None:
+    for boxes in ("0,1", "all"):
+        outcome = run(street, *DETECTOR, "--box", boxes, "-o", "one.png")
+        assert outcome.status == 2
+        assert "there are several results" in outcome.err
+    assert run(street, *DETECTOR, "--box", "4", "-o", "one.png", "-q").status == 0
+
+
+def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, mine: str) -> None:
+    told = record(run(street, "--model", "../mine.py:classes", "--size", "32", "--json", "-q"))
+    assert list(told["predictions"][0]) == ["index", "label", "probability"]
+    names = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]
+    assert list(told["explained"][0]) == names
+    assert files(folder) == ["street-gradcam-mine.py_classes.png"]
+
+
+# Words of the shell
+
+
+def test_names_are_those_of_the_tables() -> None:
+    assert EDGES == EDGES_OF_BOXES
+    assert set(TAKES) == set(TASKS)
+    assert AXES == AXES_OF_KEYPOINTS
+
+
+def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
+    usual = {"index": None, "label": "x", "score": 0.5, "layer": "l", "method": "m", "overlay": "o.png", "blank": False}
+    explained = Explained(**(usual | entry))
+    made = Record("a.png", "net", None, predictions, [explained], size=(10, 20), region=(0, 5, 10, 10))
+    return format_report(Report(made, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"number": 3, "label": "person", "index": 1}, "box 3, person"),
+        ({"number": 3, "label": "person", "index": 1, "edge": "top"}, "top edge of box 3, person"),
+        ({"missed": True, "label": "person", "box": (1.0, 2.4, 3.0, 4.0)}, "missed person at 1,2,3,4"),
+        ({"mask": "predicted", "label": "dog"}, "mask of dog"),
+        ({"mask": "40,60", "label": "dog"}, "mask of dog at 40,60"),
+        ({"text": "a dog"}, "a dog   0.500"),
+        ({"like": "photos/other.jpg"}, "like other.jpg   0.500"),
+        ({"like": "photos/other.jpg", "on": "reference"}, "in other.jpg   0.500"),
+        ({"word": 2, "label": "dog"}, "word 2, dog"),
+        ({"keypoint": 3, "label": "nose"}, "keypoint 3, nose"),
+        ({"keypoint": 3, "label": "nose", "axis": "x"}, "x of keypoint 3, nose"),
+        ({"keypoint": 3, "label": "keypoint 3"}, "keypoint 3"),
+        ({"text": "a\x1b dog"}, r"a\x1b dog   0.500"),
+    ],
+)
+def test_what_is_explained_has_a_name(entry: dict[str, Any], said: str) -> None:
+    lines = report("matching", [], **entry)
+    assert lines[2].startswith(f"  {said} at l (7 x 7)  →  ")
+    assert lines[-1] == "  The network saw the central 50 % of the picture, 10 x 10 pixels."
+
+
+def test_what_was_found_is_listed_up_to_ten() -> None:
+    found = [Prediction(1, "dog", 0.9, number) for number in range(44)]
+    lines = report("detection", found, number=0)
+    assert lines[2].startswith("  0   dog    90 %   ")
+    assert lines[11].startswith("  9   dog    90 %   ")
+    assert lines[12] == "  and 34 more, which --json lists"
+    assert report("detection", found[:10], number=0)[12] == ""
+
+
+def test_of_a_folder_results_are_no_pictures(run: Command, folder: Path, mine: str) -> None:
+    write_noise(folder / "photos" / "a.png", 0)
+    for name in ("a-hirescam-box3-person.png", "a-gradcam-text-a_dog.png", "other-gradcam-like-a.png"):
+        write_noise(folder / "photos" / name, 0)
+    outcome = run("photos", "--model", "../mine.py:classes", "--size", 32, "--json")
+    assert [it["image"] for it in records(outcome)] == ["photos/a.png"]
+
+
+def test_an_unknown_task_is_refused(run: Command, street: Path, mine: str) -> None:
+    assert "'drawing'" in run(street, *DETECTOR, "--task", "drawing").err
+
+
+def test_a_model_can_be_of_another_task(run: Command, street: Path, mine: str) -> None:
+    told = record(run(street, "--model", "../mine.py:segmenter", "--task", "segmentation", *AS_IT_IS, "--json"))
+    assert told["explained"][0]["mask"] == "predicted"

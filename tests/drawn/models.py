@@ -1,0 +1,204 @@
+"""Three small models of drawn pictures: a detector, a segmenter, and towers for pictures and sentences."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import VisionTransformer
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.ops import FeaturePyramidNetwork, MLP
+
+from tests.drawn.pictures import COLOURS, SHAPES, SIZE
+
+WEIGHTS = Path(__file__).parent / "weights"
+EMBEDDING = 64
+# 40 words. A sentence is the words that it has, in their order; the first number is of no word.
+WORDS = (
+    *SHAPES, *COLOURS, *("a", "an", "the", "of", "and", "is", "there", "picture", "photo", "something", "shape", "on", "at"),
+    *("small", "large", "left", "right", "top", "bottom", "side", "above", "below", "beside", "to", "in", "middle"),
+)  # fmt: skip
+
+
+def unit(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class Backbone(nn.Module):
+    """Two levels, a cell for 4 and for 8 pixels, of 32 channels each."""
+
+    out_channels = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(unit(3, 16, stride=2), unit(16, 24))
+        self.fine = nn.Sequential(unit(24, 32, stride=2), unit(32, 32))
+        self.coarse = nn.Sequential(unit(32, 48, stride=2), unit(48, 48))
+        self.fpn = FeaturePyramidNetwork([32, 48], self.out_channels)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        fine = self.fine(self.stem(images))
+        return self.fpn(OrderedDict(fine=fine, coarse=self.coarse(fine)))
+
+
+def make_detector() -> RetinaNet:
+    """torchvision's RetinaNet, with heads of half the depth. Class 0 is of nothing; the shapes begin at 1."""
+    anchors = AnchorGenerator(((14, 19), (26, 36)), ((1.0,),) * 2)
+    head = RetinaNetHead(Backbone.out_channels, 2, 1 + len(SHAPES))
+    for branch in (head.classification_head, head.regression_head):
+        branch.conv = branch.conv[:2]
+        for module in branch.conv.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+    return RetinaNet(
+        Backbone(),
+        1 + len(SHAPES),
+        min_size=SIZE,
+        max_size=2 * SIZE,
+        image_mean=[0.45] * 3,
+        image_std=[0.25] * 3,
+        anchor_generator=anchors,
+        head=head,
+        score_thresh=0.3,
+        nms_thresh=0.5,
+        detections_per_img=20,
+    )
+
+
+class UNet(nn.Module):
+    """Logits (N,C,H,W) of the background and the shapes; half of what it knows of a place comes by `bottleneck`."""
+
+    def __init__(self, classes: int = 1 + len(SHAPES), widths: Sequence[int] = (8, 16, 32, 48)) -> None:
+        super().__init__()
+        first, second, third, last = widths
+        self.first = unit(3, first)
+        self.second = nn.Sequential(unit(first, second, stride=2), unit(second, second))
+        self.third = nn.Sequential(unit(second, third, stride=2), unit(third, third))
+        self.bottleneck = nn.Sequential(unit(third, last, stride=2), unit(last, last), unit(last, last))
+        self.to_third = unit(last + third, third)
+        self.to_second = unit(third + second, second)
+        self.to_first = unit(second + first, first)
+        self.head = nn.Conv2d(first, classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first = self.first((images - 0.45) / 0.25)
+        second = self.second(first)
+        third = self.third(second)
+        value = self.to_third(join(self.bottleneck(third), third))
+        value = self.to_second(join(value, second))
+        return self.head(self.to_first(join(value, first)))
+
+
+def join(coarse: Tensor, fine: Tensor) -> Tensor:
+    return torch.cat([F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear", align_corners=False), fine], 1)
+
+
+class Tokenizer:
+    """Sentences to the numbers of their words: (T,length) int64, filled up with 0."""
+
+    length = 16
+
+    def __call__(self, sentences: Sequence[str] | str) -> Tensor:
+        sentences = [sentences] if isinstance(sentences, str) else sentences
+        tokens = torch.zeros(len(sentences), self.length, dtype=torch.int64)
+        for row, sentence in zip(tokens, sentences):
+            known = [1 + WORDS.index(word) for word in re.findall(r"[a-z]+", sentence.lower())]
+            row[: len(known)] = torch.tensor(known[: self.length], dtype=torch.int64)
+        return tokens
+
+
+class ConvolutionalTower(nn.Module):
+    """What `features` finds at all places, pooled by a generalised mean, which heeds small things; as an embedding."""
+
+    power = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            unit(3, 16, stride=2), unit(16, 32, stride=2), unit(32, 32), unit(32, 64, stride=2), unit(64, 96),
+        )  # fmt: skip
+        self.project = nn.Linear(96, EMBEDDING)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.features((images - 0.45) / 0.25).clamp(min=1e-6)
+        return self.project(found.pow(self.power).mean((2, 3)).pow(1 / self.power))
+
+
+class TransformerTower(VisionTransformer):
+    """torchvision's vision transformer, small: 8 x 8 pixels are a patch, and its class token becomes the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            image_size=SIZE, patch_size=8, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=EMBEDDING
+        )
+        nn.init.normal_(self.heads.head.weight, std=0.1)  # zeros in torchvision
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward((images - 0.45) / 0.25)
+
+
+class SentenceTower(nn.Module):
+    """An embedding of tokens (T,length): each word with its neighbours, the mean of all words."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1 + len(WORDS), width, padding_idx=0)
+        self.places = nn.Parameter(0.02 * torch.randn(Tokenizer.length, width))
+        self.block = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.project = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, EMBEDDING))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        missing = tokens == 0
+        values = self.block(self.words(tokens) + self.places, src_key_padding_mask=missing)
+        present = (~missing)[..., None].to(values.dtype)
+        return self.project((values * present).sum(1) / present.sum(1))
+
+
+class Matcher(nn.Module):
+    """Pictures and sentences in one space, with open_clip's names: `encode_image`, `encode_text`, `visual`; and its
+    tokenizer as `tokenizer`."""
+
+    def __init__(self, visual: nn.Module) -> None:
+        super().__init__()
+        self.visual = visual
+        self.text = SentenceTower()
+        self.tokenizer = Tokenizer()
+        self.context_length = Tokenizer.length
+        self.logit_scale = nn.Parameter(torch.tensor(2.5))  # its logarithm
+        self.logit_bias = nn.Parameter(torch.tensor(-6.0))
+
+    def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
+        embeddings = self.visual(image)
+        return F.normalize(embeddings, dim=-1) if normalize else embeddings
+
+    def encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
+        embeddings = self.text(text)
+        return F.normalize(embeddings, dim=-1) if normalize else embeddings
+
+    def forward(self, image: Tensor, text: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.encode_image(image, True), None if text is None else self.encode_text(text, True)
+
+
+MODELS = {
+    "detector": make_detector,
+    "segmenter": UNet,
+    "convolutional": lambda: Matcher(ConvolutionalTower()),
+    "transformer": lambda: Matcher(TransformerTower()),
+}
+
+
+def load(name: str) -> nn.Module:
+    """One of the `MODELS` as it was trained, for inference."""
+    model = MODELS[name]()
+    state = {key: value.float() if value.is_floating_point() else value for key, value in load_file(WEIGHTS / f"{name}.safetensors").items()}
+    model.load_state_dict(state)
+    return model.eval().requires_grad_(False)

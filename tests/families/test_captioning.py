@@ -1,0 +1,422 @@
+"""Words of captions: against autograd by hand through the whole model, against its own writing, and on the right patches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import ImageError, TargetError
+from gradcam.families import find_family
+from gradcam.families.base import Captioner
+from gradcam.targets.words import Token
+
+T: Any = pytest.importorskip("transformers")
+WORDS, PICTURE, START, END = 30, 29, 1, 2  # tokens: how many there are, that of a picture's places, and those at the ends
+CAPTION = [5, 9, 9, 17]
+TOLERANCE = 1e-6
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+VISION = SMALL | {"image_size": 32, "patch_size": 8, "num_hidden_layers": 3}
+ENDS = {"vocab_size": WORDS, "bos_token_id": START, "eos_token_id": END, "pad_token_id": 0}
+LLAMA = SMALL | ENDS | {"num_key_value_heads": 2, "max_position_embeddings": 64}
+QUERIES = SMALL | {"encoder_hidden_size": 16, "cross_attention_frequency": 1, "vocab_size": WORDS}
+OPT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24, "word_embed_proj_dim": 16}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
+
+
+def pair(encoder: Any, decoder: Any) -> nn.Module:
+    config = T.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = START, 0, END
+    return T.VisionEncoderDecoderModel(config)
+
+
+def make_gpt() -> Any:
+    crossed = {"add_cross_attention": True, "is_decoder": True}
+    return T.GPT2Config(n_positions=16, n_embd=16, n_layer=2, n_head=2, **ENDS, **crossed)
+
+
+def make_bert() -> Any:
+    return T.BertConfig(**SMALL, **ENDS, max_position_embeddings=16, add_cross_attention=True, is_decoder=True)
+
+
+def make_swin(kind: str) -> Any:
+    return getattr(T, kind)(image_size=64, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
+
+
+def make_mbart() -> Any:
+    shape = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
+    crossed = {"is_decoder": True, "add_cross_attention": True, "max_position_embeddings": 16}
+    return T.MBartConfig(**shape, **ENDS, **crossed)
+
+
+def make_blip() -> nn.Module:
+    text = SMALL | ENDS | {"encoder_hidden_size": 16, "sep_token_id": END, "max_position_embeddings": 16}
+    return T.BlipForConditionalGeneration(T.BlipConfig(text_config=text, vision_config=VISION))
+
+
+def make_git() -> nn.Module:
+    return T.GitForCausalLM(T.GitConfig(vision_config=VISION, **SMALL, **ENDS, max_position_embeddings=32))
+
+
+def make_llava(kind: str, vision: Any, text: Any = None, **more: Any) -> nn.Module:
+    text = T.LlamaConfig(**LLAMA) if text is None else text
+    place = {"image_token_id" if kind == "InternVL" else "image_token_index": PICTURE}
+    config = getattr(T, f"{kind}Config")(vision_config=vision, text_config=text, **place, **more)
+    return getattr(T, f"{kind}ForConditionalGeneration")(config)
+
+
+def make_intern() -> nn.Module:
+    vision = VISION | {"image_size": [32, 32], "patch_size": [8, 8], "use_mean_pooling": False}
+    return make_llava("InternVL", T.InternVLVisionConfig(**vision), downsample_ratio=0.5)
+
+
+def make_aya() -> nn.Module:
+    more = {"downsample_factor": 2, "alignment_intermediate_size": 16}
+    return make_llava("AyaVision", T.SiglipVisionConfig(**VISION), **more)
+
+
+def make_gemma() -> nn.Module:
+    text = T.Gemma3TextConfig(**LLAMA, head_dim=8)
+    vision = T.SiglipVisionConfig(**VISION, vision_use_head=False)
+    return make_llava("Gemma3", vision, text, mm_tokens_per_image=4, boi_token_index=27, eoi_token_index=28)
+
+
+def make_blip2(kind: str = "Blip2", *, t5: bool = False) -> nn.Module:
+    text = T.T5Config(**T5, **ENDS, decoder_start_token_id=0) if t5 else T.OPTConfig(**OPT, **ENDS)
+    parts = {"vision_config": VISION, "qformer_config": QUERIES, "text_config": text.to_dict()}
+    config = getattr(T, f"{kind}Config")(**parts, num_query_tokens=4, image_token_index=PICTURE)
+    return getattr(T, f"{kind}ForConditionalGeneration")(config)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family. `layer`: what is explained by default; `module`: what gives that by hand, in its first run. `begin`: the
+    tokens before the first word, in the argument `row`; `given`: what is given beside pictures. `prefix`: tokens before
+    those of patches. `seed`: of weights with which it writes some words."""
+
+    make: Callable[[], nn.Module]
+    layer: str
+    begin: list[int]
+    row: str = "input_ids"
+    given: dict[str, list[int]] = field(default_factory=dict)
+    prefix: int = 1
+    size: int = 32
+    seed: int = 7
+
+    @property
+    def module(self) -> str:
+        return self.layer.partition(":")[0]
+
+
+def prompt(places: int, *words: int) -> list[int]:
+    return [START, *[PICTURE] * places, *words]
+
+
+def asked(places: int) -> dict[str, list[int]]:
+    row = prompt(places, 4, 6)
+    return {"input_ids": row, "attention_mask": [1] * len(row)}
+
+
+ENCODER = {"row": "decoder_input_ids"}
+LAST, TOWER = "last_hidden_state", "model.vision_tower"
+FOUR = prompt(4, 4, 6)  # what a prompt with places for four patches is
+KINDS: dict[str, Kind] = {
+    "vit-gpt2": Kind(lambda: pair(T.ViTConfig(**VISION), make_gpt()), f"encoder:{LAST}", [START], **ENCODER),
+    "vit-bert": Kind(lambda: pair(T.ViTConfig(**VISION), make_bert()), f"encoder:{LAST}", [START], **ENCODER, seed=8),
+    "swin-gpt2": Kind(
+        lambda: pair(make_swin("SwinConfig"), make_gpt()), f"encoder:{LAST}", [START], **ENCODER, prefix=0, size=64
+    ),
+    "donut": Kind(
+        lambda: pair(make_swin("DonutSwinConfig"), make_mbart()), f"encoder:{LAST}", [START, 8], **ENCODER,
+        given={"decoder_input_ids": [START, 8]}, prefix=0, size=64, seed=10,
+    ),
+    "blip": Kind(make_blip, f"vision_model:{LAST}", [START]),
+    "blip-prompt": Kind(
+        make_blip, f"vision_model:{LAST}", [START, 7, 8], given={"input_ids": [3, 7, 8, END], "attention_mask": [1] * 4}
+    ),
+    "git": Kind(make_git, f"git.image_encoder:{LAST}", [START]),
+    "git-prompt": Kind(make_git, f"git.image_encoder:{LAST}", [START, 7], given={"input_ids": [START, 7]}),
+    "blip2": Kind(make_blip2, f"vision_model:{LAST}", [PICTURE] * 4 + [START]),
+    "blip2-prompt": Kind(
+        make_blip2, f"vision_model:{LAST}", [PICTURE] * 4 + [START, 6], given={"input_ids": [PICTURE] * 4 + [START, 6]}
+    ),
+    "blip2-t5": Kind(lambda: make_blip2(t5=True), f"vision_model:{LAST}", [0], **ENCODER, seed=13),
+    "instructblip": Kind(
+        lambda: make_blip2("InstructBlip"), f"vision_model:{LAST}", FOUR, given={**asked(4), "qformer_input_ids": [3, 7]}
+    ),
+    "llava": Kind(
+        lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16), f"{TOWER}.encoder.layers.1",
+        prompt(16, 4, 6), given=asked(16),
+    ),
+    "llava-last": Kind(
+        lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16, vision_feature_layer=-1),
+        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), given=asked(16),
+    ),
+    "llava-first": Kind(
+        lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16, vision_feature_layer=[1, -3]),
+        f"{TOWER}.encoder.layers.0", prompt(16, 4, 6), given=asked(16),
+    ),
+    "vipllava": Kind(
+        lambda: make_llava("VipLlava", T.CLIPVisionConfig(**VISION), vision_feature_layers=[-1, -2], image_seq_length=16),
+        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), given=asked(16),
+    ),
+    "aya": Kind(make_aya, f"{TOWER}.encoder.layers.2", FOUR, given=asked(4), prefix=0),
+    "internvl": Kind(make_intern, f"{TOWER}:{LAST}", FOUR, given=asked(4)),
+    "gemma3": Kind(
+        make_gemma, f"{TOWER}:{LAST}", FOUR, given={**asked(4), "token_type_ids": [0, 1, 1, 1, 1, 0, 0]}, prefix=0, seed=18
+    ),
+}  # fmt: skip
+EVERY = pytest.mark.parametrize("kind", KINDS)
+
+
+def make(kind: str) -> nn.Module:
+    """In float64, with weights that tell pictures and words apart."""
+    torch.manual_seed(0)
+    model = KINDS[kind].make().double().eval()
+    generator = torch.Generator().manual_seed(KINDS[kind].seed)
+    for name, parameter in model.named_parameters():
+        deviation = 0.1 if parameter.ndim < 2 else 1.0 / math.sqrt(parameter[0].numel())
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * deviation
+        parameter.data = 1 + noise if "norm" in name and name.endswith("weight") else noise
+    return model
+
+
+def make_pictures(kind: str, images: int = 2) -> Tensor:
+    side = KINDS[kind].size
+    return torch.rand(images, 3, side, side, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def make_inputs(kind: str, pictures: Tensor) -> Any:
+    given = {name: torch.tensor([row] * len(pictures)) for name, row in KINDS[kind].given.items()}
+    return {"pixel_values": pictures, **given} if given else pictures
+
+
+def run_by_hand(kind: str, model: nn.Module, pictures: Tensor, words: list[int]) -> tuple[Tensor, Tensor]:
+    """The logits behind the beginning and behind each of the words, and what the layer gave."""
+    own, seen = KINDS[kind], []
+    row = torch.tensor([[*own.begin, *words]] * len(pictures))
+    given = {name: torch.tensor([it] * len(pictures)) for name, it in own.given.items()}
+    given.pop("attention_mask", None)  # nothing is masked
+    if "token_type_ids" in given:
+        given["token_type_ids"] = torch.tensor([own.given["token_type_ids"] + [0] * len(words)] * len(pictures))
+    if kind == "blip2-t5":
+        given["input_ids"] = torch.tensor([[PICTURE] * 4 + [START]] * len(pictures))
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        seen.append(output if isinstance(output, Tensor) else output[0])
+
+    handle = model.get_submodule(own.module).register_forward_hook(keep)
+    output = model(**{**given, "pixel_values": pictures, own.row: row})
+    handle.remove()
+    return output.logits[:, -1 - len(words) :], seen[0]
+
+
+def explain_by_hand(kind: str, model: nn.Module, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (N,K) and maps (N,K,h,w), word by word and cell by cell, each picture alone."""
+    scores, maps = [], []
+    for picture in pictures:
+        logits, tokens = run_by_hand(kind, model, picture[None], CAPTION[:-1])
+        scores.append([])
+        for place, word in enumerate(CAPTION):
+            score = logits[0, place, word]
+            (gradient,) = torch.autograd.grad(score, tokens, retain_graph=True)
+            cells = [float(g @ a) for g, a in zip(gradient[0].detach(), tokens[0].detach())][KINDS[kind].prefix :]
+            side = math.isqrt(len(cells))
+            assert side * side == len(cells) > 1
+            scores[-1].append(float(score.detach()))
+            maps.append([cells[y * side : (y + 1) * side] for y in range(side)])
+    found = torch.tensor(maps, dtype=torch.float64)
+    return torch.tensor(scores, dtype=torch.float64), found.unflatten(0, (len(pictures), len(CAPTION)))
+
+
+@EVERY
+def test_all_words_of_a_caption(kind: str) -> None:
+    """Of two pictures in one batch."""
+    model, pictures = make(kind), make_pictures(kind)
+    found = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION), evidence="signed")
+    scores, maps = explain_by_hand(kind, model, pictures)
+    assert (found.layer, found.method) == (KINDS[kind].layer, "hirescam")
+    np.testing.assert_allclose(found.scores.numpy(), scores.numpy(), rtol=TOLERANCE)
+    assert (maps.abs().flatten(2).amax(2) > 0).all()
+    for own, expected in zip(found.maps.flatten(0, 1), maps.flatten(0, 1)):
+        np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=0, atol=TOLERANCE * expected.abs().max())
+
+
+@EVERY
+def test_some_words_alone(kind: str) -> None:
+    """What comes behind a word has no say in it."""
+    model, pictures = make(kind), make_pictures(kind, 1)
+    inputs = make_inputs(kind, pictures)
+    found = gradcam.explain(model, inputs, target=Token(torch.tensor(CAPTION), [2, 0]))
+    whole = gradcam.explain(model, inputs, target=Token(CAPTION))
+    cut = gradcam.explain(model, inputs, target=Token([*CAPTION[:3], 20], (2, 0)))
+    np.testing.assert_allclose(found.maps[0].numpy(), whole.maps[0, [2, 0]].numpy(), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(cut.scores.numpy(), found.scores.numpy(), rtol=TOLERANCE)
+    np.testing.assert_allclose(cut.maps.numpy(), found.maps.numpy(), rtol=1e-5, atol=1e-12)
+
+
+@EVERY
+def test_what_a_model_writes(kind: str) -> None:
+    """Word by word the largest logit, by hand, up to the end of the text; the model stays as it was."""
+    model, pictures = make(kind).train(), make_pictures(kind, 1)
+    family = find_family(model, Captioner)
+    assert family is not None
+    before, settings = copy.deepcopy(model.state_dict()), model.generation_config.to_dict()
+    state = torch.get_rng_state()
+    written = family.write(make_inputs(kind, pictures), 6)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(module.training for module in model.modules())
+    assert model.generation_config.to_dict() == settings
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.eval()
+    words: list[int] = []
+    while len(words) < 6:
+        logits, _ = run_by_hand(kind, model, pictures, words)
+        word = int(logits[0, -1].argmax())
+        if word == END:
+            break
+        words.append(word)
+    assert written == words
+    assert len(written) > 1
+
+
+@EVERY
+def test_a_painted_square(kind: str) -> None:
+    """With a tower whose patches keep to themselves, and to which black is nothing, all evidence is where there is colour."""
+    model, pictures = make(kind), torch.zeros_like(make_pictures(kind, 1))
+    tower = model.get_submodule(KINDS[kind].module.partition(".encoder.layers")[0])
+    for name, parameter in tower.named_parameters():
+        if any(it in name.lower() for it in ("bias", "position", "class", "cls", "attn", "attention")):
+            parameter.data.zero_()
+    generator = torch.Generator().manual_seed(4)
+    pictures[..., 8:16, 16:32] = torch.rand(3, 8, 16, generator=generator, dtype=torch.float64)
+    found = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION, 1), evidence="signed")
+    cells = found.maps.shape[-1]
+    side = KINDS[kind].size // cells
+    inside = torch.zeros(cells, cells, dtype=torch.bool)
+    inside[8 // side : 16 // side, 16 // side : 32 // side] = True
+    assert (found.maps[0, 0][inside] != 0).all()
+    assert (found.maps[0, 0][~inside] == 0).all()
+    assert found.heatmaps[0, 0].abs().flatten().argmax() // KINDS[kind].size in range(8, 16)
+
+
+def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And fused attention stays."""
+    model, runs, passes, fused = make("vit-gpt2"), [], [], []
+    model.encoder.register_forward_hook(lambda *_: runs.append(1))
+    grad, attend = torch.autograd.grad, nn.functional.scaled_dot_product_attention
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        passes.append(kwargs.get("is_grads_batched"))
+        return grad(*args, **kwargs)
+
+    def watch(*args: Any, **kwargs: Any) -> Tensor:
+        fused.append(1)
+        return attend(*args, **kwargs)
+
+    pictures = make_pictures("vit-gpt2", 1)
+    gradcam.explain(model, pictures, target=Token(CAPTION))  # how its layer lies on the picture is tried out once
+    runs.clear()
+    monkeypatch.setattr(torch.autograd, "grad", count)
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watch)
+    gradcam.explain(model, pictures, target=Token(CAPTION))
+    assert (len(runs), passes) == (1, [True])
+    assert len(fused) == 3 + 2 * 2  # of the encoder, and two in each block of the decoder
+
+
+def test_logits_are_those_of_words_alone() -> None:
+    """Of a long prompt, the logits behind its own words are neither computed nor kept, nor is what the model would keep
+    to write on."""
+    found = gradcam.explain(make("llava"), make_inputs("llava", make_pictures("llava")), target=Token(CAPTION))
+    assert found.output.logits.shape == (2, len(CAPTION) + 1, WORDS)
+    assert set(found.output) == {"logits", "image_outputs"}
+
+
+def test_prompts_of_different_lengths() -> None:
+    """Padded at the left, each is as it is alone; at the right nothing can follow."""
+    model, pictures = make("llava"), make_pictures("llava")
+    rows = torch.tensor([[0, *prompt(16, 4)], prompt(16, 4, 6)])
+    mask = torch.tensor([[0] + [1] * 18, [1] * 19])
+    inputs = {"pixel_values": pictures, "input_ids": rows, "attention_mask": mask}
+    found = gradcam.explain(model, inputs, target=Token(CAPTION, 1))
+    for i, begin in enumerate((prompt(16, 4), prompt(16, 4, 6))):
+        alone = {"pixel_values": pictures[i : i + 1], "input_ids": torch.tensor([begin])}
+        expected = gradcam.explain(model, alone, target=Token(CAPTION, 1))
+        np.testing.assert_allclose(found.scores[i].numpy(), expected.scores[0].numpy(), rtol=1e-5)
+        np.testing.assert_allclose(found.maps[i].numpy(), expected.maps[0].numpy(), rtol=1e-4, atol=1e-9)
+    inputs["attention_mask"] = mask.flip(1)
+    with pytest.raises(TargetError, match="pad prompts at the left"):
+        gradcam.explain(model, inputs, target=Token(CAPTION, 1))
+
+
+def test_one_prompt_for_all_pictures() -> None:
+    model, pictures = make("git"), make_pictures("git")
+    one = {"pixel_values": pictures, "input_ids": torch.tensor([[START, 7]])}
+    found = gradcam.explain(model, one, target=Token([5]))
+    expected = gradcam.explain(model, make_inputs("git-prompt", pictures), target=Token([5]))
+    assert torch.equal(found.maps, expected.maps)
+
+
+def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0, "a": 5, "dog": 9, "runs": 17}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    T.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(tmp_path)
+    make("vit-gpt2").save_pretrained(tmp_path)
+    model = T.VisionEncoderDecoderModel.from_pretrained(tmp_path, local_files_only=True)
+    pictures = make_pictures("vit-gpt2").to(model.dtype)
+    found = gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1, 3]))
+    assert [[it.name for it in own] for own in found.instances or ()] == [["a", "dog", "runs"]] * 2
+    assert find_family(model, Captioner).words([17, 5]) == ["runs", "a"]
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    model = make("git")
+    with pytest.raises(TargetError, match="no tokenizer beside the model"):
+        find_family(model, Captioner).words(CAPTION)
+    model.save_pretrained(tmp_path)
+    model = T.GitForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    with pytest.raises(TargetError, match="tokenizer.save_pretrained"):
+        find_family(model, Captioner).words(CAPTION)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "caption", "message"),
+    [
+        ("llava", lambda x: x, CAPTION, "behind a prompt that keeps a place for the picture"),
+        ("git", lambda x: x, [5, WORDS], f"no token {WORDS} in the vocabulary of this GitForCausalLM: it has {WORDS}"),
+        ("vit-gpt2", lambda x: x, [-1], "no token -1 in the vocabulary"),
+        ("vit-gpt2", lambda x: x, [5] * 16, "16 tokens behind the 1 that begin it: VisionEncoderDecoderModel reads 16"),
+        ("git", lambda x: (x, torch.tensor([[1]] * 2)), CAPTION, "by name, such as pixel_values and input_ids: 2 came"),
+    ],
+)
+def test_bad_input(kind: str, inputs: Any, caption: list[int], message: str) -> None:
+    with pytest.raises(TargetError, match=message) as error:
+        gradcam.explain(make(kind), inputs(make_pictures(kind)), target=Token(caption))
+    assert "\n" not in str(error.value)
+
+
+def test_a_caption_of_no_words() -> None:
+    model, pictures = make("git"), make_pictures("git", 1)
+    model.output.bias.data[END] = 100.0
+    with pytest.raises(TargetError, match="writes nothing of this picture"):
+        find_family(model, Captioner).write(pictures)
+    with pytest.raises(TargetError, match="of one picture, and these are 2"):
+        find_family(model, Captioner).write(make_pictures("git"))
+
+
+def test_pictures_that_a_model_takes_in_pieces() -> None:
+    """As rows of patches: there is no picture on which a map could lie."""
+    rows = {"pixel_values": torch.rand(16, 192), "input_ids": torch.tensor([[1, 5]])}
+    with pytest.raises(ImageError, match="expected a floating tensor"):
+        gradcam.explain(make("git"), rows, target=Token(CAPTION))

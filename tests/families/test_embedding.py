@@ -1,0 +1,645 @@
+"""Vectors of pictures, of every family: maps against plain hooks and autograd through the whole graph; where they lie."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradcam
+from gradcam.errors import ImageError, TargetError
+from gradcam.families.embedding import find_embedder
+from gradcam.targets.likeness import Like
+from gradcam.targets.text import Text
+from tests import attention_oracles as slow
+from tests.cam.test_grad_eclip import Attention, attend
+from tests.cam.test_grad_eclip import look as look_at_attention
+from tests.cam.test_grad_eclip import maps as eclip_maps
+from tests.helpers import assert_same, traces
+
+SIZE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {
+    **SIZE,
+    "vocab_size": 64,
+    "max_position_embeddings": 12,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+VISION = {**SIZE, "image_size": 32, "patch_size": 8}
+PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """With weights large enough that no block does nothing; those of norms stay near 1."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter), alpha=0.15)
+    return model.double().eval()
+
+
+def hugging_face(kind: str, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return awake(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**options)))
+
+
+def towers(kind: str, text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, **options: Any) -> Any:
+    return hugging_face(kind, text_config=text, vision_config=vision, **options)
+
+
+def open_clip(kind: str = "CLIP", **vision: Any) -> Any:
+    library = pytest.importorskip("open_clip")
+    vision = {"image_size": 32, "patch_size": 8, "width": 16, "layers": 2, "head_width": 8, **vision}
+    return awake(getattr(library, kind)(12, vision, {"width": 16, "heads": 2, "layers": 1, "context_length": 12}))
+
+
+def coca() -> Any:
+    library = pytest.importorskip("open_clip")
+    text = {"width": 16, "heads": 2, "layers": 1, "context_length": 12}
+    vision = {"image_size": 32, "patch_size": 8, "width": 16, "layers": 2, "head_width": 8, "attn_pooler_heads": 2}
+    embeds = {"embed_cls": True, "output_tokens": True}
+    return awake(
+        library.CoCa(12, text, {**text, **embeds}, {**vision, "attentional_pool": True, "output_tokens": True})
+    )
+
+
+def timm(name: str, **options: Any) -> Any:
+    return awake(pytest.importorskip("timm").create_model(name, **options))
+
+
+def resnet() -> nn.Module:
+    model = torchvision.models.resnet18(weights=None)
+    model.fc = nn.Identity()
+    return awake(model)
+
+
+class Own(nn.Module):
+    """Somebody's own towers, with open_clip's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+        self.project, self.words = nn.Linear(8, 6), nn.Embedding(30, 6)
+
+    def encode_image(self, pictures: Tensor) -> Tensor:
+        return self.project(self.visual(pictures).mean((2, 3)))
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        return self.words(tokens).mean(1)
+
+    def tokenizer(self, sentences: list[str]) -> Tensor:
+        return torch.tensor([[len(word) for word in sentence.split()][:2] for sentence in sentences])
+
+
+def get_features(model: Any, pictures: Tensor) -> Tensor:
+    found = model.get_image_features(pixel_values=pictures)
+    return found if isinstance(found, Tensor) else found.pooler_output
+
+
+def get_patch_features(model: Any, pictures: Tensor) -> Tensor:
+    """Of SigLIP 2, which takes patches: row after row, and in each its pixels, with their channels last."""
+    rows = []
+    for picture in pictures:
+        corners = [(top, left) for top in range(0, 32, 8) for left in range(0, 32, 8)]
+        patches = [picture[:, top : top + 8, left : left + 8].permute(1, 2, 0).flatten() for top, left in corners]
+        rows.append(torch.stack(patches))
+    shapes, mask = torch.tensor([[4, 4]] * len(rows)), torch.ones(len(rows), 16, dtype=torch.int64)
+    found = model.get_image_features(torch.stack(rows), pixel_attention_mask=mask, spatial_shapes=shapes)
+    return found.pooler_output
+
+
+def encode(model: Any, pictures: Tensor) -> Tensor:
+    return model.encode_image(pictures)
+
+
+def pooled(model: Any, pictures: Tensor) -> Tensor:
+    return model(pictures).pooler_output.flatten(1)
+
+
+def run(model: Any, pictures: Tensor) -> Tensor:
+    return model(pictures)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model; its vectors, as its users ask for them; a layer, the tokens before its grid (None for a map), and whether
+    Grad-ECLIP is its method; the first layer, whose outputs are its patches."""
+
+    make: Callable[[], Any]
+    embed: Callable[[Any, Tensor], Tensor]
+    layer: str
+    prefix: int | None
+    is_transformer: bool
+    first: str
+
+
+CASES = {
+    "CLIP": Case(
+        lambda: towers("CLIP", projection_dim=12),
+        get_features,
+        "vision_model.encoder.layers.1.layer_norm1",
+        1,
+        True,
+        "vision_model.embeddings.patch_embedding",
+    ),
+    "SigLIP": Case(
+        lambda: towers("Siglip"),
+        get_features,
+        "vision_model.encoder.layers.1",
+        0,
+        True,
+        "vision_model.embeddings.patch_embedding",
+    ),
+    "SigLIP 2": Case(
+        lambda: towers("Siglip2", vision={**SIZE, "num_patches": 16, "patch_size": 8}),
+        get_patch_features,
+        "vision_model.encoder.layers.1",
+        0,
+        True,
+        "vision_model.embeddings.patch_embedding",
+    ),
+    "AltCLIP": Case(
+        lambda: towers("AltCLIP", {**TEXT, "project_dim": 16}, projection_dim=12),
+        get_features,
+        "vision_model.encoder.layers.0",
+        1,
+        True,
+        "vision_model.embeddings.patch_embedding",
+    ),
+    "Chinese CLIP": Case(
+        lambda: towers("ChineseCLIP", projection_dim=12),
+        get_features,
+        "vision_model.encoder.layers.0",
+        1,
+        True,
+        "vision_model.embeddings.patch_embedding",
+    ),
+    "ALIGN": Case(
+        lambda: towers(
+            "Align",
+            vision={
+                "image_size": 32,
+                "width_coefficient": 0.25,
+                "depth_coefficient": 0.3,
+                "hidden_dim": 64,
+                "depthwise_padding": [],
+            },
+            projection_dim=80,
+        ),
+        get_features,
+        "vision_model.encoder.blocks.3",
+        None,
+        False,
+        "vision_model.embeddings.convolution",
+    ),
+    "DINOv2": Case(
+        lambda: hugging_face("Dinov2", **{**VISION, "mlp_ratio": 2}),
+        pooled,
+        "encoder.layer.1.norm1",
+        1,
+        True,
+        "embeddings.patch_embeddings.projection",
+    ),
+    "DINOv2 with registers": Case(
+        lambda: hugging_face("Dinov2WithRegisters", **{**VISION, "mlp_ratio": 2, "num_register_tokens": 4}),
+        pooled,
+        "encoder.layer.1.norm1",
+        5,
+        True,
+        "embeddings.patch_embeddings.projection",
+    ),
+    "DINOv3": Case(
+        lambda: hugging_face("DINOv3ViT", **VISION, num_register_tokens=4),
+        pooled,
+        "model.layer.1.norm1",
+        5,
+        True,
+        "embeddings.patch_embeddings",
+    ),
+    "DINOv3, ConvNeXt": Case(
+        lambda: hugging_face("DINOv3ConvNext", hidden_sizes=[8, 12, 16, 24], depths=[1, 1, 2, 1]),
+        pooled,
+        "model.stages.2",
+        None,
+        False,
+        "model.stages.0.downsample_layers.0",
+    ),
+    "ViT without pooling": Case(
+        lambda: awake(pytest.importorskip("transformers").ViTModel(_config("ViT"), add_pooling_layer=False)),
+        lambda model, pictures: model(pictures).last_hidden_state[:, 0],
+        "layers.1.layernorm_before",
+        1,
+        True,
+        "embeddings.patch_embeddings.projection",
+    ),
+    "ResNet": Case(
+        lambda: hugging_face("ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+        pooled,
+        "encoder.stages.1",
+        None,
+        False,
+        "embedder.embedder.convolution",
+    ),
+    "open_clip": Case(open_clip, encode, "visual.transformer.resblocks.1.ln_1", 1, True, "visual.conv1"),
+    "open_clip, mean": Case(
+        lambda: open_clip(pool_type="avg"), encode, "visual.transformer.resblocks.1", 1, True, "visual.conv1"
+    ),
+    "open_clip, ResNet": Case(
+        lambda: open_clip(layers=(1, 1, 1, 1), width=8, head_width=16),
+        encode,
+        "visual.layer2",
+        None,
+        False,
+        "visual.conv1",
+    ),
+    "CoCa": Case(coca, encode, "visual.transformer.resblocks.1", 1, True, "visual.conv1"),
+    "timm, registers": Case(
+        lambda: timm(
+            "vit_small_patch14_reg4_dinov2",
+            num_classes=0,
+            img_size=32,
+            patch_size=8,
+            embed_dim=16,
+            depth=2,
+            num_heads=2,
+        ),
+        run,
+        "blocks.1.norm1",
+        5,
+        True,
+        "patch_embed.proj",
+    ),
+    "timm, rotated places": Case(
+        lambda: timm(
+            "eva02_tiny_patch14_224", num_classes=0, img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2
+        ),
+        run,
+        "blocks.1",
+        1,
+        True,
+        "patch_embed.proj",
+    ),
+    "timm, ResNet": Case(lambda: timm("resnet10t", num_classes=0), run, "layer3", None, False, "conv1.0"),
+    "timm, with a classifier": Case(
+        lambda: timm("resnet10t", num_classes=7),
+        lambda model, pictures: model.forward_head(model.forward_features(pictures), pre_logits=True),
+        "layer3",
+        None,
+        False,
+        "conv1.0",
+    ),
+    "any module": Case(resnet, run, "layer3", None, False, "conv1"),
+    "own towers": Case(lambda: Own().double().eval(), encode, "visual.2", None, False, "visual.0"),
+}
+
+
+def _config(kind: str) -> Any:
+    return getattr(pytest.importorskip("transformers"), f"{kind}Config")(**VISION)
+
+
+@functools.cache
+def made(kind: str) -> Any:
+    return CASES[kind].make()
+
+
+def draw(*shape: int, seed: int = 2) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def look(case: Case, model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer's output and the vectors, with the graph of the whole model."""
+    found: list[Tensor] = []
+    handle = model.get_submodule(case.layer).register_forward_hook(lambda *args: found.append(args[2]))
+    vectors = case.embed(model, pictures.clone().requires_grad_())
+    handle.remove()
+    output = found[0][0] if isinstance(found[0], tuple) else found[0]
+    return output, vectors
+
+
+def lay(case: Case, tensor: Tensor) -> Tensor:
+    if case.prefix is None:
+        return tensor
+    side = round((tensor.shape[1] - case.prefix) ** 0.5)
+    return tensor[:, case.prefix :].transpose(1, 2).unflatten(2, (side, side))
+
+
+def slow_maps(case: Case, output: Tensor, scores: Tensor, method: str) -> Tensor:
+    """(N,K,h,w) of scores (N,K): Grad-CAM or HiResCAM."""
+    rows = []
+    for k in range(scores.shape[1]):
+        (gradient,) = torch.autograd.grad(scores[:, k].sum(), output, retain_graph=True)
+        values, slopes = lay(case, output.detach()), lay(case, gradient)
+        weights = slopes.mean((2, 3), keepdim=True) if method == "gradcam" else slopes
+        rows.append((weights * values).sum(1).relu())
+    return torch.stack(rows, 1)
+
+
+def assert_maps(found: Tensor, expected: Tensor) -> None:
+    peak = expected.max().item()
+    assert peak > 0
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6 * peak)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "hirescam"])
+@pytest.mark.parametrize("kind", CASES)
+def test_maps_of_sentences_equal_autograd_through_the_whole_graph(kind: str, method: str) -> None:
+    case, model = CASES[kind], made(kind)
+    output, vectors = look(case, model, PICTURES)
+    sentences, against = draw(3, vectors.shape[1]), draw(2, vectors.shape[1], seed=3)
+    units = vectors / vectors.square().sum(1, keepdim=True).sqrt()
+    cosines = torch.stack([units @ (it / it.norm()) for it in sentences], 1)
+    rivals = torch.stack([units @ (it / it.norm()) for it in against], 1).mean(1, keepdim=True)
+    for target, scores in ((Text(sentences), cosines), (Text(sentences, against=against), cosines - rivals)):
+        found = gradcam.explain(model, PICTURES, case.layer, method=method, target=target)
+        assert_maps(found.maps, slow_maps(case, output, scores, method))
+        torch.testing.assert_close(found.scores.double(), scores.detach(), rtol=1e-6, atol=1e-7)
+        assert (found.layer, found.classes) == (case.layer, None)
+        said = torch.tensor([[each.score for each in row] for row in found.instances], dtype=torch.float64)
+        torch.testing.assert_close(said, cosines.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_maps_of_a_likeness_lie_on_both_pictures(kind: str) -> None:
+    case, model = CASES[kind], made(kind)
+    other = draw(3, 32, 32, seed=5)
+    output, vectors = look(case, model, PICTURES)
+    there, reference = look(case, model, other[None])
+    cosines = F.cosine_similarity(vectors, reference.detach())[:, None]
+    found = gradcam.explain(model, PICTURES, case.layer, method="hirescam", target=Like(other))
+    assert_maps(found.maps, slow_maps(case, output, cosines, "hirescam"))
+    torch.testing.assert_close(found.scores.double(), cosines.detach(), rtol=1e-6, atol=1e-7)
+    from_there = torch.stack([F.cosine_similarity(reference, each.detach()[None]) for each in vectors], 1)
+    assert found.reference is not None
+    assert_maps(found.reference.maps, slow_maps(case, there, from_there, "hirescam"))
+    torch.testing.assert_close(found.reference.scores, found.scores.T, rtol=1e-5, atol=1e-6)
+    kinds = [[(each.kind, each.name) for each in row] for row in found.instances]
+    assert kinds == [[("like", "reference")]] * 2
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_method_is_that_of_the_tower(kind: str) -> None:
+    case, model = CASES[kind], made(kind)
+    vectors = draw(2, case.embed(model, PICTURES).shape[1])
+    before = traces(model)
+    found = gradcam.explain(model, PICTURES, target=Text(vectors))
+    assert found.method == ("grad-eclip" if case.is_transformer else "gradcam")
+    assert found.maps.any()
+    assert found.heatmaps.shape == (2, 2, 32, 32)
+    assert_same(before, traces(model))
+    assert case.is_transformer or found.layer in dict(model.named_modules())
+
+
+PAINTED = (slice(16, 24), slice(8, 16))  # rows and columns of pixels; a patch, and in no symmetry
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_evidence_lies_on_the_painted_square(kind: str) -> None:
+    """Where a picture is black, a first layer without biases gives zeros; what is not zero is of the square."""
+    case, model = CASES[kind], made(kind)
+    first = model.get_submodule(case.first)
+    bias = getattr(first, "bias", None)
+    kept = None if bias is None else bias.detach().clone()
+    if bias is not None:
+        bias.data.zero_()
+    picture = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
+    picture[(0, slice(None), *PAINTED)] = draw(3, 8, 8, seed=7)
+    vectors = draw(8, case.embed(model, picture).shape[1], seed=8)
+    found = gradcam.explain(model, picture, case.first, method="hirescam", target=Text(vectors)).maps
+    if kept is not None:
+        bias.data.copy_(kept)
+    side = found.shape[-1]
+    reach = 0 if side == 4 else 3 * side // 32 + 2  # a convolution sees some of the square from beside it
+    rows, columns = (slice(it.start * side // 32 - reach, it.stop * side // 32 + reach) for it in PAINTED)
+    inside = found[..., max(rows.start, 0) : rows.stop, max(columns.start, 0) : columns.stop].sum()
+    assert found.sum() > 0
+    assert inside / found.sum() > 1 - 1e-6
+
+
+# Attention, against loops over what it computed in the open
+
+
+def eager(kind: str) -> Any:
+    """The same model, with attention that tells its probabilities."""
+    model = copy.deepcopy(made(kind))
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "eager"
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    return model
+
+
+def open_clip_tower(model: Any) -> slow.Anatomy:
+    found = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
+    tower = model.vision_model
+    return slow.Anatomy(
+        found.attentions,
+        found.hidden_states[1:],
+        lambda tokens: model.visual_projection(tower.post_layernorm(tokens[:, 0])),
+    )
+
+
+def open_siglip_tower(model: Any) -> slow.Anatomy:
+    found = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
+    tower = model.vision_model
+    return slow.Anatomy(
+        found.attentions, found.hidden_states[1:], lambda tokens: tower.head(tower.post_layernorm(tokens))
+    )
+
+
+def open_dino(model: Any) -> slow.Anatomy:
+    found = model(PICTURES, output_attentions=True, output_hidden_states=True)
+    norm = model.norm if hasattr(model, "norm") else model.layernorm
+    return slow.Anatomy(found.attentions, found.hidden_states[1:], lambda tokens: norm(tokens)[:, 0])
+
+
+def open_timm_tower(model: Any) -> slow.Anatomy:
+    return slow.open_timm(model, PICTURES)
+
+
+TOWERS: dict[str, Callable[[Any], slow.Anatomy]] = {
+    "CLIP": open_clip_tower,
+    "SigLIP": open_siglip_tower,
+    "DINOv2 with registers": open_dino,
+    "DINOv3": open_dino,
+    "timm, registers": open_timm_tower,
+}
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_legrad_and_rollouts_equal_the_loops(kind: str) -> None:
+    case, prefix = CASES[kind], CASES[kind].prefix
+    plain = TOWERS[kind](eager(kind))
+    vectors = draw(2, plain.head(plain.outputs[-1]).shape[1])
+
+    def head(tokens: Tensor) -> Tensor:
+        return torch.stack([F.cosine_similarity(plain.head(tokens), it[None]) for it in vectors], 1)
+
+    anatomy = slow.Anatomy(plain.attentions, plain.outputs, head)
+    read = list(range(16)) if kind == "SigLIP" else [0]
+    for method in ("legrad", "gradient-rollout", "rollout"):
+        found = gradcam.explain(made(kind), PICTURES, method=method, target=Text(vectors)).maps
+        assert prefix is not None
+        assert_maps(found, slow.maps(method, anatomy, [[0, 1]] * 2, read, (4, 4)))
+    assert case.is_transformer
+
+
+def look_into_head(model: Any, pictures: Tensor) -> tuple[Attention, Tensor]:
+    """Of SigLIP, whose head pools by attention: one probe asks all tokens."""
+    tokens = model.vision_model(pictures).last_hidden_state
+    head, rows = model.vision_model.head, len(pictures)
+    inner = head.attention
+    weights, biases = inner.in_proj_weight.chunk(3), inner.in_proj_bias.chunk(3)
+    asked = [head.probe.expand(rows, -1, -1), tokens, tokens]
+    query, key, value = (
+        F.linear(given, weight, bias).unflatten(-1, (2, 8)).transpose(1, 2)
+        for given, weight, bias in zip(asked, weights, biases)
+    )
+    attention = Attention(query, key, value, attend(query, key, value))
+    pooled_token = inner.out_proj(attention.output.transpose(1, 2).flatten(2))
+    return attention, (pooled_token + head.mlp(head.layernorm(pooled_token)))[:, 0]
+
+
+@pytest.mark.parametrize("count", [2, 6])
+@pytest.mark.parametrize(
+    "kind",
+    ["CLIP", "SigLIP", "open_clip", "DINOv2 with registers", "DINOv3", "timm, registers", "timm, rotated places"],
+)
+def test_grad_eclip_equals_the_loops(kind: str, count: int) -> None:
+    case, model = CASES[kind], made(kind)
+    if kind == "SigLIP":
+        attention, vectors = look_into_head(model, PICTURES)
+    else:
+        attentions, vectors = look_at_attention(lambda: case.embed(model, PICTURES))
+        attention = attentions[-1]
+    sentences = draw(count, vectors.shape[1])
+    scores = torch.stack([F.cosine_similarity(vectors, it[None]) for it in sentences], 1)
+    assert case.prefix is not None
+    expected = eclip_maps(attention, scores, [list(range(count))] * 2, case.prefix, (4, 4))
+    for _ in range(2):
+        assert_maps(gradcam.explain(model, PICTURES, method="grad-eclip", target=Text(sentences)).maps, expected)
+
+
+# Other outputs, and what cannot be read
+
+
+class Giving(nn.Module):
+    """A convolution, whose output is wrapped up somehow."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.wrap = nn.Conv2d(3, 6, 8, 8), wrap
+        self.double().eval()
+
+    def forward(self, pictures: Tensor) -> Any:
+        return self.wrap(self.conv(pictures))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda maps: maps.mean((2, 3)),
+        lambda maps: maps.mean((2, 3), keepdim=True),
+        lambda maps: maps,
+        lambda maps: maps.flatten(2).transpose(1, 2),
+        lambda maps: (maps, maps.mean((2, 3))),
+        lambda maps: {"image_features": maps.mean((2, 3)), "other": maps[:, :2, 0, 0]},
+        lambda maps: [maps[:, :2], maps],
+    ],
+)
+def test_outputs_of_other_forms(wrap: Callable[[Tensor], Any]) -> None:
+    model, vector = Giving(wrap), draw(6)
+    found = gradcam.explain(model, PICTURES, "conv", method="hirescam", target=Text(vector)).scores
+    expected = F.cosine_similarity(model.conv(PICTURES).mean((2, 3)), vector[None])
+    torch.testing.assert_close(found.double()[:, 0], expected.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("wrap", [lambda maps: maps.mean((1, 2, 3)), lambda _: "nothing"])
+def test_outputs_without_vectors(wrap: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(TargetError, match=r"The model gives .*, expected a vector for each picture \(N, D\)"):
+        gradcam.explain(Giving(wrap), PICTURES, "conv", target=Text(draw(6)))
+
+
+def test_vectors_of_another_length() -> None:
+    with pytest.raises(TargetError, match=r"The model gives \(2, 512\) for 2 image\(s\), expected \(2, 6\)"):
+        gradcam.explain(made("any module"), PICTURES, "layer3", target=Like(draw(6)))
+
+
+class Around(nn.Module):
+    """A model of a user's, around a known one."""
+
+    def __init__(self, inner: nn.Module, ask: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.ask = inner, ask
+
+    def forward(self, pictures: Tensor) -> Any:
+        return self.ask(self.inner, pictures * 0.5)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "SigLIP", "open_clip", "DINOv2"])
+def test_models_around_a_known_one(kind: str) -> None:
+    case, model = CASES[kind], made(kind)
+    outer = Around(model, case.embed)
+    vectors = draw(2, case.embed(model, PICTURES).shape[1])
+    found = gradcam.explain(outer, PICTURES, f"inner.{case.layer}", method="hirescam", target=Text(vectors))
+    expected = gradcam.explain(model, PICTURES * 0.5, case.layer, method="hirescam", target=Text(vectors))
+    torch.testing.assert_close(found.maps, expected.maps, rtol=1e-6, atol=1e-8)
+    assert gradcam.explain(outer, PICTURES, target=Text(vectors)).method == "grad-eclip"
+
+
+def test_a_classifiers_backbone_gives_the_vector() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = awake(transformers.ViTForImageClassification(_config("ViT")))
+    expected = model.vit(PICTURES).last_hidden_state[:, 0]
+    found = gradcam.explain(model, PICTURES, target=Like(draw(16)))
+    torch.testing.assert_close(
+        found.scores.double()[:, 0], F.cosine_similarity(expected, draw(1, 16)).detach(), rtol=1e-6, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "open_clip"])
+def test_pictures_beside_other_arguments(kind: str) -> None:
+    case, model = CASES[kind], made(kind)
+    target = Text(draw(2, 12))
+    expected = gradcam.explain(model, PICTURES, case.layer, target=target).maps
+    words = torch.zeros(2, 5, dtype=torch.int64)
+    for given in ({"pixel_values": PICTURES, "input_ids": words}, (words, PICTURES), list(PICTURES)):
+        torch.testing.assert_close(gradcam.explain(model, given, case.layer, target=target).maps, expected)
+    with pytest.raises(ImageError, match="of several sizes"):
+        gradcam.explain(model, [PICTURES[0], PICTURES[0, :, :16]], case.layer, target=target)
+
+
+def test_pictures_larger_than_the_models() -> None:
+    model = made("CLIP")
+    large = draw(1, 3, 40, 48)
+    vectors = model.get_image_features(pixel_values=large, interpolate_pos_encoding=True).pooler_output
+    given = {"pixel_values": large, "interpolate_pos_encoding": True}
+    found = gradcam.explain(model, given, target=Text(draw(12)))
+    assert found.maps.shape == (1, 1, 5, 6)
+    torch.testing.assert_close(
+        found.scores.double()[:, 0], F.cosine_similarity(vectors, draw(1, 12)).detach(), rtol=1e-6, atol=1e-7
+    )
+
+
+def test_windows_are_no_plain_transformer() -> None:
+    transformers = pytest.importorskip("transformers")
+    options = {
+        "image_size": 32,
+        "patch_size": 2,
+        "embed_dim": 8,
+        "depths": [1, 1],
+        "num_heads": [2, 2],
+        "window_size": 4,
+    }
+    swin = transformers.SwinModel(transformers.SwinConfig(**options))
+    assert not find_embedder(swin).is_transformer
+    assert find_embedder(made("DINOv3")).is_transformer

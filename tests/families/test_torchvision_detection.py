@@ -1,0 +1,229 @@
+"""Boxes of torchvision's detectors: against autograd by hand through the whole model, and on the right pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.cam import maps
+from gradcam.families import find_family
+from gradcam.families.base import Detector
+from gradcam.targets import Box, MissedBox
+from gradcam.targets.boxes import EDGES
+from tests.detectors import (
+    KINDS,
+    ByHand,
+    Seen,
+    explain_by_hand,
+    make_detector,
+    make_pictures,
+    overlap,
+    weigh_by_hand,
+)
+
+TOLERANCE = 1e-6  # maps are float32
+PLACE, LABEL = (10.0, 8.0, 30.0, 26.0), 2
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def detector(request: pytest.FixtureRequest) -> nn.Module:
+    return make_detector(request.param)
+
+
+def assert_maps(found: gradcam.Explanation, expected: ByHand) -> None:
+    assert any(each.any() for own in expected.maps for each in own)
+    for i, own in enumerate(expected.maps):
+        for k, each in enumerate(own):
+            assert found.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=1e-6)
+            np.testing.assert_allclose(found.maps[i, k].numpy(), each, rtol=0, atol=TOLERANCE * each.max())
+            heatmap = expected.heatmaps[i][k]
+            np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
+
+
+def scores_of(numbers: Sequence[int]) -> Any:
+    return lambda output, _: [[it["scores"][k] for k in numbers] for it in output]
+
+
+@pytest.mark.parametrize("name", torchvision.models.list_models(torchvision.models.detection))
+def test_every_model_has_its_reader(name: str) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name, weights=None, weights_backbone=None)
+    family = find_family(model, Detector)
+    assert family is not None
+    assert family.layer == "backbone"
+
+
+def test_scores_of_boxes(detector: nn.Module) -> None:
+    """Of pictures of two sizes, none of which fills what the model makes of them."""
+    pictures = make_pictures()
+    found = gradcam.explain(detector, pictures, target=Box([0, 2, 5]))
+    assert (found.layer, found.method) == ("backbone", "hirescam")
+    assert_maps(found, explain_by_hand(detector, pictures, scores_of([0, 2, 5])))
+    for own, output in zip(found.instances or (), detector(pictures)):
+        for instance, k in zip(own, (0, 2, 5)):
+            assert (instance.kind, instance.number, instance.index) == ("box", k, int(output["labels"][k]))
+            assert instance.box == pytest.approx(output["boxes"][k].tolist())
+            assert instance.score == pytest.approx(output["scores"][k].item())
+
+
+def test_where_an_edge_is(detector: nn.Module) -> None:
+    pictures = make_pictures()
+    moved = 0
+    for number, edge in enumerate(EDGES):
+        expected = explain_by_hand(detector, pictures, lambda output, _, n=number: [it["boxes"][:4, n] for it in output])
+        found = gradcam.explain(detector, pictures, target=Box(range(4), edge=edge))
+        assert_maps(found, expected)
+        moved += sum(bool(each.any()) for own in expected.maps for each in own)
+    assert moved > 4  # others stand at the picture's border
+
+
+def missed(model: nn.Module, pictures: Sequence[Tensor], label: int | None) -> Any:
+    def read(output: Any, seen: Seen) -> list[list[Tensor]]:
+        first = 0 if "RetinaNet" in type(model).__name__ or "FCOS" in type(model).__name__ else 1
+        values = []
+        for boxes, scores in weigh_by_hand(model, seen, pictures):
+            best = scores[:, first:].argmax(1) + first
+            chosen = best if label is None else torch.full_like(best, label)
+            rows = torch.arange(len(scores))
+            values.append([(scores[rows, chosen] * overlap(boxes[rows, chosen], PLACE)).max()])
+        return values
+
+    return read
+
+
+@pytest.mark.parametrize("label", [LABEL, None])
+def test_what_was_missed(detector: nn.Module, label: int | None) -> None:
+    pictures = make_pictures()
+    expected = explain_by_hand(detector, pictures, missed(detector, pictures, label))
+    found = gradcam.explain(detector, pictures, target=MissedBox(PLACE, label))
+    assert_maps(found, expected)
+    assert (found.instances or ())[1][0].kind == "missed"
+
+
+def test_one_level_alone(detector: nn.Module) -> None:
+    pictures = make_pictures()
+    found = gradcam.explain(detector, pictures, "backbone:0", target=Box([0, 1, 2, 3]))
+    expected = explain_by_hand(detector, pictures, scores_of(range(4)), ["0"])
+    assert_maps(found, expected)
+
+
+class Around(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, images: Any) -> Any:
+        return self.inner(images)
+
+
+@ALL_KINDS
+def test_a_model_inside_another(kind: str) -> None:
+    detector, pictures = make_detector(kind), make_pictures()
+    around = Around(detector)
+    found = gradcam.explain(around, pictures, target=Box([0, 1]))
+    assert found.layer == "inner.backbone"
+    assert_maps(found, explain_by_hand(detector, pictures, scores_of([0, 1]), run_what=around))
+
+
+LOCAL = ("fasterrcnn", "fasterrcnn_v2", "maskrcnn", "keypointrcnn", "retinanet")
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a backward pass through all of the heads")
+
+
+@pytest.mark.parametrize("method", ["hirescam", "layercam", "elementwise-gradcam"])
+@pytest.mark.parametrize("edge", [None, "top"])
+@pytest.mark.parametrize("kind", LOCAL)
+def test_gradients_of_all_boxes_come_from_their_own_parts(
+    kind: str, edge: str | None, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector, pictures = make_detector(kind), make_pictures()
+    target = Box(all, edge=edge)
+    expected = gradcam.compare(detector, pictures, layers=["backbone"], methods=[method, "gradcam"], target=target)
+    monkeypatch.setattr(maps, "jacobian", refuse)
+    with pytest.raises(AssertionError, match="all of the heads"):
+        gradcam.explain(detector, pictures, target=target, method="gradcam")
+    found = gradcam.explain(detector, pictures, target=target, method=method)
+    assert found.maps.shape[1] > 8
+    torch.testing.assert_close(found.maps, expected["backbone", method].maps, rtol=1e-6, atol=1e-8)
+
+
+class Relative(nn.Module):
+    """A head in which each region counts by what it has more than the others."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        rows: Tensor = self.head(pooled)
+        return rows - rows.mean(0)
+
+
+def change_head(detector: Any) -> None:
+    if hasattr(detector, "roi_heads"):
+        detector.roi_heads.box_head = Relative(detector.roi_heads.box_head)
+    else:
+        detector.head.classification_head.conv[1].register_forward_hook(lambda module, args, output: 2 * output)
+
+
+@pytest.mark.parametrize("kind", ["fasterrcnn", "retinanet"])
+def test_where_heads_do_more_the_whole_of_them_is_differentiated(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    detector, pictures = make_detector(kind), make_pictures()[:1]
+    change_head(detector)
+    found = gradcam.explain(detector, pictures, target=Box([0, 1, 2]))
+    assert_maps(found, explain_by_hand(detector, pictures, scores_of(range(3))))
+    monkeypatch.setattr(maps, "jacobian", refuse)
+    with pytest.raises(AssertionError, match="all of the heads"):
+        gradcam.explain(detector, pictures, target=Box([0, 1, 2]))
+
+
+@pytest.mark.parametrize("kind", ["fasterrcnn", "retinanet"])
+@pytest.mark.parametrize("layer", ["backbone.body.c", "backbone.fpn"])
+def test_at_other_layers(kind: str, layer: str) -> None:
+    """Before the levels the gradient goes through the pyramid, and not through windows of it."""
+    detector, pictures = make_detector(kind), make_pictures()
+    found = gradcam.explain(detector, pictures, layer, target=Box([0, 1]))
+    assert_maps(found, explain_by_hand(detector, pictures, scores_of([0, 1]), layer=layer))
+
+
+@ALL_KINDS
+def test_pictures_of_one_size_may_come_as_a_tensor(kind: str) -> None:
+    detector = make_detector(kind).float()
+    pictures = torch.stack([make_pictures(torch.float32)[0]] * 2)
+    pictures[1] = pictures[1].flip(-1)
+    found = gradcam.explain(detector, pictures, target=Box([0, 1]))
+    listed = gradcam.explain(detector, list(pictures), target=Box([0, 1]))
+    assert found.heatmaps.any()
+    torch.testing.assert_close(found.heatmaps, listed.heatmaps)
+
+
+@ALL_KINDS
+def test_the_map_lies_on_a_painted_square(kind: str) -> None:
+    """All else is black, which is zero at every layer: activations are there, and around it as far as a layer's cells
+    reach. A map that was laid over the padded canvas would lie elsewhere."""
+    detector = make_detector(kind, is_plain=True)
+    pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
+    squares = ((34, 26, 42, 34), (20, 30, 28, 38))
+    for picture, (left, top, right, bottom) in zip(pictures, squares):
+        picture[:, top:bottom, left:right] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    target = MissedBox([tuple(map(float, square)) for square in squares])
+    found = gradcam.explain(detector, pictures, target=target, evidence="signed")
+    for i, (left, top, right, bottom) in enumerate(squares):
+        energy = found.heatmaps[i][i].abs().double()
+        assert energy.any()
+        down, across = (energy.sum(axis) for axis in (1, 0))
+        centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
+        print("CEN", centre, energy[top - 8 : bottom + 8, left - 8 : right + 8].sum()/ energy.sum())
+        assert left - 2 < centre[0] < right + 2
+        assert top - 2 < centre[1] < bottom + 2
+        assert energy[top - 8 : bottom + 8, left - 8 : right + 8].sum() > 0.75 * energy.sum()

@@ -1,0 +1,368 @@
+"""Boxes of ultralytics' networks, where that is installed: against its own suppression, and against autograd by hand.
+Letterboxing needs nothing but this package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+import gradcam
+from gradcam import families
+from gradcam.errors import ModelError
+from gradcam.families.base import Detections, Detector
+from gradcam.families.yolo import Letterbox, load_yolo
+from gradcam.hooks.nested import tensors, to_batch
+from gradcam.targets.boxes import Box, MissedBox
+
+CLASSES, SIZE = 4, (64, 96)
+EXTRA = {"Segment": ["nc", 8, 16], "Pose": ["nc", [5, 3]]}
+# Heads, and whether their boxes come of the branch that needs no suppression.
+CASES = [("Detect", False), ("v10Detect", False), ("v10Detect", True), ("Segment", False), ("Pose", False)]
+
+
+@pytest.fixture
+def ultralytics() -> Any:
+    return pytest.importorskip("ultralytics")
+
+
+def configure(head: str) -> dict[str, Any]:
+    """A backbone of three levels, and the way back down to the second of them."""
+    backbone = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C2f", [16, True]]]
+    backbone += [[-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [24, 3, 2]], [-1, 1, "Conv", [32, 3, 2]]]
+    upward = [[-1, 1, "nn.Upsample", [None, 2, "nearest"]], [[-1, 4], 1, "Concat", [1]], [-1, 1, "C2f", [24]]]
+    ending = [[[3, 8, 5], 1, head, EXTRA.get(head, ["nc"])]]
+    return {"nc": CLASSES, "kpt_shape": [5, 3], "backbone": backbone, "head": upward + ending}
+
+
+def build(head: str = "Detect", *, end_to_end: bool = False) -> Any:
+    tasks = importlib.import_module("ultralytics.nn.tasks")
+    kinds = {"Segment": "SegmentationModel", "Pose": "PoseModel"}
+    model = getattr(tasks, kinds.get(head, "DetectionModel"))(configure(head), verbose=False).double().eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 4 and "dfl" not in name:
+                parameter.normal_(0, 1.5 / parameter[0].numel() ** 0.5)
+            elif parameter.ndim == 1:
+                parameter.normal_(0 if name.endswith("bias") else 1, 0.3)
+    if hasattr(model.model[-1], "one2one_cv2"):
+        model.model[-1].end2end = end_to_end
+    return model
+
+
+def make_pictures() -> Tensor:
+    return torch.rand(2, 3, *SIZE, dtype=torch.float64)
+
+
+def find(model: nn.Module) -> Any:
+    return families.find_family(model, Detector)
+
+
+def read(model: Any, pictures: Tensor) -> list[Detections]:
+    family, batch = find(model), to_batch(pictures)
+    return family.read(batch.run(family.wrap(model)), batch)
+
+
+def explain(model: Any, pictures: Tensor, target: Any) -> gradcam.Explanation:
+    return gradcam.explain(model, pictures, layers=find(model).own_layers, join="sum", target=target)
+
+
+def suppress(model: Any, output: Any, threshold: float) -> list[Tensor]:
+    """Rows of corners, score and label, as ultralytics itself has them of what a network gave."""
+    is_new = importlib.util.find_spec("ultralytics.utils.nms") is not None
+    module = importlib.import_module(f"ultralytics.utils.{'nms' if is_new else 'ops'}")
+    rows = tensors(output)[0].detach().clone()
+    return module.non_max_suppression(rows, threshold, 0.7, nc=CLASSES)
+
+
+@pytest.mark.parametrize(("head", "end_to_end"), CASES)
+def test_boxes_are_those_of_ultralytics(ultralytics: Any, head: str, end_to_end: bool) -> None:
+    model, pictures = build(head, end_to_end=end_to_end), make_pictures()
+    everything = read(model, pictures)
+    middle = min(found.scores.median().item() for found in everything) + 1e-6
+    for threshold in (0.25, middle):
+        find(model).set_threshold(threshold)
+        found, expected = read(model, pictures), suppress(model, model(pictures), threshold)
+        for own, rows in zip(found, expected, strict=True):
+            assert len(rows) > 0
+            assert torch.equal(own.labels, rows[:, 5].long())
+            assert torch.allclose(own.scores, rows[:, 4].double(), rtol=1e-6)
+            assert torch.allclose(own.boxes, rows[:, :4].double(), rtol=1e-6, atol=1e-4)
+    assert sum(len(own.scores) for own in found) < sum(len(own.scores) for own in everything)
+
+
+def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[Tensor, Tensor]]]:
+    """For each picture the score and the corners of each box with their graph: the candidate that has the score which
+    ultralytics itself says."""
+    rows, found = tensors(output)[0], []
+    for i, kept in enumerate(suppress(model, output, threshold)):
+        own = []
+        for *_, score, label in kept[:, :6].tolist():
+            if model.model[-1].end2end:
+                row = rows[i, int((rows[i, :, 4] - score).abs().argmin())]
+                own.append((row[4], row[:4]))
+            else:
+                place = int((rows[i, 4 + int(label)] - score).abs().argmin())
+                x, y, width, height = rows[i, :4, place]
+                corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
+                own.append((rows[i, 4 + int(label), place], corners))
+        found.append(own)
+    return found
+
+
+def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Callable[[Tensor], Any]) -> Tensor:
+    """relu(sum over channels of gradient x activation) at each level that the head reads, resized and added."""
+    taken: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        taken.append(output.clone())
+        return taken[-1]
+
+    handles = [model.model[index].register_forward_hook(keep) for index in sorted(model.model[-1].f)]
+    try:
+        output = run(pictures.clone().requires_grad_())
+    finally:
+        for handle in handles:
+            handle.remove()
+    maps = []
+    for i, own in enumerate(list_by_hand(model, output, 0.25)):
+        value = own[number][0] if edge is None else own[number][1][edge]
+        gradients = torch.autograd.grad(value, taken, retain_graph=True, allow_unused=True)
+        levels = [(a * g)[i].sum(0).relu() for a, g in zip(taken, gradients) if g is not None]
+        finest = (SIZE[0] // 8, SIZE[1] // 8)
+        maps.append(
+            torch.cat([interpolate(it[None, None], finest, mode="bicubic").clamp(min=0) for it in levels]).sum((0, 1))
+        )
+    return torch.stack(maps)
+
+
+def assert_alike(maps: Tensor, expected: Tensor) -> None:
+    assert expected.flatten(1).any(1).all()
+    assert torch.allclose(maps.double(), expected, rtol=1e-6, atol=1e-6 * expected.max().item())
+
+
+@pytest.mark.parametrize("edge", [None, "right"])
+@pytest.mark.parametrize(("head", "end_to_end"), CASES)
+def test_maps_are_autograd_by_hand(ultralytics: Any, head: str, end_to_end: bool, edge: str | None) -> None:
+    model, pictures = build(head, end_to_end=end_to_end), make_pictures()
+    if end_to_end:
+        detach(model)  # which older versions do anyway
+        by_itself = build(head, end_to_end=True)
+        by_itself.load_state_dict(model.state_dict())
+        connect(by_itself)
+    else:
+        by_itself = model
+    explanation = explain(model, pictures, Box([0, 1], edge))
+    for k in (0, 1):
+        expected = by_hand(by_itself, pictures, k, None if edge is None else 2, by_itself)
+        assert_alike(explanation.maps[:, k], expected)
+
+
+def detach(model: Any) -> None:
+    """Let the head detach what it reads for the branch that it takes boxes of, as versions up to 8.3 do."""
+    head = model.model[-1]
+    run = head.forward
+    head.forward = lambda levels: run([level.detach() for level in levels])
+
+
+def connect(model: Any) -> None:
+    """Let the head be without that, by a loop over its own branch."""
+    head = model.model[-1]
+
+    def run(levels: list[Tensor]) -> Any:
+        joined = [
+            torch.cat([head.one2one_cv2[i](level), head.one2one_cv3[i](level)], 1).flatten(2)
+            for i, level in enumerate(levels)
+        ]
+        sides, logits = torch.cat(joined, 2).split([joined[0].shape[1] - CLASSES, CLASSES], 1)
+        distances = head.dfl(sides)
+        places = [
+            (x + 0.5, y + 0.5, int(stride))
+            for level, stride in zip(levels, head.stride)
+            for y in range(level.shape[2])
+            for x in range(level.shape[3])
+        ]
+        x, y, stride = torch.tensor(places, dtype=torch.float64).unbind(1)
+        left, top, right, bottom = distances.unbind(1)
+        corners = torch.stack([x - left, y - top, x + right, y + bottom], -1) * stride[:, None]
+        scores, labels = logits.sigmoid().mT.flatten(1).topk(min(300, len(places)))
+        rows = (labels // CLASSES)[..., None].expand(-1, -1, 4)
+        return torch.cat([corners.gather(1, rows), scores[..., None], (labels % CLASSES)[..., None]], -1)
+
+    head.forward = run
+
+
+def test_model_is_as_before(ultralytics: Any) -> None:
+    model, pictures = build("v10Detect", end_to_end=True), make_pictures()
+    detach(model)
+    with torch.inference_mode():
+        model(pictures)  # as predictions do: what the head caches has no gradient
+    head = model.model[-1]
+    before = (head.shape, head.anchors, head.strides)
+    assert head.anchors.is_inference()
+    explain(model, pictures, Box(0))
+    assert all(one is other for one, other in zip(before, (head.shape, head.anchors, head.strides), strict=True))
+    head.shape = None
+    output = tensors(model(pictures.requires_grad_()))[0]
+    assert torch.autograd.grad(output.sum(), pictures, allow_unused=True) == (None,)
+
+
+def test_head_that_has_not_run_has_no_cache_then(ultralytics: Any) -> None:
+    model = build()
+    head = model.model[-1]
+    before = set(vars(head))
+    explain(model, make_pictures()[:, :, :32], Box(0))
+    assert set(vars(head)) == before
+
+
+@pytest.mark.parametrize("label", [None, 2])
+@pytest.mark.parametrize("head", ["Detect", "v10Detect"])
+def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label: int | None) -> None:
+    """Of the branch that boxes are taken of: without suppression the one head gives them all; the other, once its
+    branches are alike, gives the same as without the choice of 300."""
+    model, pictures = build(head), make_pictures()
+    family, batch = find(model), to_batch(pictures)
+    x, y, width, height, *scores = tensors(model(pictures))[0].unbind(1)
+    corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1)
+    of_class = torch.stack(scores[:CLASSES], -1)
+    if head == "v10Detect":
+        layers = model.model[-1]
+        layers.one2one_cv2.load_state_dict(layers.cv2.state_dict())
+        layers.one2one_cv3.load_state_dict(layers.cv3.state_dict())
+        layers.end2end = True
+    for i, found in enumerate(family.weigh(batch.run(family.wrap(model)), batch, label)):
+        assert torch.allclose(found.boxes, corners[i], rtol=1e-9, atol=1e-9)
+        expected = of_class[i].max(1).values if label is None else of_class[i, :, label]
+        assert torch.allclose(found.scores, expected, rtol=1e-9)
+        assert torch.equal(found.labels, of_class[i].argmax(1) if label is None else torch.full((126,), label))
+
+
+def test_missed_box(ultralytics: Any) -> None:
+    """The largest product of score and overlap, by a loop."""
+    model, pictures = build(), make_pictures()
+    wanted = (20, 10, 70, 50)
+    explanation = explain(model, pictures, MissedBox(wanted, 1))
+    rows = tensors(model(pictures))[0]
+    for i in range(2):
+        best = 0.0
+        for x, y, width, height, *scores in rows[i].T.tolist():
+            across = min(x + width / 2, 70) - max(x - width / 2, 20)
+            down = min(y + height / 2, 50) - max(y - height / 2, 10)
+            shared = max(across, 0) * max(down, 0)
+            best = max(best, scores[1] * shared / (width * height + 50 * 40 - shared))
+        assert explanation.scores[i, 0].item() == pytest.approx(best, rel=1e-6)
+
+
+@gradcam.method("altered", summary="how far activations are from those of the first picture")
+def altered(activations: Tensor) -> Tensor:
+    return (activations - activations[:1]).norm(dim=1)
+
+
+def test_painted_square_is_where_it_was_painted(ultralytics: Any) -> None:
+    """In the letterbox, of the whole network with its way up and down; seen at each level, and at all of them."""
+    tasks = importlib.import_module("ultralytics.nn.tasks")
+    torch.manual_seed(0)
+    model = tasks.DetectionModel("yolov8n.yaml", verbose=False).eval()
+    picture = np.full((120, 240, 3), 100, np.uint8)
+    painted = picture.copy()
+    painted[60:100, 30:70] = 255
+    letterbox = Letterbox(256)
+    pictures = torch.stack([letterbox(picture), letterbox(painted)])
+    top, left, _, width = letterbox.window(120, 240)
+    scale = width / 240
+    first, last = round(top + 60 * scale), round(top + 100 * scale)
+    begin, end = round(left + 30 * scale), round(left + 70 * scale)
+    layers = find(model).own_layers
+    target = MissedBox((begin, first, end, last))
+    for chosen in (layers, *([layer] for layer in layers)):
+        found = gradcam.explain(model, pictures, layers=chosen, join="sum", target=target, method=altered)
+        energy = found.heatmaps[1, 0].square()
+        down, across = divmod(int(energy.argmax()), 256)
+        assert first < down < last
+        assert begin < across < end
+        if chosen != layers[-1:]:  # which has pooled over all of the picture
+            assert energy[first - 32 : last + 32, begin - 32 : end + 32].sum() > 0.9 * energy.sum()
+
+
+def test_layers_and_labels(ultralytics: Any) -> None:
+    model = build()
+    model.names = {1: "dog", 0: "cat", 2: "cup", 3: "car"}
+    family = find(model)
+    assert family.own_layers == ["model.3", "model.8", "model.5"]
+    assert family.layer == "model.3"
+    assert family.labels == ["cat", "dog", "cup", "car"]
+
+
+def test_boxes_that_are_turned(ultralytics: Any) -> None:
+    tasks = importlib.import_module("ultralytics.nn.tasks")
+    model = tasks.OBBModel(
+        {**configure("OBB"), "head": [*configure("OBB")["head"][:-1], [[3, 8, 5], 1, "OBB", ["nc", 1]]]}
+    )
+    with pytest.raises(ModelError, match="The boxes of OBB"):
+        explain(model.eval(), make_pictures().float(), Box(0))
+
+
+def test_checkpoint(ultralytics: Any, tmp_path: Path) -> None:
+    model = build().float()
+    model.names = dict(enumerate(["cat", "dog", "cup", "car"]))
+    model.args, model.task = {}, "detect"
+    torch.save({"model": model, "train_args": {}}, tmp_path / "best.pt")
+    loaded, labels = load_yolo(tmp_path / "best.pt")
+    assert labels == ["cat", "dog", "cup", "car"]
+    assert not loaded.training
+    pictures = make_pictures().float()
+    assert torch.equal(tensors(loaded(pictures))[0], tensors(model(pictures))[0])
+
+
+@pytest.mark.parametrize("content", [None, b"no checkpoint"])
+def test_file_that_is_no_checkpoint(ultralytics: Any, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "best.pt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match="There is no file" if content is None else "ultralytics cannot read it"):
+        load_yolo(path)
+
+
+def test_without_ultralytics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ultralytics", None)
+    with pytest.raises(ModelError, match="which is not installed"):
+        load_yolo(tmp_path / "best.pt")
+
+
+def test_ultralytics_is_not_imported_before_it_is_asked_for() -> None:
+    module = importlib.import_module("gradcam.families.yolo")
+    assert not any(getattr(each, "__name__", "").startswith("ultralytics") for each in vars(module).values())
+
+
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [((100, 200), (16, 0, 32, 64)), ((200, 100), (0, 16, 64, 32)), ((64, 64), (0, 0, 64, 64)), ((10, 7), (0, 9, 64, 45)),
+     ((3, 1000), (31, 0, 1, 64))],
+)  # fmt: skip
+def test_window(size: tuple[int, int], window: tuple[int, int, int, int]) -> None:
+    assert Letterbox(64).window(*size) == window
+    image = np.zeros((*size, 3), np.uint8)
+    grey = Letterbox(64)(image) == 114 / 255
+    top, left, height, width = window
+    assert not grey[:, top : top + height, left : left + width].any()
+    assert int((~grey).sum()) == 3 * height * width
+
+
+@pytest.mark.parametrize("size", [(100, 200), (37, 23), (200, 150), (64, 64)])
+def test_letterbox_is_that_of_ultralytics(ultralytics: Any, size: tuple[int, int]) -> None:
+    """But for the last bit: it computes in whole numbers."""
+    augment = importlib.import_module("ultralytics.data.augment")
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    expected = augment.LetterBox((96, 96), auto=False)(image=image)
+    found = (Letterbox(96)(image) * 255).permute(1, 2, 0).numpy()
+    assert np.abs(found - expected.astype(float)).max() <= 1.001

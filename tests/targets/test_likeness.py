@@ -1,0 +1,111 @@
+"""Another picture as the target: what it may be given as, and the maps on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradcam
+from gradcam.errors import TargetError
+from gradcam.targets.likeness import Like
+from tests.families.test_embedding import PICTURES, draw, hugging_face, made
+from tests.helpers import assert_same, traces
+
+OTHER = draw(3, 32, 32, seed=5)
+
+
+def explain(model: nn.Module, target: Like, pictures: Any = PICTURES, **options: Any) -> gradcam.Explanation:
+    return gradcam.explain(model, pictures, "layer3", method="hirescam", target=target, **options)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_picture_and_its_embedding_are_one_target() -> None:
+    model = made("any module")
+    vector = model(OTHER[None]).detach()
+    expected = explain(model, Like(OTHER))
+    for target in (Like(OTHER[None]), Like(vector[0]), Like(vector), Like(3 * vector)):
+        found = explain(model, target)
+        assert_close(found.maps, expected.maps)
+        assert_close(found.scores, expected.scores)
+        assert (found.reference is None) == (target.reference.ndim < 3)
+    assert_close(expected.scores[:, 0], F.cosine_similarity(model(PICTURES), vector).detach())
+
+
+def test_several_references_give_several_maps() -> None:
+    model, others = made("any module"), torch.stack([OTHER, PICTURES[0]])
+    found = explain(model, Like(others, "photo"))
+    assert found.maps.shape[:2] == (2, 2)
+    for k, other in enumerate(others):
+        assert_close(found.maps[:, k : k + 1], explain(model, Like(other)).maps)
+    assert [it.name for it in found.instances[0]] == ["photo 0", "photo 1"]
+    assert found.reference is not None
+    assert_close(found.reference.scores, found.scores.T)
+    by_vectors = explain(model, Like(model(others).detach()))
+    assert_close(by_vectors.maps, found.maps)
+
+
+def test_a_picture_is_most_like_itself() -> None:
+    found = explain(made("any module"), Like(PICTURES[1]))
+    assert found.scores[1, 0].item() == pytest.approx(1, abs=1e-6)
+    assert found.scores[0, 0] < found.scores[1, 0]
+    assert found.instances[1][0].score == pytest.approx(1, abs=1e-6)
+
+
+def test_a_reference_of_another_size() -> None:
+    model, larger = made("any module"), draw(3, 48, 64, seed=6)
+    found = explain(model, Like(larger))
+    assert found.reference is not None
+    assert (found.heatmaps.shape, found.reference.heatmaps.shape) == ((2, 1, 32, 32), (1, 2, 48, 64))
+    assert_close(found.scores[:, 0], F.cosine_similarity(model(PICTURES), model(larger[None])).detach())
+
+
+def test_other_views_leave_the_reference_as_it_is() -> None:
+    model = made("any module")
+    plain, flipped = explain(model, Like(OTHER)), explain(model, Like(OTHER), augmentation="flip")
+    assert plain.reference is not None
+    assert flipped.reference is not None
+    assert_close(flipped.reference.scores, plain.reference.scores)
+    mirrored = explain(model, Like(OTHER), PICTURES.flip(-1)).maps.flip(-1)
+    torch.testing.assert_close(flipped.maps, (plain.maps + mirrored) / 2, rtol=1e-5, atol=1e-8)
+
+
+def test_nothing_is_left_behind() -> None:
+    model = hugging_face(
+        "Dinov2", hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+    )
+    model.train()
+    reference = OTHER.clone().requires_grad_()
+    before = traces(model)
+    found = gradcam.explain(model, PICTURES, target=Like(reference))
+    assert_same(before, traces(model))
+    assert reference.grad is None
+    assert not found.scores.requires_grad
+    assert (found.method, found.layer) == ("grad-eclip", "attention")
+    with torch.inference_mode():
+        again = gradcam.explain(model, PICTURES.clone(), target=Like(OTHER.clone()))
+    assert_close(again.maps, found.maps)
+
+
+def test_what_is_no_reference(tmp_path: Path) -> None:
+    for wrong in ("other.jpg", tmp_path, np.zeros((3, 4, 4), np.float32), None, [OTHER]):
+        with pytest.raises(TargetError, match=r"The reference is .*, expected a tensor: a picture \(C,H,W\)"):
+            Like(wrong)
+    for wrong in (
+        torch.zeros(3, 4, 4, dtype=torch.uint8),
+        torch.zeros(()),
+        torch.zeros(1, 1, 3, 4, 4),
+        torch.zeros(0, 3, 4, 4),
+    ):
+        with pytest.raises(TargetError, match=r"The reference is torch\..*, expected a floating picture \(C,H,W\)"):
+            Like(wrong)
+    with pytest.raises(TargetError, match="An embedding is zero, infinite or NaN"):
+        explain(made("any module"), Like(torch.zeros(512)))

@@ -1,0 +1,358 @@
+"""Sentences: how they are tokenised, embedded once, and what is said where that cannot be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradcam
+from gradcam.errors import TargetError
+from gradcam.targets.text import Text
+from tests.families.test_embedding import PICTURES, Own, awake, open_clip, towers
+from tests.helpers import assert_same, traces
+
+WORDS = "a dog cat sits on the red blue sofa and there is an empty one".split()
+SENTENCES = ["a dog", "the red cat sits on a sofa"]
+
+
+def word_tokenizer(longest: int = 12, words: Sequence[str] = WORDS) -> Any:
+    """Hugging Face's, of these words."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[BOS]", "[EOS]", "[UNK]", *words])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
+    )
+    named = {"unk_token": "[UNK]", "pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=longest, **named)
+
+
+def save(model: Any, folder: Path, tokenizer: Any = None) -> Any:
+    """A model as it is loaded from a folder, with a tokenizer in it or without."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return type(model).from_pretrained(folder).double().eval()
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Any:
+    return save(towers("CLIP", projection_dim=12), tmp_path, word_tokenizer())
+
+
+def cosines(pictures: Tensor, sentences: Tensor) -> Tensor:
+    return torch.stack([F.cosine_similarity(pictures, each[None]) for each in sentences], 1).detach()
+
+
+def embed(model: Any, **tokens: Tensor) -> Tensor:
+    return model.get_text_features(**tokens).pooler_output
+
+
+def see(model: Any) -> Tensor:
+    return model.get_image_features(pixel_values=PICTURES).pooler_output
+
+
+def count_runs(module: nn.Module) -> list[int]:
+    """How many rows each run of a module had."""
+    runs: list[int] = []
+    module.register_forward_hook(
+        lambda module, args, kwargs, output: runs.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    return runs
+
+
+def score(model: Any, text: Any = SENTENCES, **options: Any) -> Tensor:
+    return gradcam.explain(model, PICTURES, method="gradcam", target=Text(text, **options)).scores.double()
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_sentences_are_embedded_by_the_models_own_parts(clip: Any) -> None:
+    each = [embed(clip, **word_tokenizer()([sentence], return_tensors="pt")) for sentence in SENTENCES]
+    expected = cosines(see(clip), torch.cat(each))
+    assert_close(score(clip), expected)
+    assert_close(score(clip, SENTENCES[1]), expected[:, 1:])
+    assert expected.std() > 0.01
+
+
+def test_against_is_the_mean_of_the_others(clip: Any) -> None:
+    others = ["an empty sofa", "there is one"]
+    plain, rivals = score(clip), score(clip, others)
+    assert_close(score(clip, against=others), plain - rivals.mean(1, keepdim=True))
+    assert_close(score(clip, against=others[0]), plain - rivals[:, :1])
+    found = gradcam.explain(clip, PICTURES, method="gradcam", target=Text(SENTENCES, against=others))
+    assert [(it.kind, it.name, it.against) for it in found.instances[0]] == [
+        ("text", sentence, tuple(others)) for sentence in SENTENCES
+    ]
+    said = torch.tensor([[it.score for it in row] for row in found.instances], dtype=torch.float64)
+    assert_close(said, plain)
+
+
+def test_siglip_fills_sentences_up_as_in_training(tmp_path: Path) -> None:
+    model = save(towers("Siglip"), tmp_path, word_tokenizer())
+    tokens = word_tokenizer()(SENTENCES, padding="max_length", max_length=12, return_tensors="pt")
+    assert_close(score(model), cosines(see(model), embed(model, **tokens)))
+
+
+def test_open_clip_has_a_tokenizer() -> None:
+    library = pytest.importorskip("open_clip")
+    model = open_clip()
+    tokens = library.tokenizer.SimpleTokenizer(context_length=12)(SENTENCES)
+    expected = cosines(model.encode_image(PICTURES), model.encode_text(tokens))
+    assert_close(score(model), expected)
+    assert_close(score(open_clip("CustomTextCLIP"), SENTENCES).std() * 0, torch.tensor(0.0, dtype=torch.float64))
+    with pytest.raises(
+        TargetError, match=r"has 17 tokens, and the model takes 12: it would be cut behind '\.\.\. on the sofa and'"
+    ):
+        score(model, "a dog and a cat sit on the sofa and on the red chair and sleep")
+
+
+def test_open_clip_with_another_vocabulary() -> None:
+    library = pytest.importorskip("open_clip")
+    vision = {"image_size": 32, "patch_size": 8, "width": 16, "layers": 1, "head_width": 8}
+    text = {"width": 16, "heads": 2, "layers": 1, "context_length": 12, "vocab_size": 30}
+    model = awake(library.CLIP(12, vision, text))
+    with pytest.raises(TargetError, match=r"a vocabulary of its own, .* tokenizer=open_clip.get_tokenizer\(NAME\)"):
+        score(model)
+    tokens = word_tokenizer()(SENTENCES, padding="max_length", max_length=12, return_tensors="pt")["input_ids"]
+    expected = cosines(model.encode_image(PICTURES), model.encode_text(tokens))
+    assert_close(score(model, tokenizer=word_tokenizer()), expected)
+
+
+def test_towers_of_a_users_own() -> None:
+    model = Own().double().eval()
+    expected = cosines(model.encode_image(PICTURES), model.encode_text(model.tokenizer(SENTENCES)))
+    assert_close(score(model), expected)
+    model.tokenizer = None  # type: ignore[assignment]
+    with pytest.raises(TargetError, match=r"This Own is a text model without a tokenizer: pass Text\(..., tokenizer="):
+        score(model)
+    assert_close(score(model, tokenizer=Own().tokenizer), expected)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda tokens: dict(tokens), lambda tokens: tokens["input_ids"], lambda tokens: tokens["input_ids"].tolist()],
+)
+def test_a_tokenizer_of_ones_own(form: Callable[[Any], Any]) -> None:
+    model, own = towers("CLIP", projection_dim=12), word_tokenizer()
+    tokens = own(SENTENCES, padding=True, return_tensors="pt")
+    given = {"input_ids": tokens["input_ids"]} if isinstance(form(tokens), (Tensor, list)) else dict(tokens)
+    expected = cosines(see(model), embed(model, **given))
+    assert_close(score(model, tokenizer=lambda texts: form(own(texts, padding=True, return_tensors="pt"))), expected)
+
+
+# Once
+
+
+def test_sentences_are_embedded_once(clip: Any) -> None:
+    runs = count_runs(clip.text_model)
+    first = score(clip)
+    assert runs == [2]  # in one batch
+    assert_close(score(clip), first)
+    assert runs == [2]
+    both = score(clip, [SENTENCES[1], "a cat", "a cat"])
+    assert runs == [2, 1]
+    assert_close(both[:, 0], first[:, 1])
+    assert_close(both[:, 1], both[:, 2])
+
+
+def change_in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.text_model.encoder.layers[0].mlp.fc1.weight.mul_(1.5)
+
+
+def change_data(model: Any) -> None:
+    model.text_projection.weight.data.mul_(torch.linspace(0.5, 2, 12, dtype=torch.float64)[:, None])
+
+
+def load_others(model: Any) -> None:
+    torch.manual_seed(9)
+    state = {
+        name: it + 0.3 * torch.randn_like(it) if name.startswith("text") and it.is_floating_point() else it
+        for name, it in model.state_dict().items()
+    }
+    model.load_state_dict(state)
+
+
+def replace_one(model: Any) -> None:
+    model.text_projection.weight = nn.Parameter(model.text_projection.weight.detach().flip(0).clone())
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_data, load_others, replace_one])
+def test_a_tower_that_changed_embeds_again(clip: Any, change: Callable[[Any], None]) -> None:
+    before = score(clip)
+    runs = count_runs(clip.text_model)
+    change(clip)
+    expected = cosines(
+        see(clip), torch.cat([embed(clip, **word_tokenizer()([it], return_tensors="pt")) for it in SENTENCES])
+    )
+    runs.clear()
+    after = score(clip)
+    assert runs == [2]
+    assert_close(after, expected)
+    assert (after - before).abs().max() > 1e-3
+
+
+def test_the_tower_of_pictures_may_change(clip: Any) -> None:
+    score(clip)
+    runs = count_runs(clip.text_model)
+    with torch.no_grad():
+        for parameter in (*clip.vision_model.parameters(), clip.visual_projection.weight):
+            parameter.mul_(1.1)
+    score(clip)
+    assert runs == []
+
+
+def test_each_tokenizer_has_embeddings_of_its_own(clip: Any) -> None:
+    other = word_tokenizer(words=WORDS[::-1])
+    plain, found = score(clip), score(clip, tokenizer=other)
+    assert (plain - found).abs().max() > 1e-3
+    assert_close(score(clip), plain)
+    assert_close(score(clip, tokenizer=other), found)
+
+
+def test_nothing_is_left_behind(clip: Any) -> None:
+    expected = score(clip)
+    clip.train().requires_grad_(True)
+    clip.text_model.config.attention_dropout = 0.5
+    for layer in clip.text_model.encoder.layers:
+        layer.self_attn.dropout = 0.5
+    with torch.no_grad():
+        clip.text_projection.weight.mul_(1.0)  # which counts as a change
+    before = traces(clip)
+    runs = count_runs(clip.text_model)
+    with torch.inference_mode():
+        assert_close(score(clip), expected)
+    assert runs == [2]
+    clip.text_model._forward_hooks.clear()
+    assert_same(before, traces(clip))
+    assert all(parameter.grad is None for parameter in clip.parameters())
+
+
+def test_threads_share_what_is_embedded(clip: Any) -> None:
+    expected, failures = score(clip, WORDS), []
+    with torch.no_grad():
+        clip.text_projection.weight.mul_(1.0)
+
+    def work(start: int) -> None:
+        for i in range(start, start + 6):
+            if not torch.allclose(score(clip, WORDS[i]), expected[:, i : i + 1], rtol=1e-5, atol=1e-7):
+                failures.append(i)
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in (0, 3, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_half_precision(clip: Any) -> None:
+    full = gradcam.explain(clip, PICTURES, target=Text(SENTENCES))
+    half = gradcam.explain(clip.bfloat16(), PICTURES.bfloat16(), target=Text(SENTENCES))
+    torch.testing.assert_close(half.scores, full.scores, rtol=0.1, atol=0.03)
+    assert torch.corrcoef(torch.stack([full.maps.flatten(), half.maps.flatten()]))[0, 1] > 0.97
+
+
+def test_views_of_the_pictures(clip: Any) -> None:
+    layer = "vision_model.encoder.layers.1.layer_norm1"
+    plain = [
+        gradcam.explain(clip, it, layer, target=Text(SENTENCES), method="gradcam").maps
+        for it in (PICTURES, PICTURES.flip(-1))
+    ]
+    both = gradcam.explain(clip, PICTURES, layer, target=Text(SENTENCES), method="gradcam", augmentation="flip").maps
+    torch.testing.assert_close(both, (plain[0] + plain[1].flip(-1)) / 2, rtol=1e-5, atol=1e-8)
+
+
+# What cannot be
+
+
+def test_a_sentence_that_is_too_long(clip: Any) -> None:
+    text = "a red dog and a blue cat sits on the red sofa and there is one"
+    message = (
+        r"has 17 tokens, and the model takes 12: it would be cut behind '\.\.\. cat sits on the'\. Make it shorter"
+    )
+    with pytest.raises(TargetError, match=message):
+        score(clip, text)
+    with pytest.raises(TargetError, match=message):
+        score(clip, ["a dog", text])
+    assert score(clip, " ".join(text.split()[:10])).shape == (2, 1)  # the most that fit
+    with pytest.raises(TargetError, match="the model takes 12"):  # which the tower alone says
+        score(clip, text, tokenizer=word_tokenizer(longest=10**9))
+
+
+def test_a_model_without_a_tokenizer_folder(tmp_path: Path) -> None:
+    model = towers("CLIP", projection_dim=12)
+    with pytest.raises(
+        TargetError, match=r"a text model without a tokenizer folder \(it was not loaded from a folder\): save"
+    ):
+        score(model)
+    model = save(model, tmp_path)
+    message = r"a text model without a tokenizer folder, .*: save the tokenizer beside the model, .* tokenizer=\.\.\."
+    with pytest.raises(TargetError, match=message):
+        score(model)
+    word_tokenizer().save_pretrained(tmp_path)
+    assert score(model).shape == (2, 2)  # now there is one
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    model = save(towers("Siglip"), tmp_path / "siglip")
+    with pytest.raises(TargetError, match="a text model without a tokenizer folder, .*siglip"):
+        score(model)
+
+
+@pytest.mark.parametrize("text", ["", "  ", [], ["a dog", ""], [" "]])
+def test_empty_sentences(text: Any) -> None:
+    with pytest.raises(TargetError, match=r"text is .*: a sentence is empty\. Say what is to be looked for"):
+        Text(text)
+
+
+def test_what_is_no_sentence() -> None:
+    for text in (None, 3, ["a dog", 3], b"a dog", torch.tensor([1, 2]), torch.zeros(1, 2, 3), torch.zeros(0, 4)):
+        with pytest.raises(TargetError, match=r"text is .*, expected "):
+            Text(text)
+    with pytest.raises(TargetError, match="against is 3, expected a sentence"):
+        Text("a dog", against=3)
+    with pytest.raises(TargetError, match="against is .*a sentence is empty"):
+        Text("a dog", against=["a cat", ""])
+    with pytest.raises(TargetError, match="The tokenizer is 'words', expected a function"):
+        Text("a dog", tokenizer="words")
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "transformers", "DINOv2"])
+def test_sentences_of_a_model_without_text(kind: str) -> None:
+    model: nn.Module = torchvision.models.resnet18(weights=None)
+    if kind != "torchvision":
+        library = pytest.importorskip("transformers")
+        config = {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 8,
+        }
+        if kind == "DINOv2":
+            model = library.Dinov2Model(library.Dinov2Config(**config))
+        else:
+            model = library.ViTForImageClassification(library.ViTConfig(**config, intermediate_size=16))
+    with pytest.raises(
+        TargetError, match=r"has no tower of sentences, .*a classifier has classes \(target=281, --class\)"
+    ):
+        gradcam.explain(model.double().eval(), PICTURES, target=Text("a dog"))
+
+
+def test_an_embedding_of_nothing(clip: Any) -> None:
+    with pytest.raises(TargetError, match="An embedding is zero, infinite or NaN"):
+        score(clip, torch.zeros(12))
+    assert_close(score(clip, 5 * torch.ones(12)), score(clip, torch.ones(1, 12)))
