@@ -260,12 +260,17 @@ def weigh_by_hand(model: nn.Module, seen: Seen, pictures: Sequence[Tensor]) -> l
         if "roi_heads" in seen.outputs:
             proposals = seen.inputs["roi_heads"][1]
             first = sum(map(len, proposals[:i]))
-            logits, regression = (it[first : first + len(proposals[i])] for it in seen.outputs["roi_heads.box_predictor"])
+            logits, regression = (
+                it[first : first + len(proposals[i])] for it in seen.outputs["roi_heads.box_predictor"]
+            )
             scores = logits.exp() / logits.exp().sum(1, keepdim=True)
             columns = regression.unflatten(1, (-1, 4)).unbind(1)
             boxes = torch.stack([decode(it, proposals[i], (10.0, 10.0, 5.0, 5.0)) for it in columns], 1)
         else:
-            head, anchors = {key: it[i] for key, it in seen.outputs["head"].items()}, seen.outputs["anchor_generator"][i]
+            head, anchors = (
+                {key: it[i] for key, it in seen.outputs["head"].items()},
+                seen.outputs["anchor_generator"][i],
+            )
             logits, regression = head["cls_logits"], head["bbox_regression"]
             scores = 1 / (1 + (-logits).exp())
             if isinstance(model, FCOS):

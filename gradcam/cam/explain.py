@@ -471,8 +471,11 @@ def _explain_last_layer(model: nn.Module, bound: Bound, plan: Plan) -> dict[tupl
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
     copied = _copy(bound)
     found = find_suggestion(copied.model, copied.batch, copied.target, plan.options["reshape"])
-    found = replace(found, layers=[_own_name(model, bound.model, name) for name in found.layers])
-    found = replace(found, behind_activation=_own_name(model, bound.model, found.behind_activation))
+    names = [_own_name(model, bound.model, name) for name in (*found.layers, found.behind_activation)]
+    own = [name for name in names[:-1] if name]  # the model itself has none
+    if not own:
+        raise LayerError(f"No layer of {type(model).__name__} has a spatial grid: name the layer to explain.")
+    found = replace(found, layers=own, behind_activation=names[-1] or own[0])
     is_positive = all(method.assumes_positive for method in plan.methods)
     last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
     try:

@@ -274,8 +274,6 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
         if choice.task is None:
             return load.load_classifier(choice.model or DEFAULT, layer=layer, **others)
         others |= {name: getattr(choice, name) for name in OF_TASKS}
-        if not str(choice.model).startswith("hf:"):  # of other providers no model is told by words what to look for
-            others["prompts"] = ()
         return load.load_model(choice.model or DEFAULT, layer=layer, **others)
 
 

@@ -151,6 +151,11 @@ class Detector(Family):
         """For each picture what is left after the model's own postprocessing. Values have the graph that the model gave
         them."""
 
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the model is told by words what to look for."""
+        return False
+
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """What a model that is told by words what to look for takes beside one picture. Raises `ModelError` for others."""
         raise ModelError(f"{type(self.model).__name__} is not told by words what to look for: leave them out.")

@@ -17,8 +17,7 @@ from gradcam.hooks.nested import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
 PICTURES = "pixel_values"
-# Of arguments with a number for each word: what it is for the words that are appended.
-APPENDED = {"attention_mask": 1, "decoder_attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
+TYPES = ("token_type_ids", "mm_token_type_ids")  # of what each token is: 0 for a word
 MOST_WORDS = 40
 
 
@@ -65,15 +64,20 @@ class Writer(Captioner):
 
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
         given, images = self.begin(batch), batch.images
-        self._check(tokens, given[self.row].shape[1])
+        texts, begun = given[self.row].shape
+        if texts not in (1, images):
+            raise TargetError(
+                f"There are {texts} texts in {self.row} for {images} pictures: give one for each, or one for all."
+            )
+        self._check(tokens, begun)
         new = torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device)
         own_mask = self.row.replace("input_ids", "attention_mask")
         if own_mask in given and not bool(given[own_mask][:, -1].all()):
             raise TargetError("A prompt ends with padding, behind which no word can stand: pad prompts at the left.")
-        for name in (self.row, own_mask, "token_type_ids", "mm_token_type_ids"):
+        for name in (self.row, own_mask, *TYPES):
             if name in given:
                 # The last word, too, though nothing is read behind it: a row of one number may be one for all images.
-                more = new if name == self.row else new.new_full(new.shape, APPENDED[name])
+                more = new if name == self.row else torch.full_like(new, int(name == own_mask))
                 rows = given[name].expand(images, -1)
                 given[name] = torch.cat([rows, more.to(rows.dtype).expand(images, -1)], 1)
         options = {"use_cache": False, "logits_to_keep": len(tokens) + 1}  # what is not read is not computed, nor kept

@@ -6,6 +6,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -242,7 +243,7 @@ class HuggingFaceTowers(TwoTowers):
     def encode_pictures(self, pictures: Tensor, **kwargs: Any) -> Tensor:
         embedding = getattr(getattr(self.tower, "embeddings", None), "patch_embedding", None)
         if isinstance(embedding, nn.Linear):
-            kwargs |= cut(pictures, self.model.config.vision_config.patch_size)  # type: ignore[union-attr]
+            kwargs |= cut(pictures, self.model.config.vision_config.patch_size)  # type: ignore[union-attr, arg-type]
         else:
             kwargs["pixel_values"] = pictures
         return to_vectors(self.model.get_image_features(**kwargs))  # type: ignore[operator]
@@ -334,10 +335,11 @@ def _load_tokenizer(name: str, model: str) -> Any:
             found = AutoTokenizer.from_pretrained(name, local_files_only=True)
             reason = "there are no words in it"
         except Exception as error:  # whatever the library raises for files that are missing or broken
-            reason = " ".join(str(error).split())[:120]
+            missing = "there is no such folder, nor a model of that name in the library's cache"
+            reason = " ".join(str(error).split())[:120] if Path(name).is_dir() else missing
     # Where a vocabulary is missing, the library may make a tokenizer that knows nothing.
     if found is None or len(found) <= len(set(found.all_special_tokens)):
-        where = f", {shorten(name)}" if name else ""
+        where = f", {name}" if name else ""
         raise TargetError(
             f"This {model} is a text model without a tokenizer folder{where} ({reason}): save the tokenizer beside the "
             f"model, with tokenizer.save_pretrained(folder), or {TOKENIZER}."

@@ -109,6 +109,10 @@ class HuggingFaceDetector(Detector):
     def to_inputs(self, images: Tensor) -> dict[str, Tensor]:
         return {"pixel_values": images}
 
+    @property
+    def takes_prompts(self) -> bool:
+        return self.kind.has_text
+
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Raises `ModelError` also for what is no phrase, and without a tokenizer beside the model; `TargetError` for a
         text that is too long."""
@@ -234,10 +238,13 @@ def _load_tokenizer(folder: str) -> Any:
     try:
         if not folder:
             raise OSError("it was not loaded from a folder")
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):  # as the library makes one without a vocabulary
+            raise OSError("there are no words in it")
     except Exception as error:  # whatever the library raises for files that are missing or broken
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
             f"There is no tokenizer beside the model to make tokens of words ({reason}): save it there, with "
             "tokenizer.save_pretrained(folder), and load the model from that folder."
         ) from error
+    return tokenizer

@@ -31,6 +31,10 @@ class HeatmapFinder(PoseFinder):
 
     temperature: ClassVar[float] = 1.0
 
+    def rate(self, peak: float) -> float | None:
+        """How sure the model is of a keypoint, from 0 to 1, by its heatmap's largest value; None where that says nothing."""
+        return peak if 0 <= peak <= 1 else None
+
     def read(self, seen: Seen, batch: Batch) -> Tensor:
         return torch.cat([poses.heatmaps[:1] for poses in self.find(seen, batch)])
 
@@ -71,6 +75,9 @@ class VitPose(HeatmapFinder):
     # middle of the picture. At this one a bell stays a bell, and the rest of the map weighs nothing.
     temperature = 0.05
 
+    def rate(self, peak: float) -> float:
+        return min(max(peak, 0.0), 1.0)
+
     @property
     def own_layer(self) -> str | None:
         # Behind the norm, not the block before it: there, gradient times activation sums up to zero.
@@ -101,11 +108,12 @@ class PlainPose(HeatmapFinder):
     def find(self, seen: Seen, batch: Batch) -> list[Poses]:
         output = seen.last()
         found = output.get(HEATMAPS) if isinstance(output, Mapping) else getattr(output, HEATMAPS, output)
-        if not isinstance(found, Tensor) or found.ndim != 4 or not found.is_floating_point():
+        is_usable = isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 4
+        if not is_usable or len(found) != batch.images or 0 in found.shape:
             what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
             raise TargetError(
                 f"A keypoint is explained by its heatmap, and {type(self.model).__name__} gives {what}: expected heatmaps "
-                "(N,P,h,w), or an output that has them as `heatmaps`."
+                f"({batch.images},P,h,w), or an output that has them as `heatmaps`."
             )
         return _over_pictures(found, (0, 0, batch.size[1], batch.size[0]))
 

@@ -216,6 +216,10 @@ class Letterbox:
         canvas[:, top : top + height, left : left + width] = resized[0].round()
         return canvas / 255
 
+    def region(self, height: int, width: int) -> Window:
+        """All of a picture of that size."""
+        return 0, 0, height, width
+
     def window(self, height: int, width: int) -> Window:
         """Where a picture of that size lies on the square: top, left, height and width."""
         scale = min(self.size / height, self.size / width)

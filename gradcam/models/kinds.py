@@ -283,10 +283,17 @@ class PoseFinder(TaskModel):
 KINDS: dict[str, type[TaskModel]] = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)}
 
 
+def name_model(name: str | nn.Module) -> str:
+    """What a model is called: as it was named, or by its class."""
+    return name if isinstance(name, str) else type(name).__name__
+
+
 def find_task(model: nn.Module) -> str | None:
     """What a model of a known family does; None for others, which classify as a rule."""
     # Inside of a classifier there may be something that gives features.
-    found = (it for it in families.list_families(unwrap(model)) if not (it.prefix and isinstance(it, families.Embedder)))
+    found = (
+        it for it in families.list_families(unwrap(model)) if not (it.prefix and isinstance(it, families.Embedder))
+    )
     return next((it.task for it in found), None)
 
 

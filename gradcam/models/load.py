@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gradcam.cam.explain import explain
-from gradcam.cam.suggest import find_suggestion
-from gradcam.errors import ModelError, TargetError, shorten
+from gradcam.errors import ModelError, shorten
 from gradcam.families import Family
-from gradcam.hooks.nested import first_floating, to_batch
-from gradcam.hooks.preserve import preserve_state
+from gradcam.hooks.nested import first_floating
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
-from gradcam.layers.layout import takes_volumes
 from gradcam.models import device as placing
 from gradcam.models.adjust import Adjustment, adjust, to_adjustment
 from gradcam.models.classifier import Classifier
-from gradcam.models.device import find_input_device, find_input_dtype, first_channels
+from gradcam.models.device import find_input_device, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.kinds import (
     KINDS,
@@ -34,6 +28,7 @@ from gradcam.models.kinds import (
     Segmenter,
     TaskModel,
     find_task,
+    name_model,
     require_family,
 )
 from gradcam.models.labels import check_labels, fit_labels
@@ -41,30 +36,19 @@ from gradcam.models.preprocess import (
     ASSUMED,
     ASSUMED_GREY,
     Preprocess,
-    Preprocessing,
     Reader,
     WholePicture,
     read_picture,
     to_reader,
 )
+from gradcam.models.probe import choose_activation, look, make_noise, run
 from gradcam.models.providers import DEFAULT, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
 from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_fit
 from gradcam.plugins import find_function
-from gradcam.targets.classes import find_logits
 
-VOLUMES = (
-    "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
-    "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
-)
-SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
-
-# What the last operation of a model says of its output, by the name that autograd has for it.
-LAST = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
-# Operations that leave values as they are.
-RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
+SHORTER = 520  # pixels of a picture's shorter side, as torchvision's segmenters have it
 
 
 def load_classifier(
@@ -236,6 +220,10 @@ def load_model(
     chosen = _Choice(weights, labels, wish, activation, reader, layer, device, precision, fit, predictions)
     parts = chosen.load(name, task=None if task == "auto" else task, prompts=prompts)
     found = _find_task(parts, chosen) if task == "auto" else task
+    if prompts and not parts.inputs and found != "matching":
+        raise ModelError(
+            f"{name_model(name)} is not told by words what to look for, and is for {found}: leave them out."
+        )
     if found == "classification":
         return _make_classifier(name, chosen, parts)
     return _make_task_model(name, chosen, parts, found, threshold)
@@ -369,27 +357,23 @@ class _Choice:
         return to_reader(find_function(self.reader) if isinstance(self.reader, str) else self.reader)
 
 
-def _name_of(name: str | nn.Module) -> str:
-    return name if isinstance(name, str) else type(name).__name__
-
-
 def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Classifier:
     wish, layer = choice.wish, choice.layer
     preprocess, assumed = adjust(parts, wish)
     try:
-        findings, at, at_for_positive = _look(parts, preprocess, layer)
+        findings, at, at_for_positive = look(parts, preprocess, layer)
     except ModelError:
         if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
             raise
         parts = replace(parts, preprocess=ASSUMED_GREY)
         preprocess, assumed = adjust(parts, wish)
-        findings, at, at_for_positive = _look(parts, preprocess, layer)
-    chosen, guessed = _choose_activation(choice.activation, parts.activation, findings)
+        findings, at, at_for_positive = look(parts, preprocess, layer)
+    chosen, guessed = choose_activation(choice.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and chosen != "softmax" else findings.logits
     known = choice.names or parts.labels
     known = None if known is None else fit_labels(known, findings.logits, classes)
     classifier = Classifier(
-        _name_of(name),
+        name_model(name),
         parts.model,
         preprocess,
         classes,
@@ -414,7 +398,7 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     if parts.classes is not None or parts.labels is not None:
         return "classification"
     preprocess, _ = adjust(parts, choice.wish)
-    tensor = first_floating(_run(parts.model, make_noise(preprocess, parts.model)))
+    tensor = first_floating(run(parts.model, make_noise(preprocess, parts.model)))
     if tensor is not None and tensor.ndim == 4 and max(tensor.shape[2:]) > 1:
         return "segmentation"
     return "classification"
@@ -427,13 +411,13 @@ def _make_task_model(
     if threshold is not None and family is not None:
         check_number(threshold, "threshold", "the least score of a box, from 0 to 1.", most=1, error=ModelError)
         family.set_threshold(threshold)
-    preprocess, notes = _to_whole(parts, family, choice)
+    preprocess, notes = _to_whole(parts, family, task, choice)
     layer = None if family is None else family.layer
     if choice.layer is not None:
         layer = find_layer(unwrap(parts.model), choice.layer).name
     labels = choice.names or parts.labels or (None if family is None else family.labels)
     return KINDS[task](
-        _name_of(name),
+        name_model(name),
         parts.model,
         preprocess,
         len(labels or ()),
@@ -447,12 +431,16 @@ def _make_task_model(
     )
 
 
-def _to_whole(parts: Parts, family: Family | None, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
+def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
     """The preprocessing of a model that finds things in places: of all of a picture, unless the model has its own."""
-    wish = choice.wish
-    if family is not None and parts.is_assumed and family.task in ("detection", "segmentation"):
-        plain = WholePicture() if family.has_own_scale else WholePicture(520, None, ASSUMED.mean, ASSUMED.std)
+    wish, notes = choice.wish, []
+    if parts.is_assumed and task in ("detection", "segmentation", "pose"):
+        is_scaled = family is not None and family.has_own_scale
+        plain = WholePicture() if is_scaled else WholePicture(SHORTER, None, ASSUMED.mean, ASSUMED.std)
         parts = replace(parts, preprocess=plain)
+        if not is_scaled:
+            what = f"all of a picture with a shorter side of {SHORTER}, ImageNet's mean and std"
+            notes = [f"Assumed {what}: --size, --mean and --std say otherwise (size=, ... in Python)."]
     if not isinstance(parts.preprocess, WholePicture):
         return adjust(parts, wish)
     if isinstance(wish.size, tuple) or wish.crop is not None:
@@ -461,7 +449,7 @@ def _to_whole(parts: Parts, family: Family | None, choice: _Choice) -> tuple[Pre
         )
     plain = parts.preprocess
     mean, std = wish.mean or plain.mean, wish.std or plain.std
-    return replace(plain, side=wish.size or plain.side, mean=mean, std=std), ()
+    return replace(plain, side=wish.size or plain.side, mean=mean, std=std), notes
 
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
@@ -492,106 +480,3 @@ def _find_parts(name: str | nn.Module, choice: _Choice, task: str | None, prompt
             "at 'auto' and the precision at 'fp32'."
         )
     return to_parts(name, weights)
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a model made of one picture."""
-
-    logits: int  # how many
-    activation: str | None  # how they become probabilities, where that is certain
-    in_unit_interval: bool  # whether all of them are
-
-
-def _look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
-    """What the model makes of a picture, and its layers; without running it where all is known."""
-    named = None if wanted is None else find_layer(unwrap(parts.model), wanted).name
-    layer, positive = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
-    if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
-        return Findings(parts.classes, None, False), layer, positive
-    images = make_noise(preprocess, parts.model)
-    findings = _probe(parts.model, images)
-    if layer is None:
-        found = find_suggestion(unwrap(parts.model), to_batch(images))
-        layer, positive = found.layers[0], found.behind_activation
-        positive = None if positive == layer else positive
-        # That of `gradcam.explain`, but for a head that is all zeros, say: what is explained later may be something else.
-        with contextlib.suppress(Exception):
-            layer = explain(parts.model, images).layer
-    return findings, str(layer), positive
-
-
-def _choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
-    if asked != "auto":
-        if asked == "softmax" and findings.logits == 1:
-            raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")
-        return asked, ()
-    single = "sigmoid" if findings.logits == 1 and known != "none" else None  # which a regression has
-    if certain := findings.activation or single or known:
-        return certain, ()
-    hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
-    return "softmax", (
-        "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
-        f'sigmoid (activation="sigmoid" in Python).{hint}',
-    )
-
-
-def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
-    """A picture of noise as the model takes it: (1,C,H,W)."""
-    generator = np.random.default_rng(0)
-    if isinstance(preprocess, Preprocessing):
-        images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
-    else:
-        images = preprocess(generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))[None]
-    return images.to(find_input_device(model), find_input_dtype(model))
-
-
-def _probe(model: nn.Module, images: Tensor) -> Findings:
-    """Raises `ModelError` where it does not take a picture of this size, and where its output is not one of classes."""
-    output = _run(model, images)
-    try:
-        logits = find_logits(output, 1).detach()
-    except TargetError:
-        if takes_volumes(unwrap(model)):
-            raise ModelError(VOLUMES) from None
-        tensor = first_floating(getattr(output, "logits", output))
-        what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
-        raise ModelError(
-            f"The model gives {what} for one picture, expected one of (1, classes): it is no classifier. gradcam.explain() "
-            "explains any model, with a function for target=."
-        ) from None
-    in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
-    tensor, activation = first_floating(getattr(output, "logits", output)), None
-    node: Any = None if tensor is None else tensor.grad_fn
-    while node is not None:  # what the operation that made the logits says of them, if it is a known one
-        name = node.name().partition("Backward")[0].lstrip("_")
-        activation, known = LAST.get(name), not name.startswith(RESHAPING)
-        node = None if known else node.next_functions[0][0]
-    if activation is None and in_unit_interval and logits.shape[1] > 1:
-        tolerance = TOLERANCE.get(images.dtype, 1e-3)
-        activation = "none" if abs(logits.sum().item() - 1) < tolerance else None
-    return Findings(logits.shape[1], activation, in_unit_interval)
-
-
-def _run(model: nn.Module, images: Tensor) -> Any:
-    """The output, with its graph if that can be had. Raises `ModelError`, with its words, where it takes no such picture."""
-    try:
-        with preserve_state(unwrap(model)), torch.enable_grad():
-            return model(images.detach().requires_grad_().clone())
-    except ModelError:
-        raise
-    except Exception:  # what cannot be recorded may well run unrecorded
-        pass
-    try:
-        with preserve_state(unwrap(model)), torch.no_grad():
-            return model(images.clone())
-    except Exception as error:
-        if takes_volumes(unwrap(model)):
-            raise ModelError(VOLUMES) from error
-        said = " ".join(str(error).split())[:300] or "nothing more"
-        channels, height, width = images.shape[1:]
-        raise ModelError(
-            f"The model fails on a picture of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
-            f"{said.rstrip('.')}. If it takes others, say which: --size, and --mean and --std with a value for each channel "
-            "(size=, mean=, std= in Python)."
-        ) from error

@@ -1,4 +1,4 @@
-"""What a model found in one picture as classes of that picture, so that whatever judges maps of classes can judge its own."""
+"""What a model found in one picture as classes of it, so that whatever judges maps of classes can judge its maps as well."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> Pi
     instances = scored.instances[0]
     kind = instances[0].kind
     layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=(), target=wanted))))[0]
-    names = [each.name if each.number is None else f"{each.number} {each.name}" for each in instances]
+    labels = model.labels or ()
+    known = [labels[it.index] if it.index is not None and it.index < len(labels) else it.name for it in instances]
+    names = [name if it.number is None else f"{it.number} {name}" for name, it in zip(known, instances)]
     return PictureScores(
         model.name,
         ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval(),

@@ -139,8 +139,12 @@ class KeypointReader(Reader):
                     f"Nothing was found in {which} that has keypoints: no box is above the model's threshold."
                 )
             if number >= count:
-                what = "boxes" if poses.scores is not None else "heatmaps over all of it"
-                raise TargetError(f"There is no box {number} in {which}: there are {count} {what}, 0 to {count - 1}.")
+                there = (
+                    "its heatmaps are over all of it"
+                    if poses.scores is None
+                    else f"there are {count}, 0 to {count - 1}"
+                )
+                raise TargetError(f"There is no box {number} in {which}: {there}.")
         else:
             place = poses.regions.new_tensor([self.boxes[i]])
             alike = box_iou(poses.regions, place)[:, 0] * poses.scores
@@ -170,7 +174,7 @@ class KeypointReader(Reader):
         for number in numbers:
             labels, peak = self.family.labels, float(peaks[number])
             name = labels[number] if labels and number < len(labels) else f"keypoint {number}"
-            sure = (peak if 0 <= peak <= 1 else None) if found.scores is None else float(found.scores[0])
+            sure = self.family.rate(peak) if found.scores is None else float(found.scores[0])
             box = None if found.scores is None else to_box(found)
             point = (across[columns[number]], down[rows[number]])
             full = name if self.wanted.axis is None else f"{name}, {self.wanted.axis}"

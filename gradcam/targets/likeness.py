@@ -29,16 +29,17 @@ class Like(Target):
 
     Parameters
     ----------
-    reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D)
-        The other picture, preprocessed as the pictures are, or its embedding; of several, each gives a map.
-    name : str, default "reference"
-        What the other picture is called.
+    reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D), or a picture
+        The other picture, preprocessed as the pictures are, or its embedding; of several, each gives a map. What
+        `gradcam.load_matcher` gives reads a picture in any form that `gradcam.read_image` takes, or a list of them.
+    name : str or sequence of str, default "reference"
+        What the other picture is called, or each of several.
 
     Raises
     ------
     TargetError
-        For what is neither. When it meets a model: for one that gives no vector for each picture, and for an embedding
-        of another length.
+        For a tensor that is neither. When it meets a model: for what is no tensor, for a model that gives no vector for
+        each picture, and for an embedding of another length.
 
     Examples
     --------
@@ -53,16 +54,12 @@ class Like(Target):
     """
 
     reference: Any
-    name: str = "reference"
+    name: str | Sequence[str] = "reference"
 
     def __post_init__(self) -> None:
         given = self.reference
-        if not isinstance(given, Tensor):
-            raise TargetError(
-                f"The reference is {shorten(given)}, expected a tensor: a picture (C,H,W), preprocessed as those that are "
-                "explained, or an embedding (D,). gradcam.explain reads no files; what gradcam loads does."
-            )
-        if not given.is_floating_point() or given.ndim not in (1, 2, 3, 4) or not given.numel():
+        is_tensor = isinstance(given, Tensor)
+        if is_tensor and (not given.is_floating_point() or given.ndim not in (1, 2, 3, 4) or not given.numel()):
             raise TargetError(
                 f"The reference is {given.dtype} {tuple(given.shape)}, expected a floating picture (C,H,W), or an embedding "
                 "(D,)."
@@ -71,24 +68,48 @@ class Like(Target):
     @property
     def pictures(self) -> Tensor | None:
         """The other pictures (R,C,H,W); None where an embedding was given."""
-        given: Tensor = self.reference
-        if given.ndim < 3:
-            return None
-        return given if given.ndim == 4 else given[None]
+        given: Any = self.reference
+        if not isinstance(given, Tensor):
+            raise TargetError(
+                f"The reference is {shorten(given)}, expected a tensor: a picture (C,H,W), preprocessed as those that are "
+                "explained, or an embedding (D,). gradcam.explain reads no files; what gradcam.load_matcher gives does."
+            )
+        return None if given.ndim < 3 else given if given.ndim == 4 else given[None]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """The likeness as this model sees it. Raises `TargetError` for one that gives no vector for each picture."""
+        """Embed the other picture as this model does.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The model that is explained.
+        batch : Batch
+            What it is given, the pictures among it.
+
+        Returns
+        -------
+        Bound
+            What is run in its place, and what reads the cosines.
+
+        Raises
+        ------
+        TargetError
+            Of the model: for one that gives no vector for each picture, and for an embedding without a direction.
+        """
         family, others = find_embedder(model), self.pictures
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
         if others is not None:
             vectors = embed(family, model, to_batch(others.to(batch.device)))
-        names = [self.name] if len(vectors) == 1 else [f"{self.name} {i}" for i in range(len(vectors))]
-        units = to_units(vectors)
-        reader = CosineReader(family, batch, units, units, [Instance("like", name) for name in names])
+        names = self.name
+        if isinstance(names, str):
+            names = [names] if len(vectors) == 1 else [f"{names} {i}" for i in range(len(vectors))]
+        if len(names) != len(vectors):
+            raise TargetError(f"There are {len(vectors)} references, and {len(names)} names: give each one.")
+        reader = CosineReader(family, batch, *to_directions(vectors), [Instance("like", name) for name in names])
 
         def mirror(scored: Scored) -> tuple[Any, Any]:
-            embedded = getattr(scored.target, "embedded", None)  # not where there are other views of the pictures as well
-            return others, Like(embed(family, model, batch) if embedded is None else embedded)
+            embedded = getattr(scored.target, "embedded", None)  # not of other views of the pictures beside them
+            return others, Like(embed(family, model, batch) if embedded is None else embedded, "picture")
 
         bound = bind_reader(model, batch, reader)
         return bound if others is None else replace(bound, mirror=mirror)
@@ -114,9 +135,15 @@ def bind_reader(model: nn.Module, batch: Batch, reader: CosineReader) -> Bound:
     return Bound(family.wrap(model), shown, reader, family.layer, method, own_output=lambda seen: seen.output)
 
 
-def to_units(vectors: Tensor) -> Tensor:
-    """Rows of length 1, at least in float32, without a graph. Raises `TargetError` for a vector of zeros, or of numbers
-    that are none."""
+def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows of length 1 (K,D), less the mean of those `against` them, and without that; at least in float32, without a
+    graph, and outside of inference mode. Raises `TargetError` for a vector of zeros, or of numbers that are none."""
+    with torch.inference_mode(False), torch.no_grad():
+        units = _to_units(vectors)
+        return (units if against is None else units - _to_units(against).mean(0)), units
+
+
+def _to_units(vectors: Tensor) -> Tensor:
     vectors = caller_keeps(vectors)
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     lengths = torch.linalg.vector_norm(vectors, dim=1)

@@ -25,7 +25,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_numbers, to_numpy
 from gradcam.layers.frames import find_frame
 from gradcam.options import check_choice
-from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
+from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
 from gradcam.targets.boxes import to_label
 from gradcam.targets.classes import check_range, probabilities, to_two_classes
 
@@ -89,7 +89,7 @@ class Mask(Target):
     References
     ----------
     Vinogradova et al., "Towards Interpretable Semantic Segmentation via Gradient-weighted Class Activation Mapping",
-    AAAI 2020, equation 2.
+    AAAI 2020, which takes the sum.
     """
 
     class_: Any = None
@@ -138,16 +138,35 @@ class Mask(Target):
         return list(found) if isinstance(found, (list, tuple, range)) and len(found) else [found]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """The mask in the pictures of this model. Raises `TargetError` for one that does not fit them."""
+        """Lay the mask on the pictures that this model is given.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The model that is explained.
+        batch : Batch
+            What it is given, the pictures among it.
+
+        Returns
+        -------
+        Bound
+            What is run in its place, and what reads the logits in the mask.
+
+        Raises
+        ------
+        TargetError
+            For volumes, for a point outside of a picture, and for a mask that is empty or of another size.
+        ImageError
+            For a file that cannot be read.
+        """
         if len(batch.size) != 2:
             raise TargetError(f"The images are {tuple(batch.pictures.shape)}: a mask lies in pictures, (N,C,H,W).")
         family = find_family(model, Segmenter) or PlainSegmenter(model)
+        visible = find_visible(batch)
         if self.kind == "point":
-            for height, width in batch.sizes:
-                if not (0 <= self.mask[0] < width and 0 <= self.mask[1] < height):
-                    size = f"{width} pixels wide and {height} high"
-                    raise TargetError(f"The point {tuple(self.mask)} is outside of the picture, which is {size}.")
-        reader = MaskReader(family, batch, self, _find_given(self, batch))
+            for seen in visible:
+                _check_point(self.mask, find_box(seen))
+        reader = MaskReader(family, batch, self, visible, _find_given(self, batch, visible))
         return Bound(
             family.wrap(model), batch, reader, family.layer, own_output=lambda seen: seen.output, has_places=True
         )
@@ -161,29 +180,52 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
-def _find_given(wanted: Mask, batch: Batch) -> list[Tensor] | None:
+def find_visible(batch: Batch) -> list[Tensor]:
+    """For each picture where it lies on what the model is given, bool (H,W): all of that, but for what was added around
+    it."""
+    frame = find_frame(batch, [])
+    found = []
+    for i in range(batch.images):
+        top, left, height, width = (0, 0, *batch.size) if frame is None else frame.windows[i]
+        seen = torch.zeros(*batch.size, dtype=torch.bool, device=batch.device)
+        seen[top : top + height, left : left + width] = True
+        found.append(seen)
+    return found
+
+
+def _find_given(wanted: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[Tensor] | None:
     """For each picture the pixels that are inside, bool (H,W); None where they are to be predicted. Raises `TargetError`
     where there are none, and for another size."""
     if wanted.kind in ("predicted", "point"):
         return None
     if wanted.kind == "box":
-        masks = [_lay_box(wanted.mask, size) for size in batch.sizes]
+        given = _lay_box(wanted.mask, batch.size)
     else:
         values = read_mask(wanted.mask) if wanted.kind == "file" else to_numpy(wanted.mask)
         given = torch.from_numpy(values != 0)
-        if given.ndim == 3 and len(given) != batch.images:
-            raise TargetError(f"There are {len(given)} masks for {batch.images} image(s): give one, or one for each.")
-        masks = list(given) if given.ndim == 3 else [given] * batch.images
-    for mask, (height, width) in zip(masks, batch.sizes):
-        if tuple(mask.shape) != (height, width):
-            raise TargetError(
-                f"The mask is {mask.shape[1]} pixels wide and {mask.shape[0]} high, and the picture, as the model is given "
-                f"it, {width} wide and {height} high: resize the mask as the picture was, without interpolation."
-            )
-        if not mask.any():
-            what = os.fspath(wanted.mask) if wanted.kind == "file" else shorten(wanted.mask)
-            raise TargetError(f"The mask {what} is empty: no pixel of the picture lies in it.")
-    return [mask.to(batch.device) for mask in masks]
+    if tuple(given.shape[-2:]) != tuple(batch.size):
+        height, width = given.shape[-2:]
+        raise TargetError(
+            f"The mask is {width} pixels wide and {height} high, and the picture, as the model is given it, {batch.size[1]} "
+            f"wide and {batch.size[0]} high: resize the mask as the picture was, without interpolation."
+        )
+    if given.ndim == 3 and len(given) != batch.images:
+        raise TargetError(f"There are {len(given)} masks for {batch.images} image(s): give one, or one for each.")
+    each = given if given.ndim == 3 else given.expand(batch.images, -1, -1)
+    masks = [mask.to(batch.device) & seen for mask, seen in zip(each, visible)]
+    if not all(mask.any() for mask in masks):
+        what = os.fspath(wanted.mask) if wanted.kind == "file" else shorten(wanted.mask)
+        raise TargetError(f"The mask {what} is empty: no pixel of the picture lies in it.")
+    return masks
+
+
+def _check_point(point: Sequence[float], box: Box4) -> None:
+    """Raises `TargetError` for a point outside of a picture, which lies in this box."""
+    left, top, right, bottom = box
+    if not (left <= point[0] < right and top <= point[1] < bottom):
+        where = f" and begins at {(int(left), int(top))}" if left or top else ""
+        size = f"{right - left:.0f} pixels wide and {bottom - top:.0f} high"
+        raise TargetError(f"The point {tuple(point)} is outside of the picture, which is {size}{where}.")
 
 
 def _lay_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
@@ -206,69 +248,62 @@ def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class MaskReader(Reader):
-    """What a mask asks for, in a model's output. `given`: for each picture the pixels, None where they are those of a
-    class or a region that the model predicts."""
+    """What a mask asks for, in a model's output. `visible`: where each picture lies. `given`: for each picture the pixels,
+    None where they are those of a class or a region that the model predicts."""
 
     family: Segmenter
     batch: Batch
     wanted: Mask
+    visible: Sequence[Tensor]
     given: Sequence[Tensor] | None
 
     def score(self, output: Seen, images: int) -> Scored:
         """Raises `TargetError` where the model predicts no such pixels."""
         batch = self.batch.take(images)
         read = self.family.read(output, batch)
-        found = []
         with torch.no_grad():
-            for i in range(images):
-                laid = lay_on_picture(to_classes(read[i : i + 1].detach()), batch, i)
-                own = Prediction(self.family, laid, read.shape[1] == 1, f"image {i}: " if images > 1 else "")
-                found.append(self._find(own, i))
-        classes = [[index for index, _ in each] for each, _ in found]
-        masks = [torch.stack([mask for _, mask in each]) for each, _ in found]
-        chosen = ChosenPixels(
-            self.family, self.batch, torch.tensor(classes, device=read.device), masks, self.wanted.reduction
-        )
-        return Scored(chosen.reduce(read, batch), chosen.classes, None, chosen, [instances for _, instances in found])
+            found = [self._find(read[i : i + 1].detach(), i, images) for i in range(images)]
+        classes = torch.tensor([[it.index for it in row] for row in found], dtype=torch.int64, device=read.device)
+        masks = torch.stack([torch.stack([it.mask for it in row]) for row in found])  # type: ignore[misc]  # each has one
+        chosen = ChosenPixels(self.family, self.batch, classes, masks, self.wanted.reduction)
+        return Scored(chosen.reduce(read), classes, None, chosen, found)
 
-    def _find(self, own: Prediction, i: int) -> tuple[list[tuple[int, Tensor]], list[Instance]]:
-        """A picture's classes with their masks, and what these are called."""
+    def _find(self, read: Tensor, i: int, images: int) -> list[Instance]:
+        """What is to be explained in picture i."""
+        logits = enlarge(to_classes(read), self.batch.size)[0]
+        where = f"image {i}: " if images > 1 else ""
+        own = Prediction(self.family, logits, self.visible[i], read.shape[1] == 1, where)
         given = None if self.given is None else self.given[i]
         point = (float(self.wanted.mask[0]), float(self.wanted.mask[1])) if self.wanted.kind == "point" else None
         at = None if point is None else (math.floor(point[1]), math.floor(point[0]))
-        wanted = self.wanted.classes
-        classes = [own.choose(given, at)] if wanted is None else [own.to_index(each) for each in wanted]
-        masks = [own.find_mask(index, at) if given is None else given for index in classes]
-        sure = [own.measure(index, mask) for index, mask in zip(classes, masks)]
-        instances = [
-            Instance("mask", own.name(index), index, score, box=find_box(mask), mask=mask, point=point)
-            for index, mask, score in zip(classes, masks, sure)
-        ]
-        return list(zip(classes, masks)), instances
+        wanted, found = self.wanted.classes, []
+        for index in [own.choose(given, at)] if wanted is None else [own.to_index(it) for it in wanted]:
+            mask = own.find_mask(index, at) if given is None else given
+            score = own.measure(index, mask)
+            found.append(Instance("mask", own.name(index), index, score, box=find_box(mask), mask=mask, point=point))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenPixels(Reader):
-    """The same classes (N,K) in the same pixels, for each picture (K,H,W), of any output."""
+    """The same classes (N,K) in the same pixels (N,K,H,W) of any output."""
 
     family: Segmenter
     batch: Batch
     classes: Tensor
-    masks: Sequence[Tensor]
+    masks: Tensor
     reduction: str
 
     def score(self, output: Seen, images: int) -> Scored:
-        batch = self.batch.take(images)
-        return Scored(self.reduce(self.family.read(output, batch), batch), self.classes[:images], None, self)
+        values = self.reduce(self.family.read(output, self.batch.take(images)))
+        return Scored(values, self.classes[:images], None, self)
 
-    def reduce(self, read: Tensor, batch: Batch) -> Tensor:
+    def reduce(self, read: Tensor) -> Tensor:
         """The scores (N,K) of what a family read."""
-        logits, found = to_classes(read), []
-        for i, (classes, masks) in enumerate(zip(self.classes[: batch.images], self.masks)):
-            laid = lay_on_picture(logits[i : i + 1, classes], batch, i)
-            total = laid.where(masks, 0).flatten(1).sum(1)
-            found.append(total if self.reduction == "sum" else total / masks.flatten(1).sum(1))
-        return torch.stack(found)
+        logits, classes, masks = to_classes(read), self.classes[: len(read)], self.masks[: len(read)]
+        own = torch.stack([each[chosen] for each, chosen in zip(logits, classes)])
+        total = enlarge(own, self.batch.size).where(masks, 0).sum((2, 3))
+        return total if self.reduction == "sum" else total / masks.sum((2, 3))
 
 
 def to_classes(read: Tensor) -> Tensor:
@@ -277,17 +312,14 @@ def to_classes(read: Tensor) -> Tensor:
     return to_two_classes(logits, "sigmoid") if logits.shape[1] == 1 else logits
 
 
-def lay_on_picture(logits: Tensor, batch: Batch, i: int) -> Tensor:
-    """The logits (1,C,h,w) of picture i at its own size, (C,H,W)."""
-    size = tuple(batch.size)
-    if tuple(logits.shape[2:]) != size:
-        logits = functional.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-    frame = find_frame(batch, [])
-    top, left, height, width = (0, 0, *size) if frame is None else frame.windows[i]
-    return logits[0, :, top : top + height, left : left + width]
+def enlarge(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """Logits (N,C,h,w) at the size of the pictures, as the models' own postprocessing gives them."""
+    if tuple(logits.shape[2:]) == tuple(size):
+        return logits
+    return functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
 
-def find_box(mask: Tensor) -> tuple[float, float, float, float]:
+def find_box(mask: Tensor) -> Box4:
     """The least box (left, top, right, bottom) around a mask that is not empty."""
     rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
     return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
@@ -295,17 +327,19 @@ def find_box(mask: Tensor) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model says of one picture: the logits (C,H,W) of its pixels. `where`: the picture's name, for a message."""
+    """What a model says of one picture: the logits (C,H,W), of which the picture is where it is `visible` (H,W).
+    `is_single`: whether the model gave one logit, of which two classes were made. `where`: the picture, in a message."""
 
     family: Segmenter
     logits: Tensor
+    visible: Tensor
     is_single: bool
     where: str = ""
 
     @cached_property
     def predicted(self) -> Tensor:
-        """The class (H,W) of each pixel."""
-        return self.logits.argmax(0)
+        """The class (H,W) of each pixel, -1 outside of the picture."""
+        return self.logits.argmax(0).masked_fill(~self.visible, -1)
 
     @property
     def labels(self) -> Sequence[str] | None:
@@ -342,7 +376,7 @@ class Prediction:
 
     def count(self, pixels: Tensor) -> Tensor:
         """How many of these pixels are predicted to be of each class."""
-        return pixels.flatten().cpu().bincount(minlength=len(self.logits))
+        return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
     def find_mask(self, index: int, at: tuple[int, int] | None) -> Tensor:
         """The pixels (H,W) predicted to be of a class, all, or those connected to a point. Raises `TargetError` where
@@ -357,7 +391,8 @@ class Prediction:
             _, numbered = cv2.connectedComponents(same.cpu().numpy().astype(np.uint8), connectivity=NEIGHBOURS)
             return torch.from_numpy(numbered == numbered[at]).to(same.device)
         if not same.any():
-            shares = self.count(self.predicted) / self.predicted.numel()
+            counts = self.count(self.predicted)
+            shares = counts / counts.sum()
             there = [(int(it), float(shares[it])) for it in shares.argsort(descending=True)[:SHOWN] if shares[it]]
             said = ", ".join(f"{self.describe(it)} on {share:.1%}" for it, share in there)
             raise TargetError(

@@ -13,7 +13,7 @@ from gradcam.families.base import Embedder
 from gradcam.families.embedding import TwoTowers, find_embedder
 from gradcam.hooks.nested import Batch
 from gradcam.targets.base import Bound, Instance, Target
-from gradcam.targets.likeness import CosineReader, bind_reader, to_units
+from gradcam.targets.likeness import CosineReader, bind_reader, to_directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +79,32 @@ class Text(Target):
             )
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """The sentences as this model sees them. Raises `TargetError` for one that has no tower of sentences."""
+        """Embed the sentences as this model does.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The model that is explained.
+        batch : Batch
+            What it is given, the pictures among it.
+
+        Returns
+        -------
+        Bound
+            What is run in its place, and what reads the cosines.
+
+        Raises
+        ------
+        TargetError
+            Of the model: for one without a tower of sentences or a tokenizer, and for a sentence that is too long.
+        """
         family = find_embedder(model)
-        units = to_units(self._embed(self.text, family, model))
         rivals = () if isinstance(self.against, Tensor) else tuple(to_sentences(self.against) or ())
+        has_rivals = bool(rivals) or isinstance(self.against, Tensor)
+        against = self._embed(self.against, family, model) if has_rivals else None
+        directions, units = to_directions(self._embed(self.text, family, model), against)
         names = to_sentences(self.text) or [f"embedding {i}" for i in range(len(units))]
         instances = [Instance("text", name, against=rivals) for name in names]
-        has_rivals = bool(rivals) or isinstance(self.against, Tensor)
-        directions = units - to_units(self._embed(self.against, family, model)).mean(0) if has_rivals else units
         return bind_reader(model, batch, CosineReader(family, batch, directions, units, instances))
 
     def _embed(self, given: Any, family: Embedder, model: nn.Module) -> Tensor:

@@ -383,9 +383,7 @@ def test_no_gpu_and_no_core() -> None:
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "gradcam.models.load.load_model", lambda *args, **kwargs: pytest.fail("a model was loaded")
-    )
+    monkeypatch.setattr("gradcam.models.load.load_model", lambda *args, **kwargs: pytest.fail("a model was loaded"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 

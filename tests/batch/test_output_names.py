@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import unicodedata
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.names import ENDING, plan_stems
+from gradcam.batch.findings import Request
+from gradcam.batch.names import ENDING, Saving, check_outputs, list_endings, list_forms, name_files, plan_stems
+from gradcam.cam.methods.table import find_methods
+from gradcam.errors import OutputError
 from gradcam.images.files import LONGEST_NAME, overlay_name
 from gradcam.sources.contents import Item, Refused
+from gradcam.sources.list import list_inputs
+from gradcam.storage.records import Explained
+from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
+from gradcam.targets.base import Target
 
 NOTHING = Refused("is not needed here")
 
@@ -167,3 +177,86 @@ def test_many_alike_take_no_time() -> None:
     names = ["".join(chr(1 + (number >> shift) % 30) for shift in (0, 5, 10)) + ".jpg" for number in range(2**15)]
     names = list(dict.fromkeys(names))
     assert len(set(plan(*names).values())) == len(names) > 20_000
+
+
+# Results of other things than classes
+
+SIDES = (0.0, 0.0, 4.0, 4.0)
+LIKE = {"like": "photos/o th.jpg"}
+THINGS: list[tuple[Target, list[dict[str, Any]], list[str]]] = [
+    (Box([3, 4]), [{"number": 3}, {"number": 4, "label": "traffic light"}], ["box3-person", "box4-traffic_light"]),
+    (Box("all"), [{"number": 0}], [""]),
+    (MissedBox([SIDES] * 2), [{"missed": True, "box": SIDES}, {"missed": True}], ["missed-person", "missed-person"]),
+    (Mask(["dog", 3]), [{"mask": "predicted", "label": "dog"}, {"mask": "predicted"}], ["mask-dog", "mask-person"]),
+    (Text(["a dog", "?"]), [{"text": "a dog"}, {"text": "?"}], ["text-a_dog", "text-_"]),
+    (Token(None), [{"word": 0, "label": "##og"}, {"word": 11, "label": "a-b"}], ["word0-og", "word11-a_b"]),
+    (Keypoint([0, 3], "x"), [{"keypoint": 0}, {"keypoint": 3}], ["keypoint0", "keypoint3"]),
+    (Like("photos/o th.jpg"), [LIKE, {**LIKE, "on": "reference"}], ["like-o_th", "like-o_th-reference"]),
+]  # fmt: skip
+
+
+def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[Any]:
+    usual = {
+        "index": 1,
+        "label": "person",
+        "score": 0.5,
+        "layer": "l",
+        "method": method,
+        "overlay": None,
+        "blank": False,
+    }
+    return [SimpleNamespace(entry=Explained(**(usual | own))) for own in entries]
+
+
+@pytest.mark.parametrize(("target", "entries", "expected"), THINGS)
+@pytest.mark.parametrize("methods", [["gradcam-pp", "hirescam"], []], ids=["named", "its own"])
+def test_results_are_called_by_what_they_are_of(
+    target: Target, entries: list[dict[str, Any]], expected: list[str], methods: list[str]
+) -> None:
+    request = Request(find_methods(methods) if methods else [], target=target)
+    names = list_endings(request, results(entries), suffix=".jpg")
+    assert names == [f"-gradcam-pp{'-' if end else ''}{end}.jpg" for end in expected]
+    forms = list_forms(Saving(), request, ["person", "dog", "traffic light"])
+    for name in names:
+        words = tuple(name.removesuffix(".jpg").casefold().split("-")[1:])
+        assert forms.can_end(words, ".jpg")
+        assert not forms.can_end(words, ".npy")
+        assert not forms.can_end((*words, "more"), ".jpg")
+
+
+def test_several_layers_are_told_apart_where_the_method_is_the_targets_own() -> None:
+    request = Request([], target=Box([3]), layers=["a", "b.0"])
+    layered = [
+        SimpleNamespace(entry=Explained(1, "person", 0.5, it, "gradcam", None, False, number=3)) for it in ("a", "b.0")
+    ]
+    assert list_endings(request, layered) == ["-gradcam-a.png", "-gradcam-b.0.png"]
+
+
+def test_a_result_on_another_picture_is_called_by_that_one() -> None:
+    target, entries, _ = THINGS[-1]
+    named = name_files("a b", Request(target=target), results(entries), Saving(format="png"), suffix="-net.png")
+    assert [it["overlay"] for it in named] == ["a b-gradcam-pp-like-o_th-net.png", "o th-gradcam-pp-like-a_b-net.png"]
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "is_result"),
+    [
+        (Box("all"), "a-gradcam-box12-person.png", True),
+        (Box("all"), "a-gradcam-boxes-person.png", False),
+        (Box(0), "a-gradcam-box0-person.png", False),
+        (Box(0), "a-gradcam.png", True),
+        (Text(["b", "c"]), "a-gradcam-text-b.png", True),
+        (Like("b.jpg"), "a-gradcam-like-b-reference.png", True),
+    ],
+)
+def test_no_input_is_replaced(tmp_path: Path, target: Target, name: str, is_result: bool) -> None:
+    for file in ("a.png", name):
+        (tmp_path / file).touch()
+    items = list_inputs([tmp_path]).items
+    request, saving = Request(find_methods(["gradcam"]), target=target), Saving(format="png")
+    how: dict[str, Any] = {"saving": saving, "request": request, "labels": ["person"]}
+    alone = [item for item in items if item.name == "a.png"]
+    for inputs, others in ((items, []), (alone, [tmp_path / name])):
+        refused = pytest.raises(OutputError, match=f"{name}: a result in .* would replace this picture")
+        with refused if is_result else contextlib.nullcontext():
+            check_outputs(tmp_path, inputs, plan_stems(inputs), others=others, **how)

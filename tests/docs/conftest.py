@@ -52,6 +52,34 @@ def build():
 """
 
 
+def make_readers(folder: Path) -> None:
+    """A small CLIP and a small captioner with random weights, and a tokenizer of a few words beside each."""
+    import tokenizers
+    import transformers as library
+
+    words = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *"a an the cat dog cup of on sofa coffee with and empty".split()]
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.post_processor = tokenizers.processors.TemplateProcessing("[BOS] $A [EOS]", None, [("[BOS]", 1), ("[EOS]", 2)])
+    names = {"bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **names)
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    ends = {"vocab_size": len(words), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    picture = {**small, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    text = {**small, **ends, "max_position_embeddings": 12}
+    clip = library.CLIPModel(library.CLIPConfig(text_config=text, vision_config=picture, projection_dim=12))
+    git = library.GitForCausalLM(
+        library.GitConfig(vision_config=picture, **small, **{**ends, "eos_token_id": 15}, max_position_embeddings=16)
+    )
+    git.generation_config.max_new_tokens = 4
+    for name, model in (("my-clip", clip), ("my-captioner", git)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+        library.CLIPImageProcessor(**sizes).save_pretrained(folder / name)
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages name, made once: random weights of five kinds of checkpoints, pictures, a shard, code."""
@@ -72,6 +100,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, id2label=names)
     ViTForImageClassification(config).save_pretrained(folder / "my-vit")
     ViTImageProcessor().save_pretrained(folder / "my-vit")
+    make_readers(folder)
     chest = torchvision.models.densenet121(num_classes=14).state_dict()
     torch.save({"state_dict": {f"module.{name}": it for name, it in chest.items()}, "epoch": 3}, folder / "chest.ckpt")
     (folder / "findings.txt").write_text("\n".join(f"finding {number}" for number in range(14)))

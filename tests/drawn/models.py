@@ -68,7 +68,7 @@ def make_detector() -> RetinaNet:
         image_std=[0.25] * 3,
         anchor_generator=anchors,
         head=head,
-        score_thresh=0.3,
+        score_thresh=0.5,
         nms_thresh=0.5,
         detections_per_img=20,
     )
@@ -199,6 +199,9 @@ MODELS = {
 def load(name: str) -> nn.Module:
     """One of the `MODELS` as it was trained, for inference."""
     model = MODELS[name]()
-    state = {key: value.float() if value.is_floating_point() else value for key, value in load_file(WEIGHTS / f"{name}.safetensors").items()}
+    state = {
+        key: value.float() if value.is_floating_point() else value
+        for key, value in load_file(WEIGHTS / f"{name}.safetensors").items()
+    }
     model.load_state_dict(state)
     return model.eval().requires_grad_(False)

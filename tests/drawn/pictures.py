@@ -24,7 +24,16 @@ COLOURS = {  # RGB
 }  # fmt: skip
 # Models are trained on photographs in the public domain alone, and tested on others.
 TRAINING = ("astronaut.jpg", "camera.png", "chelsea.jpg", "coffee.jpg", "rocket.jpg")
-TESTING = ("china.jpg", "crocodile.webp", "flower.jpg", "koala.webp", "lemur.webp", "macaw.webp", "panda.webp", "polar_bear.webp")
+TESTING = (
+    "china.jpg",
+    "crocodile.webp",
+    "flower.jpg",
+    "koala.webp",
+    "lemur.webp",
+    "macaw.webp",
+    "panda.webp",
+    "polar_bear.webp",
+)
 FINER = 4  # shapes are drawn on a grid so many times finer
 
 
@@ -104,7 +113,9 @@ def draw_scene(
 
 def _wish(chance: np.random.Generator) -> list[Wish]:
     """One to four shapes. In half of all scenes they share two shapes and two colours, so that neither says which it is."""
-    shapes, colours = (chance.permutation(len(known))[: 2 if chance.random() < 0.5 else None] for known in (SHAPES, COLOURS))
+    shapes, colours = (
+        chance.permutation(len(known))[: 2 if chance.random() < 0.5 else None] for known in (SHAPES, COLOURS)
+    )
     return [Wish(int(chance.choice(shapes)), int(chance.choice(colours))) for _ in range(chance.integers(1, 5))]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,49 +13,78 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.drawn.models import MODELS, WEIGHTS, Matcher
-from tests.drawn.pictures import COLOURS, SHAPES, SIZE, TRAINING, Scene, Thing, draw_scenes, to_boxes, to_classes, to_images
+from tests.drawn.models import MODELS, WEIGHTS, Matcher, load
+from tests.drawn.pictures import (
+    COLOURS,
+    SHAPES,
+    SIZE,
+    TRAINING,
+    Scene,
+    Thing,
+    draw_scenes,
+    to_boxes,
+    to_classes,
+    to_images,
+)
 
 SEED = 2024
-SCENES = 8000
-BATCH = 32
-STEPS = {"detector": 1500, "segmenter": 1200, "convolutional": 3000, "transformer": 4000}
-RATE = 3e-3
-RATES = {"transformer": 1.5e-3}
-Loss = Callable[[nn.Module, Sequence[Scene], np.random.Generator], Tensor]
+SCENES = 10000  # the same for all models
+Loss = Callable[[Any, Sequence[Scene], np.random.Generator], Tensor]
 
 
-def train(name: str, say: Callable[[str], None], *, steps: int | None = None) -> nn.Module:
+@dataclass(frozen=True)
+class Recipe:
+    """`batch`: pictures in a step. `rate`: the highest learning rate. `teacher`: the model whose tower of sentences is taken
+    as it is."""
+
+    loss: Loss
+    steps: int
+    batch: int
+    rate: float
+    teacher: str | None = None
+
+
+def train(name: str, say: Callable[[str], None]) -> nn.Module:
     """The trained model, in inference mode. Its learning rate goes up and down once."""
     torch.manual_seed(SEED)
-    chance = np.random.default_rng(SEED)
+    chance, recipe = np.random.default_rng(SEED), RECIPES[name]
     scenes = list(draw_scenes(SEED, SCENES, photographs=TRAINING))
-    model, steps, rate = MODELS[name]().train(), steps or STEPS[name], RATES.get(name, RATE)
-    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.15)
+    model = MODELS[name]().train()
+    if recipe.teacher is not None:
+        load_sentences(model, recipe.teacher)
+    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learnt, recipe.rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.15)
     start, losses = time.monotonic(), []
-    for step, batch in enumerate(_batches(scenes, steps, chance)):
-        loss = LOSSES[name](model, batch, chance)
+    for step in range(1, 1 + recipe.steps):
+        batch = [scenes[number] for number in chance.choice(len(scenes), recipe.batch, replace=False)]
+        loss = recipe.loss(model, batch, chance)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        nn.utils.clip_grad_norm_(learnt, 5.0)
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-        if step % 100 == 99:
-            say(f"{name}: step {step + 1} of {steps}, loss {np.mean(losses[-100:]):.4f}, {time.monotonic() - start:.0f} s")
+        if step % 100 == 0:
+            mean, seconds = np.mean(losses[-100:]), time.monotonic() - start
+            say(f"{name}: step {step} of {recipe.steps}, loss {mean:.4f}, {seconds:.0f} s")
     return model.eval()
+
+
+def load_sentences(model: Matcher, teacher: str) -> None:
+    """What another model learnt of sentences, which is not trained any more."""
+    known = {name: value for name, value in load(teacher).state_dict().items() if not name.startswith("visual.")}
+    model.load_state_dict(known, strict=False)
+    model.text.requires_grad_(False)
 
 
 def save(name: str, model: nn.Module) -> None:
     """The weights in float16."""
-    state = {key: (value.half() if value.is_floating_point() else value).contiguous() for key, value in model.state_dict().items()}
+    state = {
+        key: (value.half() if value.is_floating_point() else value).contiguous()
+        for key, value in model.state_dict().items()
+    }
     save_file(state, WEIGHTS / f"{name}.safetensors", metadata={"format": "pt"})
-
-
-def _batches(scenes: Sequence[Scene], steps: int, chance: np.random.Generator) -> Iterator[list[Scene]]:
-    for _ in range(steps):
-        yield [scenes[number] for number in chance.choice(len(scenes), BATCH, replace=False)]
 
 
 def _detection_loss(model: nn.Module, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
@@ -159,9 +190,9 @@ def draw_part(thing: Thing, chance: np.random.Generator) -> dict[str, object]:
     return part
 
 
-LOSSES: dict[str, Loss] = {
-    "detector": _detection_loss,
-    "segmenter": _segmentation_loss,
-    "convolutional": _matching_loss,
-    "transformer": _matching_loss,
+RECIPES = {
+    "detector": Recipe(_detection_loss, steps=1500, batch=32, rate=3e-3),
+    "segmenter": Recipe(_segmentation_loss, steps=1000, batch=16, rate=3e-3),
+    "convolutional": Recipe(_matching_loss, steps=6000, batch=32, rate=3e-3),
+    "transformer": Recipe(_matching_loss, steps=5000, batch=32, rate=1.5e-3, teacher="convolutional"),
 }

@@ -21,7 +21,12 @@ from gradcam.families.base import Captioner
 from gradcam.targets.words import Token
 
 T: Any = pytest.importorskip("transformers")
-WORDS, PICTURE, START, END = 30, 29, 1, 2  # tokens: how many there are, that of a picture's places, and those at the ends
+WORDS, PICTURE, START, END = (
+    30,
+    29,
+    1,
+    2,
+)  # tokens: how many there are, that of a picture's places, and those at the ends
 CAPTION = [5, 9, 9, 17]
 TOLERANCE = 1e-6
 
@@ -55,7 +60,12 @@ def make_swin(kind: str) -> Any:
 
 def make_mbart() -> Any:
     shape = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
-    crossed = {"is_decoder": True, "add_cross_attention": True, "max_position_embeddings": 16}
+    crossed = {
+        "is_decoder": True,
+        "add_cross_attention": True,
+        "max_position_embeddings": 16,
+        "forced_eos_token_id": None,
+    }
     return T.MBartConfig(**shape, **ENDS, **crossed)
 
 
@@ -292,7 +302,7 @@ def test_what_a_model_writes(kind: str) -> None:
 
 @EVERY
 def test_a_painted_square(kind: str) -> None:
-    """With a tower whose patches keep to themselves, and to which black is nothing, all evidence is where there is colour."""
+    """Where patches keep to themselves, and black is nothing to them, all evidence is where there is colour."""
     model, pictures = make(kind), torch.zeros_like(make_pictures(kind, 1))
     tower = model.get_submodule(KINDS[kind].module.partition(".encoder.layers")[0])
     for name, parameter in tower.named_parameters():
@@ -397,6 +407,12 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
         ("git", lambda x: x, [5, WORDS], f"no token {WORDS} in the vocabulary of this GitForCausalLM: it has {WORDS}"),
         ("vit-gpt2", lambda x: x, [-1], "no token -1 in the vocabulary"),
         ("vit-gpt2", lambda x: x, [5] * 16, "16 tokens behind the 1 that begin it: VisionEncoderDecoderModel reads 16"),
+        (
+            "git",
+            lambda x: {"pixel_values": x, "input_ids": torch.tensor([[1]] * 3)},
+            CAPTION,
+            "There are 3 texts in input_ids for 2 pictures: give one for each, or one for all",
+        ),
         ("git", lambda x: (x, torch.tensor([[1]] * 2)), CAPTION, "by name, such as pixel_values and input_ids: 2 came"),
     ],
 )

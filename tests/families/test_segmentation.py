@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.families import Segmenter, find_family
-from gradcam.targets.masks import Mask
+from gradcam.targets import Mask
 
 CLASSES = 4
 LABELS = {0: "background", 1: "cat", 2: "dog", 3: "red fox"}

@@ -78,7 +78,9 @@ def test_where_an_edge_is(detector: nn.Module) -> None:
     pictures = make_pictures()
     moved = 0
     for number, edge in enumerate(EDGES):
-        expected = explain_by_hand(detector, pictures, lambda output, _, n=number: [it["boxes"][:4, n] for it in output])
+        expected = explain_by_hand(
+            detector, pictures, lambda output, _, n=number: [it["boxes"][:4, n] for it in output]
+        )
         found = gradcam.explain(detector, pictures, target=Box(range(4), edge=edge))
         assert_maps(found, expected)
         moved += sum(bool(each.any()) for own in expected.maps for each in own)
@@ -223,7 +225,7 @@ def test_the_map_lies_on_a_painted_square(kind: str) -> None:
         assert energy.any()
         down, across = (energy.sum(axis) for axis in (1, 0))
         centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
-        print("CEN", centre, energy[top - 8 : bottom + 8, left - 8 : right + 8].sum()/ energy.sum())
+        print("CEN", centre, energy[top - 8 : bottom + 8, left - 8 : right + 8].sum() / energy.sum())
         assert left - 2 < centre[0] < right + 2
         assert top - 2 < centre[1] < bottom + 2
         assert energy[top - 8 : bottom + 8, left - 8 : right + 8].sum() > 0.75 * energy.sum()

@@ -117,7 +117,7 @@ def test_what_cannot_be(detector: nn.Module, make: Any, said: str) -> None:
 def test_which_picture_lacks_the_box() -> None:
     model: Any = make_detector("retinanet")
     pictures = make_pictures()
-    last = [float(it["scores"][-1]) for it in model(pictures)]
+    last = [float(it["scores"][-1].detach()) for it in model(pictures)]
     fewer = int(last[1] < last[0])
     model.score_thresh = last[fewer]
     with pytest.raises(TargetError, match=f"There is no box 11 in picture {fewer}: there are"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_several_references_give_several_maps() -> None:
     for k, other in enumerate(others):
         assert_close(found.maps[:, k : k + 1], explain(model, Like(other)).maps)
     assert [it.name for it in found.instances[0]] == ["photo 0", "photo 1"]
+    assert [it.name for it in explain(model, Like(others, ["one", "two"])).instances[1]] == ["one", "two"]
     assert found.reference is not None
     assert_close(found.reference.scores, found.scores.T)
     by_vectors = explain(model, Like(model(others).detach()))
@@ -60,6 +62,16 @@ def test_a_picture_is_most_like_itself() -> None:
     assert found.instances[1][0].score == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["DINOv2", "CLIP", "timm, registers", "SigLIP", "open_clip, mean"])
+def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(made(kind)).to(dtype)
+    found = gradcam.explain(model, PICTURES.to(dtype), target=Like(PICTURES[[1, 0]].to(dtype)))
+    assert not found.maps[1, 0].any()  # what is left of the gradient is rounding
+    assert not found.maps[0, 1].any()
+    assert found.maps[0, 0].any() or found.maps[1, 1].any()
+
+
 def test_a_reference_of_another_size() -> None:
     model, larger = made("any module"), draw(3, 48, 64, seed=6)
     found = explain(model, Like(larger))
@@ -70,12 +82,12 @@ def test_a_reference_of_another_size() -> None:
 
 def test_other_views_leave_the_reference_as_it_is() -> None:
     model = made("any module")
-    plain, flipped = explain(model, Like(OTHER)), explain(model, Like(OTHER), augmentation="flip")
+    plain, mirrored = (explain(model, Like(OTHER), it, evidence="signed") for it in (PICTURES, PICTURES.flip(-1)))
+    flipped = explain(model, Like(OTHER), evidence="signed", augmentation="flip")
     assert plain.reference is not None
     assert flipped.reference is not None
     assert_close(flipped.reference.scores, plain.reference.scores)
-    mirrored = explain(model, Like(OTHER), PICTURES.flip(-1)).maps.flip(-1)
-    torch.testing.assert_close(flipped.maps, (plain.maps + mirrored) / 2, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(flipped.maps, (plain.maps + mirrored.maps.flip(-1)) / 2, rtol=1e-5, atol=1e-8)
 
 
 def test_nothing_is_left_behind() -> None:
@@ -95,17 +107,19 @@ def test_nothing_is_left_behind() -> None:
     assert_close(again.maps, found.maps)
 
 
-def test_what_is_no_reference(tmp_path: Path) -> None:
-    for wrong in ("other.jpg", tmp_path, np.zeros((3, 4, 4), np.float32), None, [OTHER]):
-        with pytest.raises(TargetError, match=r"The reference is .*, expected a tensor: a picture \(C,H,W\)"):
-            Like(wrong)
-    for wrong in (
-        torch.zeros(3, 4, 4, dtype=torch.uint8),
-        torch.zeros(()),
-        torch.zeros(1, 1, 3, 4, 4),
-        torch.zeros(0, 3, 4, 4),
-    ):
+@pytest.mark.parametrize("wrong", ["other.jpg", Path("other.jpg"), np.zeros((3, 4, 4), np.float32), None, [OTHER]])
+def test_files_are_read_by_what_is_loaded(wrong: Any) -> None:
+    message = r"The reference is .*, expected a tensor: a picture \(C,H,W\).* gradcam.load_matcher gives does"
+    with pytest.raises(TargetError, match=message):
+        explain(made("any module"), Like(wrong))
+
+
+def test_what_is_no_reference() -> None:
+    shapes = (torch.zeros(()), torch.zeros(1, 1, 3, 4, 4), torch.zeros(0, 3, 4, 4))
+    for wrong in (torch.zeros(3, 4, 4, dtype=torch.uint8), *shapes):
         with pytest.raises(TargetError, match=r"The reference is torch\..*, expected a floating picture \(C,H,W\)"):
             Like(wrong)
     with pytest.raises(TargetError, match="An embedding is zero, infinite or NaN"):
         explain(made("any module"), Like(torch.zeros(512)))
+    with pytest.raises(TargetError, match="There are 2 references, and 1 names"):
+        explain(made("any module"), Like(draw(2, 512), ["one"]))

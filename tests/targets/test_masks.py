@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import ImageError, TargetError
-from gradcam.targets.masks import Mask
+from gradcam.hooks.nested import to_batch
+from gradcam.targets import Mask
 from tests.helpers import assert_same, traces
 
 HEIGHT, WIDTH = 12, 16
@@ -214,6 +216,24 @@ def test_coarse_logits_are_enlarged_before_the_mask_is_laid_on_them():
     assert explanation.scores.item() == pytest.approx(large[index][mask].mean(), rel=1e-6)
     chances = np.exp(large) / np.exp(large).sum(0)
     assert only(explanation).score == pytest.approx(chances[index][mask].mean(), rel=1e-6)
+
+
+def test_what_lies_around_a_padded_picture_is_in_no_mask():
+    pair = torch.cat([PICTURE, PICTURE])
+    windows = ((0, 0, 7, WIDTH), (1, 2, 10, 9))
+    batch = replace(to_batch(pair), windows=windows)
+    # What is explained is told in pixels of the pictures themselves.
+    first, second = (row[0] for row in explain(Mask(RED), batch).instances)
+    assert torch.equal(first.mask, pixels((1, 2, 5, 6), (9, 1, 12, 4), (12, 4, 15, 7))[:7])
+    assert torch.equal(second.mask, pixels((1, 2, 5, 6), (9, 1, 11, 4))[1:11, 2:11])
+    assert second.box == (0.0, 0.0, 9.0, 5.0)
+    # Coloured pixels around the pictures are not taken for background, whose logit is 1 where there is no colour.
+    assert explain(Mask(0), batch).scores.tolist() == [[1.0], [1.0]]
+    # Of green, three rows lie in the second picture, and none in the first one.
+    assert said(Mask(GREEN), batch).startswith("image 0: No pixel")
+    assert explain(Mask(GREEN, (3, 6, 8, 12)), batch).scores.flatten().tolist() == [0.0, pytest.approx(2 * 3 / 5)]
+    assert "9 pixels wide and 10 high and begins at (2, 1)" in said(Mask(mask=(11, 3)), batch)
+    assert "is empty" in said(Mask(RED, (0, 8, 4, 12)), batch)
 
 
 class Single(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -308,20 +308,24 @@ def grad_eclip(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Te
     budget.report(1, 1)
     looseness = loosen(_by_head(found.query, recorded), _by_head(found.key, recorded), layout)
     values = _by_head(found.value, recorded)[..., layout.prefix :, :]
-    parts, is_felt = [], False
+    parts, shares, is_felt = [], [], False
     # A checkpoint repeats in the backward pass what is behind the attention, and has to find it as it was.
-    with (
-        AttentionLog().taken(found.around[-1].module if found.around else recorded.model),
-        torch.autograd.set_multithreading_enabled(False),
-    ):
+    repeated = AttentionLog().taken(found.around[-1].module if found.around else recorded.model)
+    with repeated, torch.autograd.set_multithreading_enabled(False):
         for gradient, row in _at_queries(recorded, found, log, scores):
             is_felt = check_range(gradient, "The gradients at the last attention are") != (0, 0) or is_felt
-            own = looseness if row is None else looseness[:, row : row + 1]
-            worth = at_least_float32(gradient).transpose(-3, -2).flatten(-2) @ _join_heads(values).transpose(-2, -1)
-            parts.append((worth * own).sum(-2).relu().unflatten(-1, layout.grid))
+            rows = slice(None) if row is None else slice(row, row + 1)
+            slopes = _join_heads(gradient)
+            worth = slopes @ _join_heads(values).transpose(-2, -1)
+            share = (slopes * _join_heads(_by_head(found.output.detach(), recorded))[:, rows]).abs().sum((-2, -1))
+            shares.append(share)
+            parts.append((worth * looseness[:, rows]).sum(-2).relu().unflatten(-1, layout.grid))
     if not is_felt:
         raise blind_attention(log.sightings[number].where)
-    return torch.cat(parts).transpose(0, 1)
+    # Where the attention's output would have to change many times over to change the score, there is rounding alone: of a
+    # picture's likeness to itself, say.
+    is_rounding = torch.cat(shares) <= recorded.score_slack * scores.detach().abs().T
+    return torch.cat(parts).masked_fill(is_rounding[..., None, None], 0).transpose(0, 1)
 
 
 def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
@@ -335,8 +339,8 @@ def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
 
 
 def _join_heads(tensor: Tensor) -> Tensor:
-    """(N,heads,T,d) as (N,T,heads*d)."""
-    return at_least_float32(tensor).transpose(1, 2).flatten(2)
+    """(...,heads,T,d) as (...,T,heads*d)."""
+    return at_least_float32(tensor).transpose(-3, -2).flatten(-2)
 
 
 def _by_head(tensor: Tensor, recorded: Recorded, ndim: int = 4) -> Tensor:
@@ -399,32 +403,28 @@ def _at_one_query(
         if len(read) > 1:
             return None
         row = read[0] if read else 0
-        wanted = gradient.select(1 + axis, row)  # (k,N,D)
-        at_query = _run_copies(recorded, found, running, axis, row, wanted)
+        at_query = _run_copies(recorded, found, running, (axis, row), gradient.select(1 + axis, row))
         if at_query is None:
             return None
         parts.append((at_query, row))
     return parts
 
 
-def _run_copies(  # noqa: PLR0917
-    recorded: Recorded, found: Attended, running: Running, axis: int, row: int, wanted: Tensor
+def _run_copies(
+    recorded: Recorded, found: Attended, running: Running, token: tuple[int, int], wanted: Tensor
 ) -> Tensor | None:
-    """Gradients (k,N,heads,1,d) at what a block's attention gave one token, for gradients (k,N,D) at what the block gave
-    it; None where the block does not do to each token the same."""
-    plain: Any = running.output
+    """Gradients (k,N,heads,1,d) at what a block's attention gave one token, by axis and row, for gradients (k,N,D) at what
+    the block gave it; None where the block does not do to each token the same."""
+    (axis, row), plain = token, cast("Tensor", running.output)
     given = next((it for it in tensors((running.args, running.kwargs)) if it.shape == plain.shape), None)
     query = _by_head(found.output.detach(), recorded)[..., row : row + 1, :]
     expected = plain.detach().select(axis, row).unsqueeze(axis)
-    for count in (
-        len(wanted),
-        plain.shape[axis],
-    ):  # where the block takes no other number of tokens, as many as there were
+    counts = (len(wanted), plain.shape[axis])  # the latter for a block that takes no other number of tokens
+    for count in counts:
         if given is None or count < len(wanted):
             return None
-        copies = (
-            given.detach().select(axis, row).unsqueeze(axis).expand([count if it == axis else -1 for it in range(3)])
-        )
+        sides = [count if each == axis else -1 for each in range(3)]
+        copies = given.detach().select(axis, row).unsqueeze(axis).expand(sides)
         leaf = query.expand(-1, -1, count, -1).clone().requires_grad_()
         with torch.enable_grad():
             attended = leaf if found.output.ndim == 4 else leaf.flatten(0, 1)

@@ -218,7 +218,7 @@ class AttentionLog:
             self.sightings.append(Sighting(shape, tuple(each.name for each in running)))
 
         def hand_on(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
-            if not running or running[-1].module not in _last or torch.is_inference_mode_enabled():
+            if not running or running[-1].module not in _last:
                 return output
             start = output if output.requires_grad else output.detach().requires_grad_()
             torch.set_grad_enabled(True)

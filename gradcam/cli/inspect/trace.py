@@ -191,7 +191,7 @@ def _make_up(choice: ModelChoice) -> _Subject:
 def _load(choice: ModelChoice, image: Path | None) -> _Subject:
     from gradcam.layers.find import unwrap
     from gradcam.models.device import find_input_device, find_input_dtype
-    from gradcam.models.load import make_noise
+    from gradcam.models.probe import make_noise
 
     classifier = load_model(choice)
     say(classifier.notes, Output(as_json=False, quiet=False))

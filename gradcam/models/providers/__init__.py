@@ -59,8 +59,6 @@ def load_parts(name: str, weights: Path | None, task: str | None = None, prompts
     module, rest = _find_provider(name)
     takes = inspect.signature(module.load).parameters
     options = {key: it for key, it in (("task", task), ("prompts", prompts)) if key in takes}
-    if prompts and "prompts" not in takes:
-        raise ModelError(f"{name} is not told by words what to look for: leave them out.")
     with pytorchs_own_defaults():
         return module.load(rest, weights, **options)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, join_names
-from gradcam.families import Detector, Family, find_readers
+from gradcam.families import Detector, find_readers
 from gradcam.images.read import Region
 from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.fit import load_weights
@@ -52,8 +52,6 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
         kind = None if task == "classification" else _find_kind(transformers, config)
         if kind is not None:
             return _load_other(transformers, source, kind, config, weights=weights, is_local=is_local, prompts=prompts)
-        if prompts:
-            raise ModelError(f"hf:{source} is not told by words what to look for: leave them out.")
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = _find_preprocess(transformers, source, is_local, config)
         classes: int | None = len(labels)
@@ -110,16 +108,9 @@ def _load_other(
     if reader.task in ("detection", "segmentation", "pose") and config.id2label:
         labels = [str(config.id2label.get(index, f"class {index}")) for index in range(max(config.id2label) + 1)]
     inputs: dict[str, Tensor] = {}
-    if prompts:
-        labels, inputs = list(prompts), _ask(reader, model).to_prompts(prompts)
+    if prompts and issubclass(reader, Detector) and reader(model).takes_prompts:
+        labels, inputs = list(prompts), reader(model).to_prompts(prompts)
     return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
-
-
-def _ask(reader: type[Family], model: nn.Module) -> Detector:
-    found = reader(model)
-    if not isinstance(found, Detector):
-        raise ModelError(f"{type(model).__name__} is not told by words what to look for: leave them out.")
-    return found
 
 
 def plan(name: str) -> Blueprint:

@@ -1,0 +1,151 @@
+"""Maps of a detector's boxes: twenty of each picture, beside the detector alone, and beside a peer's recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from benchmark.cases import SEED
+from benchmark.contenders import BARE, Call
+from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_call
+from benchmark.tables import Table, format_spread
+
+SIZE, BOXES = 400, 20
+# Each model with the name of its classifier's last layer, and what it calls the most boxes.
+DETECTORS = {
+    "fasterrcnn_resnet50_fpn": ("roi_heads.box_predictor.cls_score", "box_detections_per_img"),
+    "retinanet_resnet50_fpn": ("head.classification_head.cls_logits", "detections_per_img"),
+}
+SIDES = (SIZE, 800)  # that the model resizes pictures to; the second is what it takes where nothing is said
+OURS = f"gradcam, {BOXES} boxes of each"
+EIGEN_CAM = "pytorch-grad-cam's EigenCAM, one map of each"
+ABLATION_CAM = "pytorch-grad-cam's Ablation-CAM, one map of each"
+SHARE = 0.01  # of the channels that are ablated on the clock
+
+
+def compare_detection(settings: Settings) -> Iterator[Table]:
+    """All boxes of pictures of 400 px."""
+    keep_freed_memory()
+    for device in settings.devices:
+        yield tabulate_detection(device, settings)
+
+
+def tabulate_detection(device: str, settings: Settings) -> Table:
+    rows, raw = [], []
+    for name in DETECTORS:
+        for side in SIDES:
+            for batch in settings.rounds:
+                report_progress("detection", device, name, f"{side} px", f"batch {batch}")
+                seconds = time_detector(name, side, batch, device, settings)
+                cells = [format_spread(np.divide(seconds[OURS], seconds[BARE]))]
+                cells += [format_peer(seconds.get(peer), seconds[BARE]) for peer in (EIGEN_CAM, ABLATION_CAM)]
+                bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
+                rows.append([f"{name}, {side} px", str(batch), bare, *cells])
+                raw.append({"device": device, "network": name, "side": side, "batch": batch, "seconds": seconds})
+    notes = [
+        f"Multiples of the bare detector in the same round, on pictures of {SIZE} px that it resizes to the side in the "
+        f"first column; the classifier's last layer is scaled so that scores differ, and each picture has {BOXES} boxes.",
+        "gradcam gives a map for each box. The peer's recipe for Faster R-CNN gives one for all boxes of a picture: of no "
+        "box at all by EigenCAM, and of the sum of their scores by Ablation-CAM, whose cost is measured once, of "
+        f"{SHARE:.0%} of one picture's channels, and multiplied.",
+    ]
+    header = ["detector", "batch", BARE, OURS, EIGEN_CAM, ABLATION_CAM]
+    return Table(f"detection {device}", f"Boxes of detectors ({device})", header, rows, notes, raw)
+
+
+def format_peer(seconds: list[float] | None, bare: list[float]) -> str:
+    if seconds is None:
+        return "not measured"
+    return format_spread(np.divide(seconds, bare)) if len(seconds) > 1 else f"{seconds[0] / float(np.median(bare)):.0f}"
+
+
+def time_detector(name: str, side: int, batch: int, device: str, settings: Settings) -> dict[str, list[float]]:
+    import gradcam
+
+    model, pictures = build_detector(name, side, batch, device)
+
+    def run_bare() -> Any:
+        with torch.no_grad():
+            return model(pictures)
+
+    def explain() -> object:
+        return gradcam.explain(model, pictures, target=gradcam.targets.Box(all))
+
+    calls: dict[str, Call] = {BARE: run_bare, OURS: explain}
+    has_peer = "pytorch-grad-cam" not in settings.missing and name.startswith("fasterrcnn")
+    found = run_bare()
+    if has_peer:
+        calls[EIGEN_CAM] = attach_peer("EigenCAM", model, pictures, found)
+    timed = {key: time_on(device, call) for key, call in calls.items()}
+    for measure in timed.values():
+        measure()
+    seconds = take_turns(timed, settings.rounds[batch])
+    if has_peer and side == SIZE:
+        ablate = attach_peer("AblationCAM", model, pictures[:1], found[:1])
+        seconds[ABLATION_CAM] = [time_on(device, ablate)() * batch / SHARE]
+    return seconds
+
+
+def time_on(device: str, call: Call) -> Callable[[], float]:
+    def run() -> None:
+        call()
+        synchronise(device)
+
+    return lambda: time_call(run)
+
+
+def build_detector(name: str, side: int, batch: int, device: str) -> tuple[nn.Module, list[Tensor]]:
+    """The model, and pictures in each of which it finds as many boxes as it may."""
+    classifier, most = DETECTORS[name]
+    torch.manual_seed(SEED)
+    build = torchvision.models.get_model_builder(name)
+    model = build(weights=None, weights_backbone=None, min_size=side, **{most: BOXES}).eval().to(device)
+    pictures = [torch.rand(3, SIZE, SIZE, device=device) for _ in range(batch)]
+    last, kept = model.get_submodule(classifier), []
+    for module in model.get_submodule(classifier.rpartition(".")[0]).modules():  # made for training: next to nothing
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+    with last.register_forward_hook(lambda module, args, output: kept.append(output)), torch.no_grad():
+        model(pictures)
+        deviation = torch.cat([(it - spread_bias(last, it)).flatten() for it in kept]).std()
+        last.weight.div_(deviation)
+        found = model(pictures)
+    if {len(it["scores"]) for it in found} != {BOXES}:
+        raise RuntimeError(
+            f"{name} finds {[len(it['scores']) for it in found]} boxes, expected {BOXES} in each picture"
+        )
+    return model, pictures
+
+
+def spread_bias(layer: Any, output: Tensor) -> Tensor:
+    return layer.bias.reshape(-1, *[1] * (output.ndim - 2))
+
+
+def attach_peer(method: str, model: nn.Module, pictures: list[Tensor], found: list[dict[str, Tensor]]) -> Call:
+    """As pytorch-grad-cam's tutorial on object detection has it; of Ablation-CAM a share of the channels."""
+    import pytorch_grad_cam
+    from pytorch_grad_cam.ablation_layer import AblationLayerFasterRCNN
+    from pytorch_grad_cam.utils.model_targets import FasterRCNNBoxScoreTarget
+    from pytorch_grad_cam.utils.reshape_transforms import fasterrcnn_reshape_transform
+
+    targets = [FasterRCNNBoxScoreTarget(it["labels"], it["boxes"].detach().cpu().numpy()) for it in found]
+    more = {"ablation_layer": AblationLayerFasterRCNN(), "ratio_channels_to_ablate": SHARE}
+    options = more if method == "AblationCAM" else {}
+    images = torch.stack(pictures)
+
+    def explain() -> object:
+        make = getattr(pytorch_grad_cam, method)
+        with (
+            make(model, [model.backbone], reshape_transform=fasterrcnn_reshape_transform, **options) as cam,
+            contextlib.redirect_stderr(io.StringIO()),  # its progress bar
+        ):
+            return cam(images, targets=targets)
+
+    return explain

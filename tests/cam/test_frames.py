@@ -1,0 +1,183 @@
+"""Pictures that layers see on a part of a canvas: lists of several sizes, resized and padded inside the model or before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradcam
+from gradcam.errors import ImageError
+from gradcam.hooks.nested import Batch, to_batch
+from tests.detectors import lay, make_detector, make_pictures, run, sample
+from tests.helpers import tiny_model
+
+VIEWS = ["none", "flip"]
+
+
+class Listed(nn.Module):
+    """Takes pictures of any sizes, and puts each into the upper left corner of one canvas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.features = nn.Conv2d(1, 3, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, pictures: list[Tensor]) -> Tensor:
+        height, width = (max(it.shape[axis] for it in pictures) for axis in (1, 2))
+        canvas = [F.pad(it, (0, width - it.shape[2], 0, height - it.shape[1])) for it in pictures]
+        scores: Tensor = self.features(torch.stack(canvas)).tanh()
+        return scores
+
+
+def make(*sizes: tuple[int, int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.rand(1, *size, generator=generator, dtype=torch.float64) for size in sizes]
+
+
+def at(row: int, column: int) -> Any:
+    return lambda output: output[:, :, row, column].sum(1)
+
+
+def test_of_pictures_of_one_size_all_is_seen() -> None:
+    pictures, model = make((8, 10), (8, 10)), Listed()
+    found = gradcam.explain(model, pictures, "features", target=lambda output: output.sum((1, 2, 3)))
+    activations = model.features(torch.stack(pictures)).detach().requires_grad_()
+    (gradients,) = torch.autograd.grad(activations.tanh().sum(), activations)
+    expected = (gradients.mean((2, 3), keepdim=True) * activations).sum(1).relu().detach()
+    torch.testing.assert_close(found.maps[:, 0], expected.float())
+
+
+@pytest.mark.parametrize("augmentation", VIEWS)
+def test_each_picture_has_a_map_of_itself(augmentation: str) -> None:
+    """Of one place on the canvas, which lies in the first picture, and behind the edge of the second."""
+    pictures = make((8, 10), (8, 5))
+    found = gradcam.explain(
+        Listed(), pictures, "features", method="hirescam", target=at(3, 2), evidence="signed", augmentation=augmentation
+    )
+    assert [tuple(it.shape) for it in found.heatmaps] == [(1, 8, 10), (1, 8, 5)]
+    # A mirrored picture shows its own right edge there: in columns 9 - 2 and 4 - 2.
+    expected = {"none": ([2], [2]), "flip": ([2, 7], [2])}[augmentation]
+    for heatmap, columns in zip(found.heatmaps, expected):
+        places = (heatmap[0].abs() > 0.05).nonzero().tolist()
+        peak = [divmod(int(k), heatmap.shape[2]) for k in heatmap[0].abs().flatten().topk(len(columns)).indices]
+        assert sorted(column for _, column in peak) == columns
+        assert {row for row, _ in places} <= {2, 3, 4}
+
+
+def test_a_place_outside_of_a_picture_is_not_drawn_in_it() -> None:
+    pictures = make((8, 10), (8, 5))
+    found = gradcam.explain(Listed(), pictures, "features", method="hirescam", target=at(3, 8), evidence="signed")
+    assert found.maps[0].any()
+    assert not found.heatmaps[1].any()
+
+
+def two_scores(output: Any) -> Tensor:
+    return torch.stack([it["scores"][[0, 3]] for it in output])
+
+
+@pytest.mark.parametrize("kind", ["fasterrcnn", "fcos", "ssdlite"])
+@pytest.mark.parametrize("augmentation", VIEWS)
+def test_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
+    """The mean of raw maps over each view's own part of the canvas, put upright: by hand."""
+    model, pictures = make_detector(kind), make_pictures()
+    shown = pictures if augmentation == "none" else [*pictures, *(it.flip(-1) for it in pictures)]
+    output, seen = run(model, shown)
+    images, _ = seen.outputs["transform"]
+    canvas, sizes, levels = images.tensors.shape[2:], images.image_sizes, list(seen.levels.values())
+    found = gradcam.explain(
+        model,
+        pictures,
+        "backbone",
+        method="hirescam",
+        target=two_scores,
+        augmentation=augmentation,
+        evidence="positive",
+    )
+    for i, picture in enumerate(pictures):
+        for k in (0, 1):
+            views = [
+                [None if g is None else (g * a)[n].sum(0).detach().numpy() for g, a in zip(gradients, levels)]
+                for n in range(i, len(shown), len(pictures))
+                for gradients in [
+                    torch.autograd.grad(two_scores(output)[n, k], levels, retain_graph=True, allow_unused=True)
+                ]
+            ]
+            finest = next(tuple(raw.shape) for raw in views[0] if raw is not None)
+            total = np.zeros(1)
+            for of_level in zip(*views):
+                if of_level[0] is not None:
+                    upright = [upright_part(raw, n, sizes[i], canvas, sizes) for n, raw in enumerate(of_level)]
+                    mean = np.maximum(sum(upright) / len(upright), 0)
+                    total = total + sample(mean, cells(finest, canvas, sizes), (0, 0), mean.shape)
+            assert total.any()
+            np.testing.assert_allclose(found.maps[i, k].numpy(), total, rtol=0, atol=1e-6 * total.max())
+            heatmap = sample(total, picture.shape[1:], (0, 0), total.shape)
+            np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap / heatmap.max(), rtol=0, atol=1e-6)
+
+
+def cells(grid: Any, canvas: Any, sizes: Any) -> list[int]:
+    return [int(np.ceil(max(size[a] for size in sizes) * grid[a] / canvas[a] - 1e-6)) for a in (0, 1)]
+
+
+def upright_part(raw: np.ndarray, view: int, size: Any, canvas: Any, sizes: Any) -> np.ndarray:
+    """A raw map over the canvas as one of either sign over one picture; the second view is mirrored."""
+    positive, negative = (lay(sign * raw, size, canvas, sizes, raw.shape) for sign in (1, -1))
+    part = positive - negative
+    return part[:, ::-1] if view else part
+
+
+def test_a_list_is_for_models_that_take_one() -> None:
+    with pytest.raises(ImageError, match=r"2 of \(3, 16, 16\) in a list, expected one tensor \(N,C,H,W\)"):
+        gradcam.explain(tiny_model(), [torch.rand(3, 16, 16)] * 2)
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        [torch.rand(3, 8, 8), torch.rand(1, 8, 8)],
+        [torch.rand(3, 8, 8), torch.rand(3, 8, 8, dtype=torch.float64)],
+        [torch.rand(3, 8, 8), torch.rand(3, 0, 8)],
+    ],
+)
+def test_pictures_of_several_kinds(pictures: list[Tensor]) -> None:
+    with pytest.raises(ImageError, match=r"expected floating \(C,H,W\) of one kind and on one device"):
+        gradcam.explain(make_detector("ssd"), pictures, target=two_scores)
+
+
+class Pixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.features(x) * 1.0).sum(1)
+
+
+def letterboxed(window: tuple[int, int, int, int]) -> Batch:
+    pictures = torch.zeros(1, 1, 12, 16, dtype=torch.float64)
+    top, left, height, width = window
+    pictures[:, :, top : top + height, left : left + width] = 1.0
+    return replace(to_batch(pictures), windows=(window,))
+
+
+@pytest.mark.parametrize("augmentation", VIEWS)
+def test_pictures_that_came_in_a_window(augmentation: str) -> None:
+    """A place of the canvas is found where it lies in the picture. In a mirrored canvas the picture begins at column 4:
+    column 5 is its second one from the right."""
+    found = gradcam.explain(
+        Pixels(),
+        letterboxed((2, 2, 8, 10)),
+        "features",
+        method="hirescam",
+        target=lambda it: it[:, 4, 5],
+        augmentation=augmentation,
+    )
+    assert tuple(found.heatmaps.shape) == (1, 1, 8, 10)
+    expected = [[2, 3]] if augmentation == "none" else [[2, 3], [2, 8]]
+    assert found.heatmaps[0, 0].gt(0.5).nonzero().tolist() == expected

@@ -1,0 +1,375 @@
+"""Keypoints: against autograd by hand, against where the models' own postprocessing puts them, and on the right pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.families import find_family
+from gradcam.families.base import PoseFinder
+from gradcam.hooks.nested import to_batch
+from gradcam.targets.keypoints import Keypoint
+from tests.detectors import ByHand, explain_by_hand, make_detector, make_pictures, overlap
+
+TOLERANCE = 1e-6
+AXES = pytest.mark.parametrize("axis", [None, "x", "y"])
+HEIGHT, WIDTH = 48, 32  # of ViTPose's pictures, of patches of 8
+
+
+def measure_by_hand(heatmap: Tensor, axis: str | None, first: float, step: float, temperature: float = 1.0) -> Tensor:
+    """The largest value, or the mean of the cells' centres, the first at `first` and `step` apart, weighted by softmax."""
+    if axis is None:
+        return heatmap.max()
+    weights = (heatmap / temperature).exp()
+    total = torch.zeros((), dtype=heatmap.dtype)
+    for y in range(heatmap.shape[0]):
+        for x in range(heatmap.shape[1]):
+            total = total + weights[y, x] * (first + step * (x if axis == "x" else y))
+    return total / weights.sum()
+
+
+def place_by_hand(heatmap: Tensor) -> tuple[int, int]:
+    """The cell with the largest value: across and down."""
+    cells = [(float(heatmap[y, x].detach()), x, y) for y in range(heatmap.shape[0]) for x in range(heatmap.shape[1])]
+    return max(cells)[1:]
+
+
+# Keypoint R-CNN: heatmaps over boxes
+
+
+class Watch:
+    """What Keypoint R-CNN's predictor of heatmaps gave in its last run; or gets, where `instead` is given."""
+
+    def __init__(self, model: Any, instead: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.heatmaps, self.instead = torch.empty(0), instead
+        self.handle = model.roi_heads.keypoint_predictor.register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: object, output: Tensor) -> Tensor | None:
+        self.heatmaps = output if self.instead is None else self.instead(output)
+        return None if self.instead is None else self.heatmaps
+
+
+def explain_boxes(model: nn.Module, pictures: Sequence[Tensor], numbers: Sequence[int], axis: Any, box: int) -> ByHand:
+    watch = Watch(model)
+
+    def read(output: Any, seen: object) -> list[list[Tensor]]:
+        scores, begin = [], 0
+        for found in output:
+            left, top, right, bottom = found["boxes"][box].tolist()
+            scores.append([])
+            for number in numbers:
+                heatmap = watch.heatmaps[begin + box, number]
+                start, end, count = (left, right, heatmap.shape[1]) if axis == "x" else (top, bottom, heatmap.shape[0])
+                step = (end - start) / count
+                scores[-1].append(measure_by_hand(heatmap, axis, start + step / 2, step))
+            begin += len(found["boxes"])
+        return scores
+
+    try:
+        return explain_by_hand(model, pictures, read)
+    finally:
+        watch.handle.remove()
+
+
+@AXES
+@pytest.mark.parametrize("box", [0, 4])
+def test_keypoints_in_boxes(axis: str | None, box: int) -> None:
+    """Of two pictures of different sizes in one batch."""
+    model, pictures = make_detector("keypointrcnn"), make_pictures()
+    found = gradcam.explain(model, pictures, target=Keypoint([2, 0], axis, box=box))
+    expected = explain_boxes(model, pictures, [2, 0], axis, box)
+    assert (found.layer, found.method) == ("backbone", "hirescam")
+    assert any(each.any() for own in expected.maps for each in own)
+    for i, own in enumerate(expected.maps):
+        for k, each in enumerate(own):
+            assert found.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=TOLERANCE)
+            np.testing.assert_allclose(found.maps[i, k].numpy(), each, rtol=0, atol=TOLERANCE * each.max())
+            heatmap = expected.heatmaps[i][k]
+            np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
+
+
+def test_what_each_map_is_of() -> None:
+    model, pictures = make_detector("keypointrcnn"), make_pictures()
+    watch = Watch(model)
+    output = model(pictures)
+    begins = [0, len(output[0]["boxes"])]
+    found = gradcam.explain(model, pictures, target=Keypoint(all, box=1))
+    for i, own in enumerate(found.instances or ()):
+        assert [it.number for it in own] == [0, 1, 2]
+        left, top, right, bottom = output[i]["boxes"][1].tolist()
+        for it in own:
+            heatmap = watch.heatmaps[begins[i] + 1, it.number]
+            across, down = place_by_hand(heatmap)
+            rows, columns = heatmap.shape
+            point = (left + (across + 0.5) * (right - left) / columns, top + (down + 0.5) * (bottom - top) / rows)
+            assert (it.kind, it.name, it.index) == ("keypoint", f"keypoint {it.number}", None)
+            assert it.box == pytest.approx((left, top, right, bottom))
+            assert it.point == pytest.approx(point)
+            assert it.score == pytest.approx(output[i]["scores"][1].item())
+    named = gradcam.explain(model, pictures, target=Keypoint(1, "y"))
+    assert [own[0].name for own in named.instances or ()] == ["keypoint 1, y"] * 2
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_places_are_those_of_torchvision(axis: str) -> None:
+    """Where a heatmap is a bell, the keypoint that the model gives is at its top, and so is the mean."""
+    model, pictures = make_detector("keypointrcnn"), make_pictures()
+
+    def put(output: Tensor) -> Tensor:
+        generator, bells = torch.Generator().manual_seed(2), []
+        for heatmap in output.flatten(0, 1):
+            y, x = (int(torch.randint(3, size - 3, (), generator=generator)) for size in heatmap.shape)
+            rows, columns = (torch.arange(size) for size in heatmap.shape)
+            bells.append(60 * (-((rows[:, None] - y) ** 2 + (columns - x) ** 2) / 20.0).exp())
+        return torch.stack(bells).reshape(output.shape) + output / 1000
+
+    watch = Watch(model, put)
+    output = model(pictures)
+    for box in (0, 3, 6):
+        found = gradcam.explain(model, pictures, target=Keypoint(all, axis, box=box))
+        for i, own in enumerate(found.instances or ()):
+            left, top, right, bottom = output[i]["boxes"][box].tolist()
+            cells = (right - left) / watch.heatmaps.shape[3], (bottom - top) / watch.heatmaps.shape[2]
+            for it, score in zip(own, found.scores[i].tolist()):
+                point = output[i]["keypoints"][box, it.number, :2].tolist()
+                assert it.point is not None
+                # The model looks for the top on whole pixels of what it makes of the picture.
+                assert all(abs(it.point[k] - point[k]) <= cells[k] / 2 + 0.5 for k in (0, 1))
+                assert score == pytest.approx(it.point["xy".index(axis)], abs=cells["xy".index(axis)] / 20)
+
+
+def test_the_same_person_in_another_output() -> None:
+    """What runs the model again looks for the box that is most alike and sure; without one, the point is in its middle."""
+    model, pictures = make_detector("keypointrcnn"), make_pictures()
+    batch = to_batch(pictures)
+    watch = Watch(model)
+    for axis in (None, "x"):
+        bound = Keypoint(1, axis, box=2).bind(model, batch)
+        first = bound.target.score(bound.batch.run(bound.model), 2)
+        changed = [picture.flip(2) for picture in pictures]
+        again = first.target.score(bound.model(changed), 2)
+        begin = 0
+        for i, found in enumerate(model(changed)):
+            left, top, right, bottom = first.instances[i][0].box
+            alike = overlap(found["boxes"], (left, top, right, bottom)) * found["scores"]
+            best = int(alike.argmax())
+            begin, end, heatmap = begin, begin + len(alike), watch.heatmaps[begin + best, 1]
+            start, stop = found["boxes"][best, [0, 2]].tolist()
+            step = (stop - start) / heatmap.shape[1]
+            expected = measure_by_hand(heatmap, axis, start + step / 2, step)
+            assert float(again.values[i, 0].detach()) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
+            begin = end
+        model.roi_heads.score_thresh, kept = 1.0, model.roi_heads.score_thresh
+        nothing = first.target.score(bound.model(pictures), 2)
+        model.roi_heads.score_thresh = kept
+        for i, own in enumerate(first.instances):
+            left, _, right, _ = own[0].box
+            assert float(nothing.values[i, 0]) == pytest.approx(0.0 if axis is None else (left + right) / 2)
+
+
+def test_a_painted_square_in_a_box() -> None:
+    """All else is black, which is zero at every layer."""
+    model = make_detector("keypointrcnn", is_plain=True)
+    pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
+    squares = ((34, 26, 42, 34), (20, 30, 28, 38))
+    for picture, (left, top, right, bottom) in zip(pictures, squares):
+        picture[:, top:bottom, left:right] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    for i, (left, top, right, bottom) in enumerate(squares):
+        boxes = model([pictures[i]])[0]["boxes"].detach()
+        box = int(overlap(boxes, squares[i]).argmax())
+        found = gradcam.explain(model, [pictures[i]], target=Keypoint(all, "x", box=box), evidence="signed")
+        for heatmap in found.heatmaps[0]:
+            energy = heatmap.abs().double()
+            assert energy.any()
+            down, across = (energy.sum(axis) for axis in (1, 0))
+            centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
+            assert left - 3 < centre[0] < right + 3
+            assert top - 3 < centre[1] < bottom + 3
+
+
+# ViTPose: heatmaps over the picture
+
+
+def make_vitpose(*, classic: bool = False, **more: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "mlp_ratio": 2}
+    backbone = transformers.VitPoseBackboneConfig(
+        image_size=[HEIGHT, WIDTH], patch_size=[8, 8], **{"out_indices": [3]} | more, **shape
+    )
+    torch.manual_seed(0)
+    config = transformers.VitPoseConfig(
+        backbone_config=backbone, num_labels=4, scale_factor=2, use_simple_decoder=not classic
+    )
+    model: nn.Module = transformers.VitPoseForPoseEstimation(config).double().eval()
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            deviation = 0.2 if parameter.ndim < 2 else 1.0 / math.sqrt(parameter[0].numel())
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * deviation
+    return model
+
+
+def make_people(images: int = 2) -> Tensor:
+    return torch.rand(images, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@AXES
+@pytest.mark.parametrize("kind", ["simple", "classic", "levels"])
+def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
+    """Of two pictures in one batch; with several levels, of which the head reads the last."""
+    model = make_vitpose(classic=kind == "classic", **({"out_indices": [1, 3]} if kind == "levels" else {}))
+    pictures, seen = make_people(), []
+    found = gradcam.explain(model, pictures, target=Keypoint([3, 1], axis), evidence="signed")
+    assert found.layer == ("backbone.layernorm#1" if kind == "levels" else "backbone.layernorm")
+    assert found.method == "hirescam"
+    handle = model.backbone.layernorm.register_forward_hook(lambda module, args, output: seen.append(output))
+    heatmaps = model(pictures).heatmaps
+    handle.remove()
+    for i in range(2):
+        for k, number in enumerate((3, 1)):
+            heatmap = heatmaps[i, number]
+            side, count = (WIDTH, heatmap.shape[1]) if axis == "x" else (HEIGHT, heatmap.shape[0])
+            score = measure_by_hand(heatmap, axis, 0.5, (side - 1) / (count - 1), 0.05)
+            (gradient,) = torch.autograd.grad(score, seen[-1], retain_graph=True)
+            cells = [float(g @ a) for g, a in zip(gradient[i].detach(), seen[-1][i].detach())]
+            expected = np.array(cells).reshape(HEIGHT // 8, WIDTH // 8)
+            assert abs(expected).max() > 0
+            assert found.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
+            tolerance = TOLERANCE * abs(expected).max()
+            np.testing.assert_allclose(found.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)
+
+
+def put_bells(model: Any, places: Sequence[tuple[int, int]], height: float = 1.0) -> None:
+    """Each heatmap a bell of this height around a cell, as such models are trained to give."""
+
+    def put(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        rows, columns = (torch.arange(size, dtype=output.dtype) for size in output.shape[2:])
+        bells = [height * (-((rows[:, None] - y) ** 2 + (columns - x) ** 2) / (2 * 1.5**2)).exp() for x, y in places]
+        return torch.stack(bells) + output * 1e-6
+
+    model.head.register_forward_hook(put)
+
+
+def test_places_are_those_of_vitpose() -> None:
+    """As its processor puts them: of a crop that is the whole picture."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("scipy")
+    model, places = make_vitpose(), [(2, 2), (5, 9), (3, 5), (5, 2)]
+    put_bells(model, places)
+    pictures = make_people(1)
+    processor = transformers.VitPoseImageProcessor(size={"height": HEIGHT, "width": WIDTH})
+    box = (WIDTH * 0.1, HEIGHT * 0.1, WIDTH * 0.8, HEIGHT * 0.8)  # which it enlarges by a quarter
+    with torch.no_grad():
+        output = model(pictures)
+    found = processor.post_process_pose_estimation(output, boxes=[[box]])
+    points = found[0][0]["keypoints"].double()
+    for axis in ("x", "y"):
+        explained = gradcam.explain(model, pictures, target=Keypoint(all, axis))
+        for k, instance in enumerate((explained.instances or ())[0]):
+            side, own = (WIDTH, 0) if axis == "x" else (HEIGHT, 1)
+            # It counts from the picture's edges, from 0 to its size, what lies between the centres of the outermost pixels.
+            expected = 0.5 + float(points[k, own]) * (side - 1) / side
+            assert instance.point is not None
+            assert instance.point[own] == pytest.approx(expected, abs=0.15)
+            assert explained.scores[0, k].item() == pytest.approx(expected, abs=0.15)
+            assert instance.score == pytest.approx(1.0, abs=1e-3)
+
+
+def test_softmax_of_bells() -> None:
+    """At a temperature of 1 their mean is near the middle of the picture, wherever they are."""
+    model = make_vitpose()
+    put_bells(model, [(1, 2), (6, 2), (3, 9), (6, 9)])
+    pictures = make_people(1)
+    sharp = gradcam.explain(model, pictures, target=Keypoint(all, "x")).scores[0]
+    flat = gradcam.explain(model, pictures, target=Keypoint(all, "x", temperature=1.0)).scores[0]
+    step = (WIDTH - 1) / 7
+    assert sharp.tolist() == pytest.approx([0.5 + step * x for x in (1, 6, 3, 6)], abs=0.5)
+    assert all(abs(it - WIDTH / 2) < 2.5 for it in flat.tolist())
+
+
+def test_keypoints_are_called_as_the_model_does() -> None:
+    model = make_vitpose()
+    assert find_family(model, PoseFinder).labels is None
+    found = gradcam.explain(model, make_people(1), target=Keypoint([2]))
+    assert [it.name for it in (found.instances or ())[0]] == ["keypoint 2"]
+    model.config.id2label = {0: "nose", 1: "left eye", 2: "right eye", 3: "tail"}
+    found = gradcam.explain(model, make_people(1), target=Keypoint([2, 0]))
+    assert [it.name for it in (found.instances or ())[0]] == ["right eye", "nose"]
+
+
+def test_a_painted_square() -> None:
+    """With a backbone whose patches keep to themselves, and to which black is nothing; each begins 2 pixels early."""
+    model, pictures = make_vitpose(), torch.zeros(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
+    for name, parameter in model.named_parameters():
+        if any(it in name for it in ("bias", "position", "cls", "attention")):
+            parameter.data.zero_()
+    pictures[..., 8:22, 16:22] = torch.rand(3, 14, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found = gradcam.explain(model, pictures, target=Keypoint(all, "y"), evidence="signed")
+    for raw in found.maps[0]:
+        assert (raw[1:3, 2] != 0).all()
+        raw[1:3, 2] = 0
+        assert not raw.any()
+
+
+# Any other model
+
+
+class Plain(nn.Module):
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.body = nn.Conv2d(3, 6, 5, 4, 2, bias=False)
+        self.head = nn.Conv2d(6, 3, 3, 1, 1)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+        self.wrap = wrap
+        self.double().eval()
+
+    def forward(self, images: Tensor) -> Any:
+        return self.wrap(self.head(self.body(images).relu()))
+
+
+@AXES
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda it: it, lambda it: {"heatmaps": it}, lambda it: SimpleNamespace(heatmaps=it)],
+    ids=["tensor", "dict", "object"],
+)
+def test_heatmaps_of_any_model(wrap: Callable[[Tensor], Any], axis: str | None) -> None:
+    model, pictures, seen = Plain(wrap), make_people(), []
+    found = gradcam.explain(model, pictures, "body", target=Keypoint([1, 2], axis), evidence="signed")
+    assert found.method == "hirescam"
+    model.body.register_forward_hook(lambda module, args, output: seen.append(output))
+    model.wrap = lambda it: it
+    heatmaps = model(pictures)
+    for i in range(2):
+        for k, number in enumerate((1, 2)):
+            heatmap = heatmaps[i, number]
+            score = measure_by_hand(heatmap, axis, 2.0, 4.0)
+            (gradient,) = torch.autograd.grad(score, seen[0], retain_graph=True)
+            expected = (gradient[i] * seen[0][i]).sum(0).detach().numpy()
+            assert found.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
+            tolerance = TOLERANCE * abs(expected).max()
+            np.testing.assert_allclose(found.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)
+            across, down = place_by_hand(heatmap)
+            instance = (found.instances or ())[i][k]
+            assert instance.point == pytest.approx((across * 4 + 2, down * 4 + 2))
+            assert (instance.number, instance.box) == (number, None)
+            peak = float(heatmap.detach().max())
+            assert instance.score == (pytest.approx(peak) if 0 <= peak <= 1 else None)
+
+
+def test_the_layer_of_any_model() -> None:
+    """The last of the coarsest grid: behind it, the closer a layer is to the heatmaps, the more the map is one of them."""
+    narrow = [nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()]
+    model = nn.Sequential(*narrow, nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU(), nn.Conv2d(8, 4, 1)).double().eval()
+    found = gradcam.explain(model, make_people(), target=Keypoint(0))
+    assert (found.layer, found.method) == ("3", "hirescam")
