@@ -29,8 +29,8 @@ from gradcam.layers.find import unwrap
 from gradcam.layers.layout import Axes, find_patches
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.models.probe import make_noise
 from gradcam.models.preprocess import Prepared
+from gradcam.models.probe import make_noise
 from gradcam.sources.contents import Item
 from gradcam.storage.disk import describe_os_error
 

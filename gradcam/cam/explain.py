@@ -378,13 +378,18 @@ def carry_out(
     model, batch = unwrap(model), to_batch(images)
     refuse_features(model, plan.target)
     bound = bind(plan.target, model, batch)
-    plan = plan.complete(bound.method)
+    # Who names a layer means to look at it, which methods that follow attention do not.
+    plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("A place in the picture is elsewhere in other views of it: leave the augmentation out.")
     if plan.needs_layers and not layers and bound.layer is None:
         return _explain_last_layer(model, bound, plan)
     are_named = bool(layers)
-    layers = layers or ([] if bound.layer is None else [bound.layer])
+    layers = layers or bound.layers or ([] if bound.layer is None else [bound.layer])
+    if not are_named and len(layers) > 1:
+        plan = replace(plan, options=plan.options | {"join": "sum"})
+    if plan.options["reshape"] is None:
+        plan = replace(plan, options=plan.options | {"reshape": bound.reshape})
     try:
         return _explain_at(model, bound, layers, plan, are_named=are_named)
     except BlindPatchesError as error:
@@ -408,7 +413,7 @@ def _explain_at(
     how: dict[str, Any] = {
         "differentiable": plan.differentiable,
         # What methods that run the model again, or follow attention, have to know of the plain pass.
-        "around": [budget.measured({outlet.module for outlet in chosen})] if plan.runs_again else [],
+        "around": [budget.measured({outlet.module for outlet in chosen})] if plan.runs_again and chosen else [],
     }
     if any(method.place == "attention" for method in plan.methods):
         how["around"].append(log.taken(model))

@@ -36,6 +36,7 @@ from gradcam.targets.classes import compute_scores
 
 Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
 
+ROUNDING = 256  # units of the last place, by which another image's gradient may differ from zero
 DEPENDENT = (
     "The images of this batch depend on one another in the model (such as a batch norm without running statistics): "
     "a map here is not the one of its image alone. Explain them one by one for that."
@@ -67,10 +68,14 @@ def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Pla
     for image in (0, len(scores) - 1):
         with torch.enable_grad():
             own = scores[image].sum()
-        found = torch.autograd.grad(own, tensors, retain_graph=True, allow_unused=True)
+        found: Sequence[Tensor | None] = torch.autograd.grad(own, tensors, retain_graph=True, allow_unused=True)
         for (_, _, to_grid), gradient in zip(layers, found):
-            rows = [] if gradient is None else to_grid(gradient).nan_to_num(0, 0, 0).flatten(1).any(1).tolist()
-            if any(rows[:image]) or any(rows[image + 1 :]):
+            if gradient is None:
+                continue
+            largest = to_grid(gradient).nan_to_num(0, 0, 0).flatten(1).abs().amax(1)
+            # Where a softmax takes off the largest value of the whole batch, rounding is left of its gradient.
+            reaches = largest > ROUNDING * torch.finfo(gradient.dtype).eps * largest[image]
+            if reaches[:image].any() or reaches[image + 1 :].any():
                 if not _share_statistics(model.modules()):  # of which is warned already
                     warn(DEPENDENT)
                 return True
@@ -263,7 +268,7 @@ def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ..
     if reshape is not None or not axes.text_lengths:
         return names
     shapes, layers = axes.plain, dict(model.named_modules())
-    return [name for name in names if not axes.holds_text(shapes.get(layers[name], ()), layers[name])]
+    return [name for name in names if not axes.holds_text(shapes.get(layers[name], [()])[0], layers[name])]
 
 
 def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module]) -> dict[nn.Module, Tensor]:

@@ -274,6 +274,8 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
         if choice.task is None:
             return load.load_classifier(choice.model or DEFAULT, layer=layer, **others)
         others |= {name: getattr(choice, name) for name in OF_TASKS}
+        if not str(choice.model).startswith("hf:"):  # no other is told by words what to look for, as `check_task` says
+            others["prompts"] = ()
         return load.load_model(choice.model or DEFAULT, layer=layer, **others)
 
 

@@ -174,7 +174,8 @@ def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
     entries, names = record.explained, [each.title for each in record.explained]
     if entries[0].kind in COSINES:
         width = max(map(len, names))
-        names = [f"{name:<{width}}   {entry.score:.3f}" for name, entry in zip(names, entries)]
+        what = "contrast" if entries[0].against else "cosine"
+        names = [f"{name:<{width}}   {what} {entry.score:.3f}" for name, entry in zip(names, entries)]
     files = [", ".join(filter(None, (it.overlay, it.heatmap, it.map, it.panel))) for it in entries]
     places = [f"{it.layer} ({' x '.join(map(str, grid))})" for it, grid in zip(entries, grids)]
     kinds = ["positive or negative" if it.evidence == "signed" else it.evidence for it in entries]

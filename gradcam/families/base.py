@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -80,6 +80,20 @@ class Family(ABC):
     @property
     def own_layer(self) -> str | None:
         """The same, in the family's own model."""
+        return None
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """The layers whose maps are added up where nothing else is said, by their names as `layer` has them."""
+        return [f"{self.prefix}.{own}".lstrip(".") for own in self.own_layers]
+
+    @property
+    def own_layers(self) -> Sequence[str]:
+        """The same, in the family's own model. Several where a pyramid's levels are outputs of several modules."""
+        return [] if self.own_layer is None else [self.own_layer]
+
+    def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
+        """What brings tokens on a grid, where counting them cannot tell; None where it can."""
         return None
 
     @property

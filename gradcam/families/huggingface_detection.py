@@ -104,7 +104,7 @@ class HuggingFaceDetector(Detector):
             return None
         sides = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
         grid = tuple(length // side for length, side in zip(batch.size, sides))
-        return lambda tokens: tokens[:, 1:-behind].unflatten(1, grid).movedim(-1, 1)
+        return lambda tokens: tokens[:, 1:-behind].unflatten(1, grid).movedim(-1, 1) if tokens.ndim == 3 else tokens
 
     def to_inputs(self, images: Tensor) -> dict[str, Tensor]:
         return {"pixel_values": images}

@@ -107,7 +107,7 @@ class PlainPose(HeatmapFinder):
 
     def find(self, seen: Seen, batch: Batch) -> list[Poses]:
         output = seen.last()
-        found = output.get(HEATMAPS) if isinstance(output, Mapping) else getattr(output, HEATMAPS, output)
+        found: Any = output.get(HEATMAPS) if isinstance(output, Mapping) else getattr(output, HEATMAPS, output)
         is_usable = isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 4
         if not is_usable or len(found) != batch.images or 0 in found.shape:
             what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__

@@ -176,7 +176,9 @@ class Batch:
     def take(self, images: int) -> Batch:
         """The same said of the first of its images alone, once their tensors have as many rows."""
         listed = None if self.listed is None else self.listed[:images]
-        return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[:images])
+        return replace(
+            self, images=images, listed=listed, windows=None if self.windows is None else self.windows[:images]
+        )
 
     def repeat(self, times: int) -> Batch:
         """The same said of so many blocks of its images."""

@@ -24,7 +24,7 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from gradcam.errors import LayerError, join_names, shorten
 from gradcam.hooks.hooks import Hooks, recording_off
-from gradcam.hooks.nested import Batch, first_floating, tensors
+from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import LAYOUTS
 
@@ -325,7 +325,7 @@ def candidates(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
     return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]
 
 
-Shapes = dict[nn.Module, tuple[int, ...]]
+Shapes = dict[nn.Module, list[tuple[int, ...]]]  # of each tensor that a module gives
 
 # By module: what was asked once, by what was asked, the shape that the module gave, and the batch.
 _known: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -369,8 +369,8 @@ class Axes:
             return IMAGE_AXES
 
         def ask() -> Sequence[int]:
-            alone = self._alone.get(module, ())
-            return [axis for axis in IMAGE_AXES if alone == (*shape[:axis], 1, *shape[axis + 1 :])]
+            alone = self._alone.get(module, [])
+            return [axis for axis in IMAGE_AXES if (*shape[:axis], 1, *shape[axis + 1 :]) in alone]
 
         found: Sequence[int] = self._remember(module, ("images", shape), ask)
         return found
@@ -399,7 +399,7 @@ class Axes:
                 left = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
                 return any(rest == 0 or (rest > 0 and candidates(rest, grids)) for rest in left)
-            if other[module] != shape:
+            if shape not in other[module]:
                 return True
         return False
 
@@ -425,12 +425,12 @@ class Axes:
         return self._ask(self._batch.copy(change_texts))
 
     def _ask(self, batch: Batch) -> Shapes:
-        """The shape of what each layer gives for another batch; nothing if the model does not take it."""
+        """The shapes of what each layer gives for another batch; nothing if the model does not take it."""
         found: Shapes = {}
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if (tensor := first_floating(output)) is not None:
-                found.setdefault(module, tuple(tensor.shape))
+            if shapes := [tuple(tensor.shape) for tensor in tensors(output) if tensor.is_floating_point()]:
+                found.setdefault(module, shapes)
 
         try:
             with preserve_state(self._model) as modules, recording_off(), Hooks() as hooks:

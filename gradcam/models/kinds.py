@@ -7,19 +7,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gradcam import families, targets
 from gradcam.cam.explain import Explanation, Plan, carry_out
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.families import Family, find_family
-from gradcam.hooks.nested import Batch, to_batch
+from gradcam.hooks.nested import Batch, Window, to_batch
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.preprocess import Prepared
 from gradcam.models.results import PictureExplanation
 from gradcam.targets.base import Target
 from gradcam.targets.classes import ClassTarget, is_function
+from gradcam.targets.masks import read_mask
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a picture of this size lies in what a model is given: the region of it that is shown, the window in which it
+    is shown there, and the size of all that is given."""
+
+    size: tuple[int, int]
+    region: Window
+    window: Window
+    given: tuple[int, ...]
+
+    def move_box(self, box: Sequence[float]) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom in the picture as in what is given."""
+        (left, top), (right, bottom) = self.move_point(box[:2]), self.move_point(box[2:])
+        return left, top, right, bottom
+
+    def move_point(self, point: Sequence[float]) -> tuple[float, float]:
+        """Across and down."""
+        scales = [inner / outer for inner, outer in zip(self.window[2:], self.region[2:])]
+        across = self.window[1] + (point[0] - self.region[1]) * scales[1]
+        return across, self.window[0] + (point[1] - self.region[0]) * scales[0]
+
+    def move_mask(self, mask: Any) -> Any:
+        """A point, a box, a file's path, or an array of the picture's size. Raises `TargetError` for another size."""
+        if isinstance(mask, (str, os.PathLike)):
+            mask = read_mask(mask)
+        if isinstance(mask, (tuple, list)) and all(isinstance(it, (int, float)) for it in mask):
+            moved = self.move_point(mask) if len(mask) == 2 else self.move_box(mask) if len(mask) == 4 else mask
+            return tuple(moved)
+        found = torch.as_tensor(mask)
+        if tuple(found.shape[-2:]) != self.size or found.ndim != 2:
+            sizes = [" x ".join(map(str, shape)) for shape in (found.shape[::-1], self.size[::-1])]
+            raise TargetError(
+                f"The mask is {sizes[0]}, and the picture {sizes[1]}: expected one of the picture's size."
+            )
+        (top, left, rows, columns), (down, right, height, width) = self.region, self.window
+        part = found[top : top + rows, left : left + columns] != 0
+        shrunk = F.interpolate(part[None, None].float(), (height, width), mode="nearest-exact")[0, 0] > 0
+        whole = torch.zeros(self.given, dtype=torch.bool, device=shrunk.device)
+        whole[down : down + height, right : right + width] = shrunk
+        return whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +118,34 @@ class TaskModel(Classifier):
             For a target that this kind of model does not have.
         """
         return self._to_target(target)
+
+    def place(self, prepared: Sequence[Prepared]) -> Placement:
+        """Tell where pixels of these pictures lie in what the model is given.
+
+        Parameters
+        ----------
+        prepared : sequence of Prepared
+            The pictures.
+
+        Returns
+        -------
+        Placement
+            The same for all of them.
+
+        Raises
+        ------
+        ImageError
+            For pictures in which a place is not the same place of what the model is given.
+        """
+        found = set()
+        for each in prepared:
+            size = each.reading.picture.shape[:2]
+            find_window = getattr(self.preprocess, "window", None)
+            window = (0, 0, *each.image.shape[1:]) if find_window is None else find_window(*size)
+            found.add(Placement((size[0], size[1]), self.region(size[0], size[1]), window, tuple(each.image.shape[1:])))
+        if len(found) > 1:
+            raise ImageError("A place is elsewhere in pictures of other sizes: explain them one by one.")
+        return found.pop()
 
     def list_all(self) -> Any:
         """Name all that can be explained in a picture where nothing is said.
@@ -146,6 +219,13 @@ class Detector(TaskModel):
     task: ClassVar[str] = "detection"
     default_method: ClassVar[str] = "hirescam"
 
+    def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
+        found = self._to_target(target)
+        if not isinstance(found, targets.MissedBox):
+            return found
+        placement = self.place(prepared)
+        return replace(found, box=[placement.move_box(box) for box in found.boxes])
+
     def list_all(self) -> Any:
         return targets.Box(all)
 
@@ -182,6 +262,12 @@ class Segmenter(TaskModel):
     """
 
     task: ClassVar[str] = "segmentation"
+
+    def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
+        found = self._to_target(target)
+        if not isinstance(found, targets.Mask) or found.mask is None:
+            return found
+        return replace(found, mask=self.place(prepared).move_mask(found.mask))
 
     def _to_target(self, target: Any) -> Any:
         if isinstance(target, targets.Mask):

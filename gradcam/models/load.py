@@ -156,7 +156,10 @@ def load_classifier(
     chosen = _Choice(
         weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
     )
-    return _make_classifier(name, chosen, chosen.load(name))
+    parts = chosen.load(name, task="classification")
+    if parts.task not in (None, "classification"):
+        raise ModelError(f"{name_model(name)} is for {parts.task}, and no classifier: gradcam.load_model() loads it.")
+    return _make_classifier(name, chosen, parts)
 
 
 def load_model(

@@ -103,7 +103,8 @@ class Bound:
     `method`: what is taken where nothing is said; `layer` None for the last one with a grid. `own_output`: the model's own
     output in what is run for it. `list_found`: all that the model found in each image, in that. `has_places`: whether it
     names a place in the picture, which other views of it would have elsewhere. `mirror`: of a likeness, the other picture,
-    and what is explained there: (images, target)."""
+    and what is explained there: (images, target). `layers`: several in place of `layer`, to be added up. `reshape`: how
+    tokens lie on the pictures, where nothing is said and counting does not tell."""
 
     model: nn.Module
     batch: Batch
@@ -114,6 +115,8 @@ class Bound:
     list_found: Callable[[Any], Sequence[Sequence[Instance]]] | None = None
     has_places: bool = False
     mirror: Callable[[Scored], tuple[Any, Any]] | None = None
+    layers: Sequence[str] = ()
+    reshape: Callable[[Tensor], Tensor] | None = None
 
 
 class Target(ABC):
@@ -127,3 +130,11 @@ class Target(ABC):
 def bind(target: Any, model: nn.Module, batch: Batch) -> Bound:
     """A target of any kind for a model; classes and functions need to know nothing of it."""
     return target.bind(model, batch) if isinstance(target, Target) else Bound(model, batch, target)
+
+
+def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
+    """Intersection over union of boxes (M,4) with one of them."""
+    from torchvision.ops import box_iou  # which takes as long to import as torch, and classes need nothing of it
+
+    found: Tensor = box_iou(boxes, boxes.new_tensor([box]))[:, 0]
+    return found

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import box_iou
 
 from gradcam.errors import TargetError, join_names, nearest, shorten
 from gradcam.families import find_family
 from gradcam.families.base import Candidates, Detections, Detector, Seen
 from gradcam.hooks.nested import Batch
 from gradcam.options import EDGES
-from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
+from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
 
 METHOD = (
     "hirescam"  # at each level of the pyramid that is ODAM: pooled gradients would be of the class, not of one object
@@ -214,6 +213,8 @@ def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> B
         own_output=lambda seen: seen.output,
         list_found=list_found,
         has_places=True,
+        layers=family.layers,
+        reshape=family.reshape(batch),
     )
 
 
@@ -314,7 +315,7 @@ class PlaceReader(Reader):
         return stack(values, instances, replace(self, is_again=True))
 
     def _find_best(self, candidates: Candidates, box: Box4) -> tuple[Tensor, float]:
-        overlaps = box_iou(candidates.boxes, candidates.boxes.new_tensor([box]))[:, 0]
+        overlaps = find_overlaps(candidates.boxes, box)
         values = candidates.scores * overlaps
         best = int(values.detach().argmax()) if len(values) else -1
         if best < 0 or not float(overlaps[best].detach()) > 0:

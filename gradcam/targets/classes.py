@@ -279,7 +279,7 @@ class RepeatedTarget:
         total = self.images * self.blocks
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
-            return Scored(torch.cat([part.values for part in parts]), None, None, self)
+            return Scored(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
         logits = self.find_logits(output, total)
         wanted = to_class_target(self.target)
         first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images).target

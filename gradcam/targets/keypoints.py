@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import box_iou
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
 from gradcam.families.base import PoseFinder, Seen
 from gradcam.families.pose import HeatmapFinder, PlainPose, Poses
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
+from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
 
 AXES = ("x", "y")
 METHOD = "hirescam"  # pooled gradients would be of all places where such a point may be
@@ -146,11 +145,10 @@ class KeypointReader(Reader):
                 )
                 raise TargetError(f"There is no box {number} in {which}: {there}.")
         else:
-            place = poses.regions.new_tensor([self.boxes[i]])
-            alike = box_iou(poses.regions, place)[:, 0] * poses.scores
+            alike = find_overlaps(poses.regions, self.boxes[i]) * poses.scores
             if not len(alike) or not float(alike.max()) > 0:
                 blank = poses.heatmaps.new_zeros(1, *poses.heatmaps.shape[1:])
-                return Poses(blank, place, poses.scores.new_zeros(1))
+                return Poses(blank, blank.new_tensor([self.boxes[i]]), poses.scores.new_zeros(1))
             number = int(alike.argmax())
         own = slice(number, number + 1)
         return Poses(poses.heatmaps[own], poses.regions[own], None if poses.scores is None else poses.scores[own])

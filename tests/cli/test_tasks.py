@@ -361,7 +361,7 @@ def test_each_sentence_is_printed_with_its_cosine(run: Command, folder: Path, fl
     assert "   matching   " in lines[0]
     entries = explained(run(flag, *MATCHER, "--text", "a red flag", "--text", "green", "--json"))
     for line, entry in zip(lines[2:4], entries):
-        assert line.startswith(f"  {entry['text']:<10}   {entry['score']:.3f} at ")
+        assert line.startswith(f"  {entry['text']:<10}   cosine {entry['score']:.3f} at ")
     assert entries[0]["score"] > entries[1]["score"]
     assert [(it["text"], it["label"], it["index"]) for it in entries] == [
         ("a red flag", "a red flag", None),
@@ -646,14 +646,15 @@ def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
         ({"missed": True, "label": "person", "box": (1.0, 2.4, 3.0, 4.0)}, "missed person at 1,2,3,4"),
         ({"mask": "predicted", "label": "dog"}, "mask of dog"),
         ({"mask": "40,60", "label": "dog"}, "mask of dog at 40,60"),
-        ({"text": "a dog"}, "a dog   0.500"),
-        ({"like": "photos/other.jpg"}, "like other.jpg   0.500"),
-        ({"like": "photos/other.jpg", "on": "reference"}, "in other.jpg   0.500"),
+        ({"text": "a dog"}, "a dog   cosine 0.500"),
+        ({"text": "a dog", "against": ("a cat",)}, "a dog   contrast 0.500"),
+        ({"like": "photos/other.jpg"}, "like other.jpg   cosine 0.500"),
+        ({"like": "photos/other.jpg", "on": "reference"}, "in other.jpg   cosine 0.500"),
         ({"word": 2, "label": "dog"}, "word 2, dog"),
         ({"keypoint": 3, "label": "nose"}, "keypoint 3, nose"),
         ({"keypoint": 3, "label": "nose", "axis": "x"}, "x of keypoint 3, nose"),
         ({"keypoint": 3, "label": "keypoint 3"}, "keypoint 3"),
-        ({"text": "a\x1b dog"}, r"a\x1b dog   0.500"),
+        ({"text": "a\x1b dog"}, r"a\x1b dog   cosine 0.500"),
     ],
 )
 def test_what_is_explained_has_a_name(entry: dict[str, Any], said: str) -> None:

@@ -57,10 +57,12 @@ def make_readers(folder: Path) -> None:
     import tokenizers
     import transformers as library
 
-    words = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *"a an the cat dog cup of on sofa coffee with and empty".split()]
+    words = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", "a", "an", "the", "cat", "dog", "cup", "of", "on", "sofa", "coffee"]
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    inner.post_processor = tokenizers.processors.TemplateProcessing("[BOS] $A [EOS]", None, [("[BOS]", 1), ("[EOS]", 2)])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        "[BOS] $A [EOS]", None, [("[BOS]", 1), ("[EOS]", 2)]
+    )
     names = {"bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **names)
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -70,7 +72,7 @@ def make_readers(folder: Path) -> None:
     text = {**small, **ends, "max_position_embeddings": 12}
     clip = library.CLIPModel(library.CLIPConfig(text_config=text, vision_config=picture, projection_dim=12))
     git = library.GitForCausalLM(
-        library.GitConfig(vision_config=picture, **small, **{**ends, "eos_token_id": 15}, max_position_embeddings=16)
+        library.GitConfig(vision_config=picture, **small, **{**ends, "eos_token_id": 13}, max_position_embeddings=16)
     )
     git.generation_config.max_new_tokens = 4
     for name, model in (("my-clip", clip), ("my-captioner", git)):

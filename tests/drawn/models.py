@@ -15,7 +15,7 @@ from torchvision.models import VisionTransformer
 from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
-from torchvision.ops import FeaturePyramidNetwork, MLP
+from torchvision.ops import FeaturePyramidNetwork
 
 from tests.drawn.pictures import COLOURS, SHAPES, SIZE
 

@@ -96,7 +96,7 @@ def test_methods_of_attention(name: str, other_defaults: Callable[[Callable[[], 
     model = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5).eval()
     nn.init.normal_(model.heads.head.weight)
     images = torch.nn.functional.interpolate(IMAGES, size=(32, 32))
-    assert_same(lambda: [gradcam.explain(model, images, method=name).maps], other_defaults)
+    assert_same(lambda: [gradcam.explain(model, images, target=1, method=name).maps], other_defaults)
 
 
 @pytest.mark.parametrize("options", [{"augmentation": "flip-scale"}, {"smoothing": "eigen"}, {"evidence": "signed"}])

@@ -74,7 +74,7 @@ def read(model: Any, pictures: Tensor) -> list[Detections]:
 
 
 def explain(model: Any, pictures: Tensor, target: Any) -> gradcam.Explanation:
-    return gradcam.explain(model, pictures, layers=find(model).own_layers, join="sum", target=target)
+    return gradcam.explain(model, pictures, target=target)
 
 
 def suppress(model: Any, output: Any, threshold: float) -> list[Tensor]:
@@ -301,6 +301,7 @@ def test_layers_and_labels(ultralytics: Any) -> None:
     assert family.own_layers == ["model.3", "model.8", "model.5"]
     assert family.layer == "model.3"
     assert family.labels == ["cat", "dog", "cup", "car"]
+    assert explain(model, make_pictures(), Box(0)).layer == "model.3 + model.8 + model.5"
 
 
 def test_boxes_that_are_turned(ultralytics: Any) -> None:

@@ -18,6 +18,7 @@ NOWHERE = "The keypoint is .*, expected its number from 0, several, or all of th
 
 @pytest.fixture
 def model() -> nn.Module:
+    torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), nn.ReLU(), nn.Conv2d(4, 5, 1)).eval()
 
 
