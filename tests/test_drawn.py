@@ -28,17 +28,9 @@ def detector() -> nn.Module:
     return drawn.load("detector")
 
 
-@pytest.fixture(scope="module")
-def segmenter() -> nn.Module:
-    return drawn.load("segmenter")
-
-
-def test_the_models_know_the_shapes(detector: nn.Module, segmenter: nn.Module, scenes: list[Scene]) -> None:
+def test_the_detector_knows_the_shapes(detector: nn.Module, scenes: list[Scene]) -> None:
     found, right = measures.share_found(detector, scenes)
     assert min(found, right) >= 0.9
-    pixels, overlap = measures.share_of_pixels(segmenter, scenes)
-    assert pixels >= 0.97
-    assert overlap >= 0.8
 
 
 def test_the_map_of_a_box_lies_in_it(detector: nn.Module, scenes: list[Scene]) -> None:
@@ -51,12 +43,6 @@ def test_the_map_of_a_box_lies_in_it(detector: nn.Module, scenes: list[Scene]) -
     assert measures.summarise(measures.judge_boxes(detector, scenes[:10], method="eigencam"))[0] < 0.5
 
 
-def test_the_map_of_a_missed_box_lies_in_it(detector: nn.Module) -> None:
-    """Shapes so faint that the detector does not report them."""
-    verdicts = measures.judge_missed(detector, list(measures.draw_missed(detector, SEED, COUNT)))
-    assert measures.summarise(verdicts)[1] >= 0.9
-
-
 def test_the_map_of_a_box_that_a_threshold_removed_lies_in_it(
     detector: nn.Module, scenes: list[Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,16 +52,8 @@ def test_the_map_of_a_box_that_a_threshold_removed_lies_in_it(
     assert measures.summarise(verdicts)[1] >= 0.95
 
 
-def test_the_map_of_a_region_lies_on_its_shape(segmenter: nn.Module, scenes: list[Scene]) -> None:
-    energy, inside = measures.summarise(measures.judge_masks(segmenter, scenes, layer="bottleneck"))
-    assert energy >= 0.5
-    assert inside >= 0.9
-
-
-@pytest.mark.parametrize("alike", [False, True])
-@pytest.mark.parametrize("tower", ["convolutional", "transformer"])
-def test_the_map_of_a_sentence_lies_on_the_shape_that_it_names(tower: str, alike: bool) -> None:
-    verdicts = measures.judge_texts(drawn.load(tower), list(measures.draw_three(SEED, COUNT // 2, alike=alike)))
+def test_the_map_of_a_sentence_lies_on_the_shape_that_it_names() -> None:
+    verdicts = measures.judge_texts(drawn.load("convolutional"), list(measures.draw_three(SEED, COUNT, alike=False)))
     assert measures.summarise(verdicts)[1] >= 0.9
 
 

@@ -133,11 +133,11 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
 
 
 def _find_name(model: nn.Module, layer: str) -> tuple[str, nn.Module] | None:
-    for name in filter(None, (layer, _without_wrappers(layer))):
+    for name in filter(None, (layer, without_wrappers(layer))):
         with contextlib.suppress(AttributeError):
             return name, _compiled_from(model.get_submodule(name))
     named = model.named_modules()
-    by_plain_name = {_without_wrappers(name): (name, _compiled_from(module)) for name, module in named if name}
+    by_plain_name = {without_wrappers(name): (name, _compiled_from(module)) for name, module in named if name}
     return by_plain_name.get(layer)
 
 
@@ -145,7 +145,8 @@ def _compiled_from(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def _without_wrappers(name: str) -> str:
+def without_wrappers(name: str) -> str:
+    """A layer's name without the parts that wrappers put in."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
 
 

@@ -13,7 +13,7 @@ from gradcam.cam.explain import Plan, carry_out
 from gradcam.errors import TargetError
 from gradcam.hooks.nested import Batch, caller_keeps
 from gradcam.hooks.preserve import preserve_state
-from gradcam.layers.find import unwrap
+from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.kinds import TaskModel
 from gradcam.models.preprocess import Prepared
@@ -76,13 +76,14 @@ def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> Pi
     labels = model.labels or ()
     known = [labels[it.index] if it.index is not None and it.index < len(labels) else it.name for it in instances]
     names = [name if it.number is None else f"{it.number} {name}" for name, it in zip(known, instances)]
+    run = ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval()
     return PictureScores(
         model.name,
-        ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval(),
+        run,
         model.preprocess,
         max(2, len(instances)),
         names if len(names) > 1 else [f"no {names[0]}", names[0]],
-        layer,
+        layer if layer in ("input", "attention") else find_layer(run, layer).name,
         activation="none" if kind in (*IN_UNIT, *COSINES) else "sigmoid",
         reader=model.reader,
         notes=model.notes,

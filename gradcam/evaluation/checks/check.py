@@ -19,7 +19,7 @@ from gradcam.evaluation.explainers import Counter, Explainer, run_explain
 from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, randomisation, rank_correlation
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw
 from gradcam.images.read import crop
-from gradcam.layers.find import find_layer, unwrap
+from gradcam.layers.find import find_layer, unwrap, without_wrappers
 from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.kinds import TaskModel
@@ -140,7 +140,7 @@ def check(
         calibrated=bool(is_known),
         model=classifier.name,
         method=explained.name,
-        layer=used,
+        layer=used and without_wrappers(used),
         score=score,
         index=found,
         label=classifier.label(found),

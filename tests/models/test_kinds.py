@@ -1,0 +1,284 @@
+"""Models of other tasks than to classify: which kind is loaded, where places lie, and how what they find is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import ImageError, ModelError, TargetError
+from gradcam.models.kinds import Captioner, Detector, Matcher, PoseFinder, Segmenter
+from gradcam.models.scores import to_classifier
+from gradcam.targets import Box, Like, Mask, MissedBox, Text
+from tests import drawn
+from tests.drawn.pictures import SHAPES, Scene, draw_scenes
+
+LABELS = ["dark", "bright"]
+
+
+def bright() -> nn.Module:
+    """A segmenter on cells of eight pixels: class 1 is what is brighter than the mean, and grows with the brightness."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    for layer, weight, bias in ((network[0], 1 / 192, 1.0), (network[2], 0.25, 0.0)):
+        nn.init.constant_(layer.weight, weight)  # type: ignore[arg-type]
+        nn.init.constant_(layer.bias, bias)  # type: ignore[arg-type]
+    network[2].weight.data[0] = 0
+    network[2].bias.data[0] = 1  # type: ignore[index]
+    return network
+
+
+def two_squares() -> np.ndarray:
+    """Black, 300 x 200, with a white square at the upper left and one at the lower right."""
+    picture = np.zeros((200, 300, 3), np.uint8)
+    picture[20:60, 30:70] = picture[140:180, 230:270] = 255
+    return picture
+
+
+@pytest.fixture
+def detector() -> Detector:
+    import torchvision
+
+    torch.manual_seed(0)
+    make: Any = torchvision.models.detection.ssdlite320_mobilenet_v3_large
+    model = make(weights=None, weights_backbone=None, num_classes=3, score_thresh=0.0, detections_per_img=3)
+    return gradcam.load_detector(model, labels=["nothing", "cup", "cat"])
+
+
+class TestLoading:
+    """What a model is for is read off it."""
+
+    def test_torchvision_with_a_checkpoint_of_fewer_classes(self, tmp_path: Path) -> None:
+        import torchvision
+
+        make: Any = torchvision.models.detection.ssdlite320_mobilenet_v3_large
+        torch.save(make(weights=None, weights_backbone=None, num_classes=4).state_dict(), tmp_path / "four.pth")
+        found = gradcam.load_model("ssdlite320_mobilenet_v3_large", weights=tmp_path / "four.pth", threshold=0.25)
+        assert isinstance(found, Detector)
+        assert (found.task, found.classes, found.labels[3]) == ("detection", 4, "class 3")  # type: ignore[index]
+        assert found.model.score_thresh == 0.25
+        with pytest.raises(ModelError, match="is for detection, and no classifier: gradcam.load_model"):
+            gradcam.load_classifier("ssdlite320_mobilenet_v3_large", weights=tmp_path / "four.pth")
+
+    @pytest.mark.parametrize(
+        ("kind", "config", "expected"),
+        [
+            (
+                "SegformerForSemanticSegmentation",
+                {"num_labels": 3, "hidden_sizes": [8, 8, 8, 16], "depths": [1] * 4, "decoder_hidden_size": 8},
+                Segmenter,
+            ),
+            (
+                "YolosForObjectDetection",
+                {
+                    "num_labels": 3,
+                    "hidden_size": 16,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "intermediate_size": 16,
+                    "image_size": [64, 64],
+                    "num_detection_tokens": 4,
+                },
+                Detector,
+            ),
+            (
+                "Dinov2Model",
+                {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28},
+                Matcher,
+            ),
+            ("BlipForConditionalGeneration", None, Captioner),
+            ("VitPoseForPoseEstimation", None, PoseFinder),
+        ],
+    )
+    def test_a_folder_of_hugging_face(self, kind: str, config: Any, expected: type, tmp_path: Path) -> None:
+        library = pytest.importorskip("transformers")
+        made = getattr(library, kind)
+        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        if kind.startswith("Blip"):
+            settings = library.BlipConfig(
+                text_config=small | {"vocab_size": 20}, vision_config=small | {"image_size": 32}
+            )
+        elif kind.startswith("VitPose"):
+            backbone = library.VitPoseBackboneConfig(**small, image_size=[64, 48], out_indices=[2])
+            settings = library.VitPoseConfig(backbone_config=backbone)
+        else:
+            settings = made.config_class(**config)
+        made(settings).save_pretrained(tmp_path)
+        processor: Any = library.ViTImageProcessor(size={"height": 64, "width": 64})
+        processor.save_pretrained(tmp_path)
+        found = gradcam.load_model(f"hf:{tmp_path}")
+        assert type(found) is expected
+        assert found.preprocess(two_squares()).shape == (3, 64, 64)
+
+    def test_segmentation_models_pytorch(self, tmp_path: Path) -> None:
+        library = pytest.importorskip("segmentation_models_pytorch")
+        model = library.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), classes=2)
+        model.save_pretrained(tmp_path)
+        found = gradcam.load_model(f"smp:{tmp_path}", size=64)
+        assert isinstance(found, Segmenter)
+        assert found.preprocess(two_squares()).shape == (3, 64, 96)
+        assert torch.equal(found.model.state_dict()["encoder.conv1.weight"], model.encoder.conv1.weight)
+        with pytest.raises(ModelError, match="expected a folder that save_pretrained"):
+            gradcam.load_model(f"smp:{tmp_path}/nowhere")
+
+    def test_open_clip_takes_a_checkpoint(self, tmp_path: Path) -> None:
+        library = pytest.importorskip("open_clip")
+        with pytest.raises(ModelError, match="needs the checkpoint that was trained for it"):
+            gradcam.load_model("open_clip:RN50")
+        with pytest.raises(ModelError, match="no architecture 'RN5O'. Nearest: 'RN50'"):
+            gradcam.load_model("open_clip:RN5O", weights=tmp_path)
+        name = next(name for name in library.list_models() if name.startswith("MobileCLIP-S0") or name == "RN50")
+        model = library.create_model(name, pretrained=None)
+        torch.save(model.state_dict(), tmp_path / "own.pt")
+        found = gradcam.load_model(f"open_clip:{name}", weights=tmp_path / "own.pt")
+        assert isinstance(found, Matcher)
+        side = model.visual.image_size
+        assert found.preprocess(two_squares()).shape[1:] == (
+            torch.Size([side, side]) if isinstance(side, int) else side
+        )
+
+    def test_timm_without_a_classifier(self, tmp_path: Path) -> None:
+        timm = pytest.importorskip("timm")
+        torch.save(timm.create_model("resnet10t", num_classes=0).state_dict(), tmp_path / "own.pth")
+        found = gradcam.load_matcher("timm:resnet10t", weights=tmp_path / "own.pth")
+        assert isinstance(found, Matcher)
+        assert found.model.get_classifier().__class__ is nn.Identity  # type: ignore[operator]
+
+    def test_modules(self) -> None:
+        assert isinstance(gradcam.load_model(bright()), Segmenter)
+        assert gradcam.load_model().task == "classification"
+        with pytest.raises(ModelError, match="is of no family that is known here for detection"):
+            gradcam.load_detector(bright())
+        with pytest.raises(ModelError, match="task is 'sleep', expected one of"):
+            gradcam.load_model(bright(), task="sleep")
+        with pytest.raises(ModelError, match="is not told by words what to look for"):
+            gradcam.load_model(prompts=["a cat"])
+
+
+class TestPlaces:
+    """Places are in pixels of the picture, whatever the model is shown of it."""
+
+    def test_the_region_under_a_point(self) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        for point, (left, top) in {(50, 40): (30, 20), (250, 160): (230, 140)}.items():
+            explanation = segmenter.explain(two_squares(), target=Mask(None, point), method="hirescam")
+            (instance,) = explanation.instances[0]  # type: ignore[index]
+            assert instance.name == "bright"
+            assert instance.box == pytest.approx((left, top, left + 40, top + 40), abs=18)
+            down, across = np.unravel_index(explanation.heatmaps[0][0].argmax(), explanation.heatmaps[0][0].shape)
+            scale = 200 / explanation.heatmaps.shape[2]
+            assert top - 9 <= down * scale <= top + 49
+            assert left - 9 <= across * scale <= left + 49
+
+    def test_a_mask_of_the_pictures_size(self, tmp_path: Path) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        mask = np.zeros((200, 300), np.uint8)
+        mask[140:180, 230:270] = 255
+        Image.fromarray(mask).save(tmp_path / "mask.png")
+        maps = [
+            segmenter.explain(two_squares(), target=Mask(1, it), method="hirescam").maps
+            for it in (mask, tmp_path / "mask.png")
+        ]
+        torch.testing.assert_close(*maps)
+        assert maps[0][0, 0, :6, :9].sum() == 0
+        with pytest.raises(TargetError, match="The mask is 30 x 20, and the picture 300 x 200"):
+            segmenter.explain(two_squares(), target=Mask(1, mask[:20, :30]))
+
+    def test_pictures_of_two_sizes(self) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        with pytest.raises(ImageError, match="A place is elsewhere in pictures of other sizes"):
+            segmenter.explain([two_squares(), two_squares()[:100, :150]], target=Mask(1, (50, 40)))
+
+    def test_a_missed_box_stays_where_it_is(self, detector: Detector) -> None:
+        explanation = detector.explain(two_squares(), target=MissedBox((30, 20, 70, 60), "cat"))
+        (instance,) = explanation.instances[0]  # type: ignore[index]
+        assert (instance.box, instance.name, instance.index) == ((30, 20, 70, 60), "cat", 2)
+
+
+class TestMatching:
+    """A picture that is read is likened, and has its maps too."""
+
+    @pytest.fixture
+    def matcher(self) -> Matcher:
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Conv2d(3, 8, 16, 16), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        return gradcam.load_matcher(network, size=96, crop=1.0)
+
+    def test_maps_on_both(self, matcher: Matcher, tmp_path: Path) -> None:
+        gradcam.write_image(tmp_path / "other.png", two_squares()[:, ::-1].copy())
+        explanation = matcher.explain(two_squares(), target=Like(tmp_path / "other.png"))
+        there = explanation.reference
+        assert there is not None
+        assert np.array_equal(there.pictures[0], two_squares()[:, ::-1])  # type: ignore[attr-defined]
+        images = matcher.batch([two_squares(), tmp_path / "other.png"])
+        with torch.no_grad():
+            one, other = nn.functional.normalize(matcher.model(images), dim=1)
+        assert explanation.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
+        assert there.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
+
+    def test_nothing_is_said(self, matcher: Matcher) -> None:
+        with pytest.raises(TargetError, match="say with which, by targets.Text"):
+            matcher.explain(two_squares())
+        with pytest.raises(TargetError, match="has no tower of sentences"):
+            matcher.explain(two_squares(), target=Text("a cat"))
+
+
+class TestJudging:
+    """What was found in a picture are classes of it, for all that judges maps of classes."""
+
+    @pytest.fixture(scope="class")
+    def shapes(self) -> Detector:
+        """Trained on drawn shapes, so that what it finds is there."""
+        return gradcam.load_detector(drawn.load("detector"), labels=["ground", *SHAPES])
+
+    @pytest.fixture(scope="class")
+    def scene(self) -> Scene:
+        return next(scene for scene in draw_scenes(5, 20) if len(scene.things) >= 3)
+
+    def test_the_same_scores_and_maps(self, shapes: Detector, scene: Scene) -> None:
+        prepared = shapes.prepare(scene.picture)
+        own = to_classifier(shapes, prepared)
+        images = own.batch([prepared])
+        boxes = shapes.explain(prepared, target=Box(all))
+        count = boxes.scores.shape[1]
+        scores: Tensor = own.model(torch.cat([images, images * 0]))
+        torch.testing.assert_close(scores[:1], boxes.scores, rtol=1e-4, atol=1e-6)
+        assert count >= 3
+        assert scores[1].max() < 0.2 < scores[0].min()
+        assert [label.split()[0] for label in own.labels or ()] == list(map(str, range(count)))
+        again = own.explain(prepared, target=[list(range(count))], method="hirescam")
+        torch.testing.assert_close(again.maps, boxes.maps, rtol=1e-3, atol=1e-6)
+
+    def test_a_single_thing_is_for_and_against(self) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        own = to_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))
+        assert own.labels == ["no bright", "bright"]
+        assert own.find_instance(0) == 1
+
+    def test_a_verdict(self) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        verdict = gradcam.evaluation.check(segmenter, two_squares(), target=Mask(1))
+        assert (verdict.class_name, verdict.method) == ("bright (1)", "gradcam")
+        assert {test.name: test.outcome for test in verdict.tests}["covering"] == "passed"
+
+    def test_annotations(self, shapes: Detector, scene: Scene, tmp_path: Path) -> None:
+        gradcam.write_image(tmp_path / "scene.png", scene.picture)
+        found = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
+        last = found[-1]
+        x0, y0, x1, y1 = last.box  # type: ignore[misc]
+        rows = f"image,label,xmin,ymin,xmax,ymax\nscene.png,{last.name},{x0:.0f},{y0:.0f},{x1:.0f},{y1:.0f}\n"
+        (tmp_path / "boxes.csv").write_text(rows)
+        results = gradcam.evaluation.evaluate(
+            shapes, tmp_path / "scene.png", methods=["hirescam"], metrics=["energy-pointing"], controls=["constant"],
+            annotations=tmp_path / "boxes.csv",
+        )  # fmt: skip
+        values = {each.method: each.value for each in results.measurements}
+        assert values["constant"] == pytest.approx((x1 - x0) * (y1 - y0) / 96**2, rel=0.1)
+        assert values["hirescam"] > 0.7
