@@ -252,11 +252,26 @@ class Captioner(Family):
         """Each token as people read it. Raises `TargetError` without a tokenizer."""
 
 
+class Poses(NamedTuple):
+    """What was found in one picture, the surest first. `heatmaps` (B,P,h,w): with their graph. `regions` (B,4): what
+    each of them covers from edge to edge, in pixels of the picture as the model was given it, left, top, right and
+    bottom; without a graph. `scores` (B,): of the boxes that they are over, None for one over the whole picture."""
+
+    heatmaps: Tensor
+    regions: Tensor
+    scores: Tensor | None = None
+
+
 class PoseFinder(Family):
-    """Keypoints, each as a heatmap."""
+    """Keypoints by their heatmaps. `temperature`: of the softmax that makes a heatmap the distribution of its point."""
 
     task = "pose"
+    temperature: ClassVar[float] = 1.0
+
+    def rate(self, peak: float) -> float | None:
+        """How sure the model is of a keypoint, from 0 to 1, by its heatmap's largest value; None where that says nothing."""
+        return peak if 0 <= peak <= 1 else None
 
     @abstractmethod
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        """Heatmaps (N,P,h,w), as the model gave them, over the picture as the model was given it."""
+    def find(self, seen: Seen, batch: Batch) -> list[Poses]:
+        """For each picture its heatmaps, over what each of them is, and how sure the model is of that."""

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, PoseFinder, Seen
+from gradcam.families.base import MODEL, PoseFinder, Poses, Seen
 from gradcam.hooks.nested import Batch
 
 HEATMAPS = "heatmaps"
 
 
-class Poses(NamedTuple):
-    """What was found in one picture, the surest first. `heatmaps` (B,P,h,w): with their graph. `regions` (B,4): what
-    each of them covers from edge to edge, in pixels of the picture as the model was given it, left, top, right and
-    bottom; without a graph. `scores` (B,): of the boxes that they are over, None for one over the whole picture."""
-
-    heatmaps: Tensor
-    regions: Tensor
-    scores: Tensor | None = None
-
-
-class HeatmapFinder(PoseFinder):
-    """Keypoints by their heatmaps. `temperature`: of the softmax that makes a heatmap the distribution of its point."""
-
-    temperature: ClassVar[float] = 1.0
-
-    def rate(self, peak: float) -> float | None:
-        """How sure the model is of a keypoint, from 0 to 1, by its heatmap's largest value; None where that says nothing."""
-        return peak if 0 <= peak <= 1 else None
-
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        return torch.cat([poses.heatmaps[:1] for poses in self.find(seen, batch)])
-
-    @abstractmethod
-    def find(self, seen: Seen, batch: Batch) -> list[Poses]:
-        """For each picture its heatmaps, over what each of them is, and how sure the model is of that."""
-
-
-class KeypointRcnn(HeatmapFinder):
+class KeypointRcnn(PoseFinder):
     """torchvision's Keypoint R-CNN: logits over each box that it found, trained as a softmax over the places in it."""
 
     @property
@@ -68,7 +39,7 @@ class KeypointRcnn(HeatmapFinder):
         return [Poses(own, each["boxes"].detach(), each["scores"].detach()) for own, each in zip(heatmaps, found)]
 
 
-class VitPose(HeatmapFinder):
+class VitPose(PoseFinder):
     """Hugging Face's ViTPose: heatmaps over the whole picture, trained as bells of height 1."""
 
     # At 1 the softmax of such a heatmap is flat: thousands of cells near 0 outweigh a few near 1, and its mean is the
@@ -102,7 +73,7 @@ class VitPose(HeatmapFinder):
         return _over_pictures(heatmaps, (left, top, left + columns * across, top + rows * down))
 
 
-class PlainPose(HeatmapFinder):
+class PlainPose(PoseFinder):
     """A model whose output is heatmaps (N,P,h,w) over the whole picture, or has them as `heatmaps`."""
 
     def find(self, seen: Seen, batch: Batch) -> list[Poses]:

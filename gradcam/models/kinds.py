@@ -81,6 +81,15 @@ class TaskModel(Classifier):
         What the model takes beside pictures, such as the words that a detector looks for: one row each, for all pictures.
     is_chosen : bool
         Whether `layer` was named by a person.
+
+    Examples
+    --------
+    >>> import gradcam, torchvision
+    >>> from gradcam.models.kinds import TaskModel
+    >>> model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
+    >>> segmenter: TaskModel = gradcam.load_segmenter(model)
+    >>> segmenter.layer, segmenter.is_chosen
+    ('backbone:high', False)
     """
 
     family: Family | None = field(default=None, repr=False, kw_only=True)
@@ -98,7 +107,7 @@ class TaskModel(Classifier):
         return {key: self._to_pictures(each, prepared) for key, each in found.items()}
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        """What a target means for these pictures, as `gradcam.explain` takes it: files are read, labels have indices.
+        """Make of a target what `gradcam.explain` takes for these pictures: files are read, labels have indices.
 
         Parameters
         ----------
@@ -211,6 +220,8 @@ class Detector(TaskModel):
     ...     weights=None, weights_backbone=None, num_classes=3, score_thresh=0.0
     ... )
     >>> detector = gradcam.load_detector(model, labels=["background", "cup", "cat"])
+    >>> type(detector).__name__
+    'Detector'
     >>> explanation = detector.explain("photo.jpg", target=gradcam.targets.Box(0))
     >>> explanation.overlay().shape
     (640, 800, 3)
@@ -256,6 +267,8 @@ class Segmenter(TaskModel):
     >>> import gradcam, torch
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
     >>> segmenter = gradcam.load_segmenter(model, labels=["ground", "cup"])
+    >>> type(segmenter).__name__
+    'Segmenter'
     >>> explanation = segmenter.explain("photo.jpg", "1")
     >>> explanation.instances[0][0].kind
     'mask'
@@ -284,7 +297,7 @@ class Matcher(TaskModel):
 
     Examples
     --------
-    >>> import gradcam, torchvision
+    >>> import gradcam, torch, torchvision
     >>> model = torchvision.models.resnet18(weights=None)
     >>> model.fc = torch.nn.Identity()
     >>> matcher = gradcam.load_matcher(model)
@@ -331,6 +344,19 @@ class Captioner(TaskModel):
 
     `gradcam.load_model` makes one. A target is a `targets.Token`, or the numbers of the words; None takes all words of the
     caption that the model writes.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> from transformers import GitConfig, GitForCausalLM
+    >>> small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    >>> ends = dict(vocab_size=20, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    >>> config = GitConfig(**small, **ends, vision_config=small | dict(image_size=32, patch_size=8))
+    >>> captioner = gradcam.load_model(GitForCausalLM(config), size=32)
+    >>> type(captioner).__name__
+    'Captioner'
+    >>> captioner.explain("photo.jpg", target=gradcam.targets.Token([5, 9])).heatmaps.shape
+    torch.Size([1, 2, 32, 32])
     """
 
     task: ClassVar[str] = "captioning"
@@ -356,6 +382,16 @@ class PoseFinder(TaskModel):
     """A model that finds keypoints, with its preprocessing.
 
     `gradcam.load_model` makes one. A target is a `targets.Keypoint`, or the numbers of keypoints; None is the first.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> heatmaps = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 3, 1, 1))
+    >>> finder = gradcam.load_model(heatmaps, task="pose", size=64)
+    >>> type(finder).__name__
+    'PoseFinder'
+    >>> finder.explain("photo.jpg", "0", target=gradcam.targets.Keypoint(1)).instances[0][0].kind
+    'keypoint'
     """
 
     task: ClassVar[str] = "pose"

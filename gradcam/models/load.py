@@ -196,9 +196,32 @@ def load_model(
         What a detector that is told by words looks for, one for each class.
     threshold : float, default None
         The least score of a detector's boxes. None for the model's own.
-    weights, labels, mean, std, size, crop, activation, reader, layer, device, precision, fit, predictions
-        As in `load_classifier`. `crop`, `activation`, `fit` and `predictions` are for classifiers; `size` is what the
-        shorter side becomes where the whole picture is shown.
+    weights : str or path, default None
+        As in `load_classifier`, as are all that follow.
+    labels : sequence of str, or path, default None
+        The names of the classes.
+    mean : float or sequence of float, default None
+        One for each channel.
+    std : float or sequence of float, default None
+        One for each channel.
+    size : int or (int, int), default None
+        Where the whole picture is shown, what its shorter side becomes.
+    crop : float, default None
+        For classifiers.
+    activation : str, default "auto"
+        For classifiers.
+    reader : callable or str, default None
+        A function that reads a picture.
+    layer : str, default None
+        The layer that is explained where no other is named.
+    device : str, default "auto"
+        Where it computes.
+    precision : str, default "fp32"
+        How precisely.
+    fit : str, default "crop"
+        For classifiers.
+    predictions : str, default "own"
+        For classifiers.
 
     Returns
     -------

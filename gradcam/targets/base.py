@@ -42,6 +42,16 @@ class Instance:
         Of a keypoint, or the one that a mask was named by: across and down, in pixels.
     against : sequence of str
         The sentences that a text is contrasted with.
+
+    Examples
+    --------
+    >>> import gradcam, torch
+    >>> from gradcam.targets import Instance, Mask
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1)).eval()
+    >>> found = gradcam.explain(model, torch.rand(1, 3, 64, 64), "1", target=Mask(0, (0, 0, 32, 32)))
+    >>> instance: Instance = found.instances[0][0]
+    >>> instance.kind, instance.box
+    ('mask', (0.0, 0.0, 32.0, 32.0))
     """
 
     kind: str
@@ -56,7 +66,7 @@ class Instance:
     against: Sequence[str] = ()
 
     def shifted(self, window: Window) -> Instance:
-        """The same in pixels of a window, of what it was in pixels of all around it."""
+        """Give the same in pixels of a window, of what it was in pixels of all around it."""
         top, left, height, width = window
         box, point, mask = self.box, self.point, self.mask
         return replace(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import PoseFinder, Seen
-from gradcam.families.pose import HeatmapFinder, PlainPose, Poses
+from gradcam.families.base import PoseFinder, Poses, Seen
+from gradcam.families.pose import PlainPose
 from gradcam.hooks.nested import Batch
 from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
 
@@ -94,9 +94,26 @@ class Keypoint(Target):
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """The keypoints of this model. Raises `TargetError` where what it gives turns out to have none."""
-        family = find_family(model, PoseFinder)
-        known = family if isinstance(family, HeatmapFinder) else PlainPose(model)
+        """Find what reads the keypoints of this model.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The model that is explained.
+        batch : Batch
+            What it is given.
+
+        Returns
+        -------
+        Bound
+            What is run in its place, and what reads the scores.
+
+        Raises
+        ------
+        TargetError
+            Where what the model gives turns out to have none, once it has run.
+        """
+        known = find_family(model, PoseFinder) or PlainPose(model)
         reader = KeypointReader(known, batch, self)
         return Bound(
             known.wrap(model), batch, reader, known.layer, METHOD, own_output=lambda seen: seen.output, has_places=True
@@ -108,7 +125,7 @@ class KeypointReader(Reader):
     """The scores of a target's keypoints in what a model gave. `boxes`: for each picture the one that they are in, once it
     is chosen; in another output that is the one which is most alike and sure, or an empty one."""
 
-    family: HeatmapFinder
+    family: PoseFinder
     batch: Batch
     wanted: Keypoint
     boxes: Sequence[Box4] | None = None

@@ -89,7 +89,23 @@ class Token(Target):
         return self.position if several else [0 if self.position is None else self.position]
 
     def choose(self, tokens: Sequence[int]) -> list[int]:
-        """The positions of a caption's tokens that are explained. Raises `TargetError` where there is no such token."""
+        """Choose the positions of a caption's tokens that are explained.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            The caption's.
+
+        Returns
+        -------
+        list of int
+            Counted from 0.
+
+        Raises
+        ------
+        TargetError
+            Where there is no such token.
+        """
         if self.position is None:
             return list(range(len(tokens)))
         if missing := [it for it in self.positions if it >= len(tokens)]:
@@ -98,7 +114,25 @@ class Token(Target):
         return [int(it) for it in self.positions]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """The words of this model. Raises `TargetError` for one that writes none, or not these."""
+        """Find what reads the words of this model.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The model that is explained.
+        batch : Batch
+            What it is given.
+
+        Returns
+        -------
+        Bound
+            What is run in its place, and what reads the scores.
+
+        Raises
+        ------
+        TargetError
+            For a model that writes no text, and for tokens that it does not have.
+        """
         family = find_captioner(model)
         tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
         runs, own = family.bind(model, batch, tokens)
