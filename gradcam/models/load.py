@@ -464,7 +464,7 @@ def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -
         is_scaled = family is not None and family.has_own_scale
         plain = WholePicture() if is_scaled else WholePicture(SHORTER, None, ASSUMED.mean, ASSUMED.std)
         parts = replace(parts, preprocess=plain)
-        if not is_scaled:
+        if not is_scaled and not (wish.size and wish.mean and wish.std):
             what = f"all of a picture with a shorter side of {SHORTER}, ImageNet's mean and std"
             notes = [f"Assumed {what}: --size, --mean and --std say otherwise (size=, ... in Python)."]
     if not isinstance(parts.preprocess, WholePicture):

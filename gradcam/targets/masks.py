@@ -168,7 +168,13 @@ class Mask(Target):
                 _check_point(self.mask, find_box(seen))
         reader = MaskReader(family, batch, self, visible, _find_given(self, batch, visible))
         return Bound(
-            family.wrap(model), batch, reader, family.layer, own_output=lambda seen: seen.output, has_places=True
+            family.wrap(model),
+            batch,
+            reader,
+            family.layer,
+            own_output=lambda seen: seen.output,
+            list_found=reader.list_classes,
+            has_places=True,
         )
 
 
@@ -268,11 +274,26 @@ class MaskReader(Reader):
         chosen = ChosenPixels(self.family, self.batch, classes, masks, self.wanted.reduction)
         return Scored(chosen.reduce(read), classes, None, chosen, found)
 
-    def _find(self, read: Tensor, i: int, images: int) -> list[Instance]:
-        """What is to be explained in picture i."""
+    def list_classes(self, output: Seen) -> list[list[Instance]]:
+        """The classes that are predicted in each picture, with the share of it that each covers for a score."""
+        read = self.family.read(output, self.batch).detach()
+        found = []
+        for i in range(len(read)):
+            own = self._predict(read[i : i + 1], i, len(read))
+            counts = own.count(own.predicted)
+            shares = (counts / counts.sum()).tolist()
+            order = sorted((index for index, share in enumerate(shares) if share), key=lambda index: -shares[index])
+            found.append([Instance("mask", own.name(index), index, shares[index]) for index in order])
+        return found
+
+    def _predict(self, read: Tensor, i: int, images: int) -> Prediction:
         logits = enlarge(to_classes(read), self.batch.size)[0]
         where = f"image {i}: " if images > 1 else ""
-        own = Prediction(self.family, logits, self.visible[i], read.shape[1] == 1, where)
+        return Prediction(self.family, logits, self.visible[i], read.shape[1] == 1, where)
+
+    def _find(self, read: Tensor, i: int, images: int) -> list[Instance]:
+        """What is to be explained in picture i."""
+        own = self._predict(read, i, images)
         given = None if self.given is None else self.given[i]
         point = (float(self.wanted.mask[0]), float(self.wanted.mask[1])) if self.wanted.kind == "point" else None
         at = None if point is None else (math.floor(point[1]), math.floor(point[0]))
