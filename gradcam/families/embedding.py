@@ -265,11 +265,11 @@ def cut(pictures: Tensor, side: int) -> dict[str, Tensor]:
     grid = [length // side for length in pictures.shape[2:]]
     cells = pictures[:, :, : grid[0] * side, : grid[1] * side].unflatten(3, (-1, side)).unflatten(2, (-1, side))
     patches = cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-    whole: dict[str, Any] = {"dtype": torch.int64, "device": pictures.device}
-    shapes = torch.tensor([grid] * len(pictures), **whole)
+    device = pictures.device
+    shapes = torch.tensor([grid] * len(pictures), dtype=torch.int64, device=device)
     return {
         "pixel_values": patches,
-        "pixel_attention_mask": torch.ones(patches.shape[:2], **whole),
+        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64, device=device),
         "spatial_shapes": shapes,
     }
 
@@ -380,7 +380,6 @@ def _too_long(text: str, count: int, most: int, fitting: str) -> TargetError:
 
 
 def _move(tokens: Any, device: torch.device) -> Any:
-    given = {name: torch.as_tensor(it) for name, it in tokens.items()} if isinstance(tokens, Mapping) else tokens
-    if isinstance(given, dict):
-        return {name: it.to(device) for name, it in given.items()}
-    return torch.as_tensor(given).to(device)
+    if isinstance(tokens, Mapping):
+        return {name: torch.as_tensor(it, dtype=torch.int64, device=device) for name, it in tokens.items()}
+    return torch.as_tensor(tokens, dtype=torch.int64, device=device)

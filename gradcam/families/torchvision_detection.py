@@ -186,7 +186,7 @@ class RegionDetector(TorchvisionDetector):
 
     def decode(self, rows: Rows, labels: Tensor) -> Tensor:
         decoded = self.heads.box_coder.decode(rows.outputs[BOXES], [rows.anchors]).flatten(1)
-        first = 4 * labels[:, None] + torch.arange(4, device=labels.device)
+        first = 4 * labels[:, None] + torch.arange(4, dtype=torch.int64, device=labels.device)
         return _to_picture(decoded.gather(1, first), rows)
 
     def list_levels(self, seen: Seen) -> list[Tensor]:

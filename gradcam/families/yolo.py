@@ -209,7 +209,7 @@ class Letterbox:
     def __call__(self, image: NDArray[np.uint8]) -> Tensor:
         """An RGB array (H,W,3) as a tensor (3,size,size) in [0,1]."""
         top, left, height, width = self.window(*image.shape[:2])
-        canvas = torch.full((3, self.size, self.size), float(GREY), dtype=torch.float32)
+        canvas = torch.full((3, self.size, self.size), float(GREY), dtype=torch.float32, device="cpu")
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
         # As the networks' own: between the nearest pixels, also where many become one.
         resized = F.interpolate(picture, (height, width), mode="bilinear", align_corners=False)

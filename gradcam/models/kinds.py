@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,7 +54,7 @@ class Placement:
         if isinstance(mask, (tuple, list)) and all(isinstance(it, (int, float)) for it in mask):
             moved = self.move_point(mask) if len(mask) == 2 else self.move_box(mask) if len(mask) == 4 else mask
             return tuple(moved)
-        found = torch.as_tensor(mask)
+        found = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
         if tuple(found.shape[-2:]) != self.size or found.ndim != 2:
             sizes = [" x ".join(map(str, shape)) for shape in (found.shape[::-1], self.size[::-1])]
             raise TargetError(

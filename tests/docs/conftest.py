@@ -96,7 +96,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     boxes = torchvision.models.detection.SSDLite320_MobileNet_V3_Large_Weights.DEFAULT.url.rpartition("/")[2]
     detector = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
     torch.save(detector.state_dict(), folder / "torch/hub/checkpoints" / boxes)
-    Image.fromarray(np.pad(np.full((100, 100), 255, np.uint8), ((200, 340), (300, 400)))).save(folder / "mask.png")
+    Image.fromarray(np.pad(np.full((100, 100), 255, np.uint8), ((100, 200), (200, 300)))).save(folder / "mask.png")
     save_file(timm.create_model("resnet18").state_dict(), folder / "timm.safetensors")
     names = {0: "nothing", 1: "coffee", 2: "tea"}
     config = ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, id2label=names)

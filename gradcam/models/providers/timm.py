@@ -58,8 +58,12 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
     checkpoint = read_checkpoint(weights)
     own_classes = None if task else getattr(timm.get_pretrained_cfg(name), "num_classes", None)
     if task == "matching" or own_classes == 0:
-        model = _build(timm, name, 0)
-        notes = load_weights(model, checkpoint)
+        model: Any = _build(timm, name, 0)
+        try:
+            notes = load_weights(model, checkpoint)
+        except ModelError:  # of a classifier, whose head is left out
+            model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
+            model.reset_classifier(0)
         return replace(_to_parts(timm, model, None), labels=None, task="matching", notes=notes)
     # A name with weights of its own has those alone.
     tagged = [each for each in _list_tagged(timm, name) if "." not in name or each == name]
