@@ -324,7 +324,10 @@ def compare(
     >>> [f"{method} at {layer}" for layer, method in found]
     ['gradcam at layer3', 'layercam at layer3', 'gradcam at layer4', 'layercam at layer4']
     """
-    return carry_out(model, images, layers, Plan.of(find_methods(methods), target, options, "compare"))
+    plan = Plan.of(find_methods(methods), target, options, "compare")
+    if plan.needs_layers:
+        check_layers(layers)
+    return carry_out(model, images, layers, plan)
 
 
 @dataclass(frozen=True)

@@ -793,9 +793,7 @@ def test_attention_is_of_no_layer_in_the_shell(
         image_size=224, patch_size=32, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16
     )
     vit = dataclasses.replace(classifier, model=awake(model).float(), layer="encoder.layers.encoder_layer_1.ln_1")
-    monkeypatch.setattr(
-        "gradcam.models.load.load_classifier", lambda *_, layer, **__: dataclasses.replace(vit, layer=layer)
-    )
+    monkeypatch.setattr("gradcam.models.load.load_model", lambda *_, layer, **__: dataclasses.replace(vit, layer=layer))
     layers = [option for block in (0, 1) for option in ("-l", f"encoder.layers.encoder_layer_{block}.ln_1")]
     outcome = run(photo("chelsea.jpg"), *layers, "--method", "rollout", "--method", "gradcam", "-c", "281")
     assert (outcome.status, outcome.err) == (0, "")
