@@ -389,11 +389,9 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
     try:
         findings, at, at_for_positive = look(parts, preprocess, layer)
     except ModelError:
-        if not parts.is_assumed or wish.mean or wish.std or first_channels(parts.model) != 1:
+        if (grey := _to_grey(parts, choice)) is None:
             raise
-        parts = replace(parts, preprocess=ASSUMED_GREY)
-        preprocess, assumed = adjust(parts, wish)
-        findings, at, at_for_positive = look(parts, preprocess, layer)
+        return _make_classifier(name, choice, grey)
     chosen, guessed = choose_activation(choice.activation, parts.activation, findings)
     classes = 2 if findings.logits == 1 and chosen != "softmax" else findings.logits
     known = choice.names or parts.labels
@@ -424,10 +422,21 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     if parts.classes is not None or parts.labels is not None:
         return "classification"
     preprocess, _ = adjust(parts, choice.wish)
-    tensor = first_floating(run(parts.model, make_noise(preprocess, parts.model)))
+    try:
+        tensor = first_floating(run(parts.model, make_noise(preprocess, parts.model)))
+    except ModelError:
+        if (grey := _to_grey(parts, choice)) is None:
+            raise
+        return _find_task(grey, choice)
     if tensor is not None and tensor.ndim == 4 and max(tensor.shape[2:]) > 1:
         return "segmentation"
     return "classification"
+
+
+def _to_grey(parts: Parts, choice: _Choice) -> Parts | None:
+    """The same for grey pictures, where nobody said otherwise of a network that begins with one channel."""
+    is_open = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (choice.wish.mean or choice.wish.std)
+    return replace(parts, preprocess=ASSUMED_GREY) if is_open and first_channels(parts.model) == 1 else None
 
 
 def _make_task_model(
@@ -462,10 +471,12 @@ def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -
     wish, notes = choice.wish, []
     if parts.is_assumed and task in ("detection", "segmentation", "pose"):
         is_scaled = family is not None and family.has_own_scale
-        plain = WholePicture() if is_scaled else WholePicture(SHORTER, None, ASSUMED.mean, ASSUMED.std)
+        usual = ASSUMED if _to_grey(parts, choice) is None else ASSUMED_GREY
+        plain = WholePicture() if is_scaled else WholePicture(SHORTER, None, usual.mean, usual.std)
         parts = replace(parts, preprocess=plain)
         if not is_scaled and not (wish.size and wish.mean and wish.std):
-            what = f"all of a picture with a shorter side of {SHORTER}, ImageNet's mean and std"
+            grey = "of a grey picture" if len(plain.mean) == 1 else "of a picture"
+            what = f"all {grey} with a shorter side of {SHORTER}, ImageNet's mean and std"
             notes = [f"Assumed {what}: --size, --mean and --std say otherwise (size=, ... in Python)."]
     if not isinstance(parts.preprocess, WholePicture):
         return adjust(parts, wish)

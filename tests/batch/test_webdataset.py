@@ -270,7 +270,7 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
     code = (
         "import gradcam.batch.formats.webdataset as t; t.PICTURES = 7\n"
         "import time, gradcam.batch.save as o; save = o.Saver.save\n"
-        "o.Saver.save = lambda *a: (time.sleep(0.02), save(*a))[1]\n"
+        "o.Saver.save = lambda *a: (time.sleep(0.1), save(*a))[1]\n"
         "from gradcam.cli import main; main()"
     )
     arguments = ["batch", "in", "-o", "out", "--output-format", "webdataset", "--device", "cpu"]

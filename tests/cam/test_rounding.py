@@ -169,7 +169,7 @@ class SumOfShares(nn.Module):
         self.net = network(nn.Identity())
 
     def forward(self, images: Tensor) -> Tensor:
-        features = self.net[:4](images).flatten(1)
+        features = nn.functional.adaptive_avg_pool2d(self.net[:4](images), 4).flatten(1)  # more add up to more rounding
         shares = (features * 3).softmax(1)
         return torch.stack([shares.sum(1), features.sum(1)], 1)
 
@@ -178,7 +178,7 @@ class SumOfShares(nn.Module):
 def test_scores_that_differ_by_rounding_alone_make_no_map(name: str) -> None:
     method = METHODS[name].using(masks=40) if name == "rise" else METHODS[name]
     model = SumOfShares().eval()
-    assert 0 < (model(IMAGES)[:, 0] - 1).abs().max() < 1e-5
+    assert 0 < (model(IMAGES)[:, 0] - 1).abs().max() < 2e-6
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = gradcam.explain(model, IMAGES, "net.3", method=method, target=[[0, 1]] * 3, evidence="signed")

@@ -349,7 +349,7 @@ def test_the_last_line_works_for_a_grey_network(
 
 
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="x = x * float(x.mean())"))
+    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="x = x * float(x.detach().mean())"))
     lines = layers("own.py:build", "--size", "9").out.splitlines()
     assert lines[1] == "it asks for values on its way: run with random weights"
     assert any(line.startswith("→ conv ") for line in lines)
@@ -364,7 +364,7 @@ def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_pa
     assert "has no attribute 'nothing'" in layers("own.py:build").err
 
 
-@pytest.mark.parametrize("line", ["pass", "x = x * float(x.mean())"])
+@pytest.mark.parametrize("line", ["pass", "x = x * float(x.detach().mean())"])
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_model_of_other_channels_is_run_with_as_many(
     layers: Command, tmp_path: Path, channels: int, line: str
@@ -376,7 +376,7 @@ def test_a_model_of_other_channels_is_run_with_as_many(
     assert "→ conv  " in outcome.out
 
 
-@pytest.mark.parametrize("line", ["pass", "x = x * float(x.mean())"])
+@pytest.mark.parametrize("line", ["pass", "x = x * float(x.detach().mean())"])
 @pytest.mark.parametrize("precision", ["half", "bfloat16", "double"])
 def test_a_model_gets_a_picture_as_precise_as_it_is(layers: Command, tmp_path: Path, precision: str, line: str) -> None:
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line=line).replace("Tied()", f"Tied().{precision}()"))

@@ -10,7 +10,7 @@ import gradcam
 from gradcam.errors import GradcamError, ImageError
 from gradcam.images.draw import GAP, overlay
 from gradcam.images.sheets import LINE, MARGIN, PanelRow, draw_panel
-from gradcam.models import results as comparison
+from gradcam.models import panels
 
 RED = np.full((20, 40, 3), (200, 0, 0), np.uint8)
 GREEN = np.full((40, 40, 3), (0, 150, 0), np.uint8)
@@ -95,7 +95,7 @@ def test_titles_name_the_class_the_layer_and_the_grid(
 ) -> None:
     titles: list[str] = []
     monkeypatch.setattr(
-        comparison, "draw_panel", lambda columns, rows, **options: titles.extend(row.title for row in rows) or RED
+        panels, "draw_panel", lambda columns, rows, **options: titles.extend(row.title for row in rows) or RED
     )
     found = classifier.compare(
         photo("koala.webp"),

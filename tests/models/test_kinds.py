@@ -149,6 +149,22 @@ class TestLoading:
         assert isinstance(found, Matcher)
         assert found.model.get_classifier().__class__ is nn.Identity  # type: ignore[operator]
 
+    def test_networks_of_one_channel_are_shown_grey_pictures(self) -> None:
+        segmenter = bright()
+        segmenter[0] = nn.Conv2d(1, 4, 8, 8)  # type: ignore[index]
+        classifier = nn.Sequential(
+            nn.Conv2d(1, 4, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        )
+        for model, kind, size in (
+            (segmenter, Segmenter, (1, 520, 780)),
+            (classifier, gradcam.Classifier, (1, 224, 224)),
+        ):
+            found = gradcam.load_model(model)
+            assert type(found) is kind
+            assert found.preprocess(two_squares()).shape == size
+            assert "grey picture" in found.notes[0]
+            assert found.explain(two_squares()).pictures[0].shape[2] == 3
+
     def test_modules(self) -> None:
         assert isinstance(gradcam.load_model(bright()), Segmenter)
         assert gradcam.load_model().task == "classification"

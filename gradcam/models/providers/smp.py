@@ -12,7 +12,8 @@ from torch import nn
 from gradcam.errors import ModelError
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
-from gradcam.models.preprocess import ASSUMED, WholePicture
+from gradcam.models.device import first_channels
+from gradcam.models.preprocess import ASSUMED, ASSUMED_GREY, WholePicture
 from gradcam.models.providers.base import USUAL_SIZE, Blueprint, Parts, import_extra
 
 SIDE = 512  # pixels of the shorter side, where nothing says what the model was trained with
@@ -23,10 +24,10 @@ def load(name: str, weights: Path | None) -> Parts:
     """The model of a folder, with a checkpoint in place of its weights or not."""
     model = _build(name)
     notes = load_weights(model, read_checkpoint(weights if weights is not None else Path(name).expanduser() / WEIGHTS))
-    note = (
-        f"Assumed pictures whose shorter side is {SIDE} pixels, and ImageNet's mean and std: --size, --mean and --std."
-    )
-    shown = WholePicture(SIDE, None, ASSUMED.mean, ASSUMED.std, multiple=_find_multiple(model))
+    usual = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
+    kind = "grey pictures" if usual is ASSUMED_GREY else "pictures"
+    note = f"Assumed {kind} whose shorter side is {SIDE} pixels, and ImageNet's mean and std: --size, --mean and --std."
+    shown = WholePicture(SIDE, None, usual.mean, usual.std, multiple=_find_multiple(model))
     return Parts(model, shown, notes=[*notes, note], task="segmentation")
 
 
