@@ -307,7 +307,7 @@ def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: A
         overlay=None,
         blank=not values[0, k].any().item(),
         evidence=found.evidence if isinstance(found, PictureExplanation) else "signed",
-        **({} if instance is None else _describe(instance, target)),
+        **({} if instance is None else describe_instance(instance, target)),
     )
     return MapResult(entry, tuple(values.shape[2:]), found, k)
 
@@ -319,7 +319,7 @@ def _name(instance: Instance, target: Any) -> str:
     return instance.name if axis is None else instance.name.removesuffix(f", {axis}")
 
 
-def _describe(instance: Instance, target: Any) -> dict[str, Any]:
+def describe_instance(instance: Instance, target: Any) -> dict[str, Any]:
     """What a record says of an instance, beside its class."""
     number = instance.number
     kinds: dict[str, dict[str, Any]] = {

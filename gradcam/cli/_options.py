@@ -252,6 +252,11 @@ def class_(name: str, what: str) -> Callable[[Command], Command]:
     return _choice_of("-c", "--class", name, help=what)
 
 
+def against(what: str, metavar: str) -> Callable[[Command], Command]:
+    """What is contrasted with."""
+    return _choice_of("--against", multiple=True, metavar=metavar, help=what)
+
+
 def colormap(default: str, what: str) -> Callable[[Command], Command]:
     """Which colours."""
     offers = complete(list_colormaps)
@@ -352,11 +357,9 @@ _TARGET = (
         help=f"A function of your own, from the model's output to a score, in place of a class.{_of_others('targets')}",
     ),
     choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
-    _choice_of(
-        "--against",
-        multiple=True,
-        metavar="NAME|INDEX|SENTENCE",
-        help="What --text contrasts its sentences with, or the class that --score contrast contrasts with; repeatable.",
+    against(
+        "What --text contrasts its sentences with, or the class that --score contrast contrasts with; repeatable.",
+        "NAME|INDEX|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "What is shown: what speaks for the class, against it, or both."),
     choice("--augmentation", AUGMENTATIONS, "Explain mirrored, and scaled, views as well, and take the mean."),
@@ -498,6 +501,7 @@ def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 model = _together(*_MODEL)  # which model, and how it computes
+things = _together(*_THINGS, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))
 save = several(
     "--save",
     "saved",

@@ -132,16 +132,16 @@ class Settings:
 
     model: ModelChoice
     options: ExplainOptions
-    layers: tuple[str, ...]
-    methods: tuple[Method | AttributionMethod, ...]
-    classes: tuple[str, ...]
-    top_k: int
-    score: str
-    against: tuple[str, ...]
-    target: Callable[[Any], Any] | None
-    output: str
-    alpha: float
-    colormap: str
+    layers: tuple[str, ...] = ()
+    methods: tuple[Method | AttributionMethod, ...] = ()
+    classes: tuple[str, ...] = ()
+    top_k: int = 1
+    score: str = "logit"
+    against: tuple[str, ...] = ()
+    target: Callable[[Any], Any] | None = None
+    output: str = "."
+    alpha: float = 0.5
+    colormap: str = "turbo"
     saved: tuple[str, ...] = ("overlay",)
     wanted: TargetChoice = TargetChoice()
 
@@ -201,6 +201,17 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
     return found
 
 
+def to_judged(chosen: dict[str, Any], class_: str | None) -> Settings:
+    """The settings of a command that judges maps, each of one class or thing; they say nothing of how maps are drawn."""
+    known = {field.name for kind in (ModelChoice, TargetChoice) for field in fields(kind)} | {
+        "score",
+        "against",
+        "reshape",
+    }
+    kept = {name: value for name, value in chosen.items() if name in known}
+    return to_settings({**kept, "classes": () if class_ is None else (class_,)})
+
+
 # Options that can stand together; --text stands with those of boxes where a detector is told by words what to look for.
 TOGETHER = (
     ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word"),
@@ -235,6 +246,17 @@ def to_target(settings: Settings, model: Classifier) -> Any:
         "pose": lambda: _to_keypoints(wanted),
     }
     return makers[model.task]()
+
+
+def to_judged_target(settings: Settings, model: Classifier) -> Any:
+    """The class, by its index, or whatever else is judged; None for the most probable. Raises `click.UsageError` as
+    `check_task` and `to_target` do."""
+    check_task(settings, model)
+    if model.task != "classification":
+        return to_target(settings, model)
+    if settings.against:
+        raise click.UsageError("--against is for --text here: leave it out.")
+    return model.find_class(settings.classes[0]) if settings.classes else None
 
 
 def _to_boxes(wanted: TargetChoice, classes: Sequence[int]) -> Any:
@@ -283,9 +305,11 @@ def check_task(settings: Settings, model: Classifier) -> None:
     if unfit := [name for name in given if name not in [*known, *more]]:
         tasks = [task for task, names in TAKES.items() if unfit[0] in names] or ["classification"]
         tasks += ["detectors that are told what to look for"] if unfit[0] == "--text" else []
+        taken = {name for option in click.get_current_context().command.params for name in option.opts}
+        takes = [name for name in (*known, "--target") if name in taken]
         raise click.UsageError(
             f"{unfit[0]} is for {' and '.join(tasks)}, and {model.name} is for {model.task}: it takes "
-            f"{', '.join(known)} and --target."
+            f"{', '.join(takes[:-1])} and {takes[-1]}."
         )
 
 

@@ -17,7 +17,7 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say, tell_each
-from gradcam.cli._settings import Output, find_destination, to_model_choice
+from gradcam.cli._settings import Output, find_destination, to_judged, to_judged_target
 from gradcam.cli._terminal import code_of_the_user, import_torch, shown_passes, to_arrow, to_name
 from gradcam.errors import printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
@@ -98,11 +98,11 @@ def _style(outcome: str) -> str:
     metavar="NAME[,NAME]",
     find=list,
     known=[*METHODS, *CONTROLS, *installed("methods")],
-    default=("gradcam",),
     help=f"One that `gradcam methods` lists, or {', '.join(CONTROLS)}, which must fail; repeatable.  "
-    "[default: gradcam]",
+    "[default: gradcam, or what suits the task]",
 )
-@options.class_("wanted", "The class.  [default: each picture's most probable]")
+@options.class_("class_", "The class.  [default: each picture's most probable]")
+@options.things
 @options.score
 @options.number("--seed", "Of all that is drawn by chance.", 0, least=0, metavar=None)
 @options.output
@@ -115,23 +115,26 @@ def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen
     reason, and a panel that shows it, <picture>-<method>-check.png. Passed means not refuted, never correct. Thresholds were
     measured on the model that comes with gradcam, and are uncalibrated for others.
 
+    Of a detector a box is judged, and told apart from the picture's others; of several sentences the first.
+
     The exit status says whether all was done: a map that fails is a result, which --json has as "outcome".
     """
     output = Output(as_json, quiet)
     import_torch()
     with code_of_the_user(*chosen["methods"]):
-        methods = {it.name: it for it in map(find_explained, chosen["methods"])}
-    destination = find_destination(chosen["output"], images, len(images) * len(methods))
-    choice = to_model_choice(chosen)
-    classifier = load_model(choice, layer=chosen["layer"])
+        methods: dict[str, Any] = {it.name: it for it in map(find_explained, chosen["methods"])}
+    methods = methods or {"": None}  # what suits the model
+    settings = to_judged(chosen, chosen["class_"])
+    destination = find_destination(chosen["output"], [*images, *settings.wanted.files], len(images) * len(methods))
+    classifier = load_model(settings.model, layer=chosen["layer"])
     options = {name: chosen[name] for name in ("score", "reshape", "seed")}
-    options["target"] = None if chosen["wanted"] is None else classifier.find_class(chosen["wanted"])
+    options["target"] = to_judged_target(settings, classifier)
     say(classifier.notes, output)
     names = OutputNames(destination.folder, images)
 
     def claim(image: Path, method: str) -> Path:
         make_folder(destination.folder)
-        name = join_name(image.stem, f"-{method}-check{choice.ending}")
+        name = join_name(image.stem, f"-{method}-check{settings.model.ending}")
         return destination.file or names.claim([name])[0]
 
     def fail(image: str, error: str) -> CheckResult:

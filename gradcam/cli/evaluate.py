@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say
-from gradcam.cli._settings import ModelChoice, Output, to_model_choice
+from gradcam.cli._settings import Output, Settings, to_judged, to_judged_target
 from gradcam.cli._terminal import (
     Terminated,
     code_of_the_user,
@@ -85,7 +85,8 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} le
 )
 @options.model
 @options.layer("Layer of all maps.  [default: each method's own]")
-@options.class_("target", "The class to explain in all pictures.  [default: each one's most probable]")
+@options.class_("class_", "The class to explain in all pictures.  [default: each one's most probable]")
+@options.things
 @options.score
 @click.option("--controls/--no-controls", default=True, help="Whether maps that know nothing are judged as well.")
 @options.number("--limit", "At most so many pictures, drawn by the seed.")
@@ -99,8 +100,9 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
 
     The table has each method's mean with its 95 % interval by bootstrap over the pictures, and how far it is from the best,
     picture by picture. Maps that know nothing of the model are judged as well: what does not beat them says little. All
-    methods have the same class and resizing, and with --layer the same layer. With --output, a stopped study goes on with
-    --resume.
+    methods have the same class and resizing, and with --layer the same layer. Of a detector or a segmenter the surest of
+    what is found in each picture is judged, of the classes that are annotated there if there are any. With --output, a
+    stopped study goes on with --resume.
     """
     resume, overwrite, output = chosen["resume"], chosen["overwrite"], Output(as_json, quiet)
     if resume and overwrite:
@@ -122,9 +124,9 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
             )
         _check_paths(paths, mode)
         items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
-        settings = {field.name: chosen[field.name] for field in fields(StudyOptions)}
-        asked = StudyOptions(**{**settings, "annotations": None if annotations is None else Path(annotations)})
-        study = _prepare(items, plan, asked, to_model_choice(chosen), output)
+        given: dict[str, Any] = {it.name: chosen[it.name] for it in fields(StudyOptions) if it.name in chosen}
+        asked = StudyOptions(**given | {"annotations": None if annotations is None else Path(annotations)})
+        study = _prepare(items, plan, asked, to_judged(chosen, chosen["class_"]), output)
         _tell_beginning(study, output)
         with _open(paths, mode, study) as journal:
             say([] if journal is None else journal.notes, output)
@@ -135,11 +137,17 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
                 return 1
 
 
-def _prepare(items: Sequence[Any], plan: Agenda, asked: StudyOptions, model: ModelChoice, output: Output) -> Study:
+def _prepare(items: Sequence[Any], plan: Agenda, asked: StudyOptions, settings: Settings, output: Output) -> Study:
     import_torch()
     from gradcam.evaluation.study.prepare import prepare_study
 
-    classifier = load_model(model, layer=asked.layer)
+    classifier = load_model(settings.model, layer=asked.layer)
+    target, given = to_judged_target(settings, classifier), {*settings.wanted.given}
+    if classifier.task == "detection":
+        given -= {"--text"}  # what it looks for
+    if classifier.task != "classification" and not given:  # what is found in each picture, of a class if one is named
+        target = classifier.find_class(settings.classes[0]) if settings.classes else None
+    asked = replace(asked, target=target)
     say(classifier.notes, output)
     with contextlib.redirect_stdout(sys.stderr):  # what a model of the user's prints
         return prepare_study(classifier, items, plan, asked)

@@ -94,7 +94,8 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
         return "There is no layer at which a map can be taken."
     if len(survey.skeleton.size) == 3:
         return f"A picture is no volume: explain one in Python, gradcam.explain(model, volume, '{suggested.name}')."
-    return to_command(["gradcam", "run", "photo.jpg", *words, "--layer", suggested.name])
+    named = [] if survey.is_of_task else ["--layer", suggested.name]
+    return to_command(["gradcam", "run", "photo.jpg", *words, *named])
 
 
 @click.command("layers", cls=Command)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from gradcam.families.base import Captioner, Detector, Embedder, Family, PoseFinder, Segmenter
+from gradcam.families.base import Captioner, Detector, Embedder, Family, PoseFinder, Segmenter, name_classes
 
 Kind = TypeVar("Kind", bound=Family)
 DEEPEST = 2  # levels below a model at which the one that it wraps is looked for
@@ -74,6 +74,13 @@ def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
     return next((found for found in list_families(model) if isinstance(found, kind)), None)
 
 
+def find_main(model: nn.Module) -> Family | None:
+    """What reads a model for what it is there for; None for one of no known family, which classifies as a rule."""
+    # Inside of a classifier there may be something that gives features.
+    found = (it for it in list_families(model) if not (it.prefix and isinstance(it, Embedder)))
+    return next(found, None)
+
+
 def list_families(model: nn.Module) -> Iterator[Family]:
     """All that reads a model, or models up to `DEEPEST` levels inside it, the outermost first."""
     inside = [(name, each) for name, each in model.named_modules() if name.count(".") < DEEPEST]
@@ -100,5 +107,7 @@ __all__ = [
     "PoseFinder",
     "Segmenter",
     "find_family",
+    "find_main",
     "list_families",
+    "name_classes",
 ]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -61,6 +62,14 @@ def _keep_in(calls: list[Call]) -> ForwardHook:
     return keep
 
 
+_NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
+
+
+def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
+    """Call the classes of a model so, wherever they are named; a module has no place for that."""
+    _NAMES[model] = labels
+
+
 class Family(ABC):
     """A model of one family. `model`: itself; `prefix`: its dotted name inside the model that is explained, "" if it is
     that."""
@@ -98,7 +107,12 @@ class Family(ABC):
 
     @property
     def labels(self) -> Sequence[str] | None:
-        """The names of the classes, where the model itself knows them."""
+        """The names of the classes: those that a person gave, or those that the model itself knows."""
+        return _NAMES.get(self.model) or self.own_labels
+
+    @property
+    def own_labels(self) -> Sequence[str] | None:
+        """Those that the model itself knows."""
         return None
 
     def watched(self) -> dict[str, nn.Module]:

@@ -88,7 +88,7 @@ class HuggingFaceDetector(Detector):
         return f"{place}.{sum(1 for _ in modules[place].children()) - 1}.{norm}"
 
     @property
-    def labels(self) -> Sequence[str] | None:
+    def own_labels(self) -> Sequence[str] | None:
         config: Any = self.model.config
         return None if self.kind.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
 

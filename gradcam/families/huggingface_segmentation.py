@@ -30,7 +30,7 @@ class Configured(Segmenter):
         return self.model.config
 
     @property
-    def labels(self) -> Sequence[str] | None:
+    def own_labels(self) -> Sequence[str] | None:
         return find_labels(self.config)
 
 

@@ -59,7 +59,7 @@ class VitPose(PoseFinder):
         return "backbone.layernorm" if levels == 1 else f"backbone.layernorm#{levels - 1}"
 
     @property
-    def labels(self) -> Sequence[str] | None:
+    def own_labels(self) -> Sequence[str] | None:
         names = [str(name) for _, name in sorted(cast("Any", self.model).config.id2label.items())]
         return None if any(name.startswith("LABEL_") for name in names) else names
 

@@ -61,7 +61,7 @@ class YoloDetector(Detector):
         return self.own_layers[0]
 
     @property
-    def labels(self) -> list[str]:
+    def own_labels(self) -> list[str]:
         names: Any = self.model.names
         return [str(names[index]) for index in range(len(names))]
 
@@ -246,4 +246,4 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
         raise ModelError(f"{path}: ultralytics cannot read it: {' '.join(str(error).split())}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} is no PyTorch network: take the checkpoint (.pt) that it was exported from.")
-    return model.float().eval(), YoloDetector(model).labels
+    return model.float().eval(), YoloDetector(model).own_labels

@@ -433,15 +433,6 @@ def name_model(name: str | nn.Module) -> str:
     return name if isinstance(name, str) else type(name).__name__
 
 
-def find_task(model: nn.Module) -> str | None:
-    """What a model of a known family does; None for others, which classify as a rule."""
-    # Inside of a classifier there may be something that gives features.
-    found = (
-        it for it in families.list_families(unwrap(model)) if not (it.prefix and isinstance(it, families.Embedder))
-    )
-    return next((it.task for it in found), None)
-
-
 def require_family(model: nn.Module, task: str) -> Family | None:
     """What reads a model for a task. Raises `ModelError` for a detector or a captioner of no known family."""
     kinds = (families.Detector, families.Segmenter, families.Embedder, families.Captioner, families.PoseFinder)

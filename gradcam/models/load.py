@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gradcam.errors import ModelError, shorten
-from gradcam.families import Family
+from gradcam.families import Family, find_main, name_classes
 from gradcam.hooks.nested import first_floating
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.models import device as placing
@@ -27,7 +27,6 @@ from gradcam.models.kinds import (
     Matcher,
     Segmenter,
     TaskModel,
-    find_task,
     name_model,
     require_family,
 )
@@ -157,8 +156,8 @@ def load_classifier(
         weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
     )
     parts = chosen.load(name, task="classification")
-    if parts.task not in (None, "classification"):
-        raise ModelError(f"{name_model(name)} is for {parts.task}, and no classifier: gradcam.load_model() loads it.")
+    if (found := _find_known_task(parts)) not in (None, "classification"):
+        raise ModelError(f"{name_model(name)} is for {found}, and no classifier: gradcam.load_model() loads it.")
     return _make_classifier(name, chosen, parts)
 
 
@@ -415,9 +414,15 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
     return classifier
 
 
+def _find_known_task(parts: Parts) -> str | None:
+    """What is known of the model, or of its family."""
+    family = find_main(unwrap(parts.model)) if parts.task is None else None
+    return parts.task if family is None else family.task
+
+
 def _find_task(parts: Parts, choice: _Choice) -> str:
     """What a model does: what is known of it, or what it gives for one picture. Raises `ModelError` where neither says."""
-    if (known := parts.task or find_task(parts.model)) is not None:
+    if (known := _find_known_task(parts)) is not None:
         return known
     if parts.classes is not None or parts.labels is not None:
         return "classification"
@@ -451,6 +456,8 @@ def _make_task_model(
     if choice.layer is not None:
         layer = find_layer(unwrap(parts.model), choice.layer).name
     labels = choice.names or parts.labels or (None if family is None else family.labels)
+    if labels is not None:
+        name_classes(unwrap(parts.model) if family is None else family.model, labels)
     return KINDS[task](
         name_model(name),
         parts.model,

@@ -413,11 +413,10 @@ class PictureExplanation(Pictured, Explanation):
         for name in ("instances", "found"):
             rows = getattr(self, name)
             if rows is not None:
-                names = self.labels if name == "instances" or self.found is not None else None
-                changed[name] = [[self._lay(i, each, names) for each in row] for i, row in enumerate(rows)]
+                changed[name] = [[self._lay(i, each) for each in row] for i, row in enumerate(rows)]
         return replace(self, **changed) if changed else self
 
-    def _lay(self, i: int, instance: Instance, labels: Sequence[str] | None) -> Instance:
+    def _lay(self, i: int, instance: Instance) -> Instance:
         (top, left, height, width), shown = self.regions[i], self.heatmaps[i].shape[-2:]
         down, across = height / shown[0], width / shown[1]
         changed: dict[str, Any] = {}
@@ -433,8 +432,6 @@ class PictureExplanation(Pictured, Explanation):
             )
             whole[top : top + height, left : left + width] = stretched
             changed["mask"] = whole
-        if labels is not None and instance.index is not None and 0 <= instance.index < len(labels):
-            changed["name"] = labels[instance.index]
         return replace(instance, **changed)
 
 

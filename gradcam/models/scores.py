@@ -55,6 +55,23 @@ class PictureScores(Classifier):
         """The class of the i-th of them."""
         return 1 if len(self.instances) == 1 else i
 
+    def instance(self, index: int) -> Instance:
+        """What a class is of."""
+        return self.instances[0 if len(self.instances) == 1 else index]
+
+
+def find_among(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
+    """A picture's own classifier, and which of its classes a target names. A single thing stands among all that is found
+    in the picture, where it is found there. Raises as `to_classifier` does."""
+    own = to_classifier(model, picture, target)
+    if target is not None and len(own.instances) == 1 and (everything := model.list_all()) is not None:
+        rivals = to_classifier(model, picture, everything)
+        of = [(it.kind, it.number, it.edge) for it in rivals.instances]
+        only = own.instances[0]
+        if (only.kind, only.number, only.edge) in of:
+            return rivals, rivals.find_instance(of.index((only.kind, only.number, only.edge)))
+    return own, own.find_instance(0)
+
 
 def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> PictureScores:
     """A picture's own classifier: of what a target names, or else of all that is found in the picture.
@@ -62,9 +79,12 @@ def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> Pi
     Raises
     ------
     TargetError
-        For a target that is a function, and for a picture in which there is nothing.
+        For a target that is a function, or a place, and for a picture in which there is nothing.
     """
     batch, wanted = model.to_batch([picture]), model.resolve(model.list_all() if target is None else target, [picture])
+    if (part := getattr(wanted, "edge", None) or getattr(wanted, "axis", None)) is not None:
+        what = f"A place, {part}, is explained: it has no probability, which maps are judged by."
+        raise TargetError(f"{what} Leave it out, and judge the map of the whole.")
     bound = bind(wanted, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
         scored = compute_scores(bound.target, batch.copy(caller_keeps).run(bound.model), 1)
@@ -73,9 +93,7 @@ def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> Pi
     instances = scored.instances[0]
     kind = instances[0].kind
     layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=(), target=wanted))))[0]
-    labels = model.labels or ()
-    known = [labels[it.index] if it.index is not None and it.index < len(labels) else it.name for it in instances]
-    names = [name if it.number is None else f"{it.number} {name}" for name, it in zip(known, instances)]
+    names = [it.name if it.number is None else f"{it.kind} {it.number}, {it.name}" for it in instances]
     run = ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval()
     return PictureScores(
         model.name,

@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import GradcamError, ModelError, shorten
+from gradcam.families import find_main
 from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT, find_blueprint
@@ -44,11 +45,13 @@ class Skeleton:
 
 @dataclass(frozen=True)
 class Survey:
-    """A skeleton's layers. `note`: what a person should know of how they were found."""
+    """A skeleton's layers. `note`: what a person should know of how they were found. `is_of_task`: whether the model does
+    more than classify, and the marked ones are those that are explained where none is named."""
 
     skeleton: Skeleton
     rows: tuple[LayerRow, ...]
     note: str | None = None
+    is_of_task: bool = False
 
 
 def build_skeleton(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
@@ -90,12 +93,14 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
         if "meta" not in str(error).lower():
             raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
-    own, positive = skeleton.layer, skeleton.layer_for_positive
-    if own is not None:
+    family = find_main(skeleton.model)
+    own = () if family is None else [layer.partition(":")[0] for layer in family.layers]
+    own, positive = ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (own, None)
+    if own:
         rows = tuple(
-            replace(it, is_suggested=it.name == own, suggested_for_positive=it.name == positive) for it in rows
+            replace(it, is_suggested=it.name in own, suggested_for_positive=it.name == positive) for it in rows
         )
-    return Survey(skeleton, rows, note)
+    return Survey(skeleton, rows, note, is_of_task=family is not None)
 
 
 def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:

@@ -622,6 +622,105 @@ def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, 
     assert files(folder) == ["street-gradcam-mine.py_classes.png"]
 
 
+# Judging
+
+
+def test_a_box_is_checked_and_told_apart_from_the_others(
+    gradcam_command: Command, folder: Path, street: Path, mine: str
+) -> None:
+    outcome = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2, "--json")
+    told = record(outcome)
+    found = detect(mine, street)
+    assert {key: told[key] for key in ("number", "index", "method", "layer")} == {
+        "number": 2,
+        "index": int(found["labels"][2]),
+        "method": "hirescam",
+        "layer": "backbone",
+    }
+    assert told["box"] == pytest.approx(found["boxes"][2].tolist(), abs=0.051)
+    assert told["probability"] == pytest.approx(float(found["scores"][2]), rel=1e-4)
+    assert told["panel"] == "street-hirescam-check-mine.py_detector.png"
+    assert files(folder) == [told["panel"]]
+    said = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2).out
+    assert said.splitlines()[1].startswith(f"  box 2, {told['label']}, ")
+    assert "the maps of 10 classes drawn by chance" in " ".join(said.split())
+
+
+def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, mine: str) -> None:
+    towers = ("--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PLAIN, "--device", "cpu")
+    told = record(
+        gradcam_command(
+            "check", flag, *towers, "--text", "a green", "--text", "a red", "--json", "--method", "hirescam"
+        )
+    )
+    assert (told["text"], told["label"], told["index"]) == ("a green", "a green", None)
+    reason = next(it["reason"] for it in told["tests"] if it["name"] == "classes")
+    assert "with that of its strongest rival, a red" in reason
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "said"),
+    [
+        ("check", ("--box", "0", "--text", "dog"), "--text is for matching and detectors that are told"),
+        ("check", ("--edge", "left"), "A place, left, is explained: it has no probability"),
+        ("check", ("--box", "40"), "There is no box 40 in the picture: there are 12, 0 to 11."),
+        ("evaluate", ("--word", "0"), "--word is for captioning, and ../mine.py:detector is for detection: it takes --box"),
+        ("recommend", (), "../mine.py:detector is for detection, and no classifier"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("mine")
+def test_what_cannot_be_judged_is_said_in_a_line(
+    gradcam_command: Command, street: Path, command: str, typed: tuple[str, ...], said: str
+) -> None:
+    outcome = gradcam_command(command, street, *DETECTOR, "--device", "cpu", *typed)
+    assert outcome.status in (1, 2)
+    assert said in outcome.err
+    assert len(errors(outcome)) <= 2
+
+
+def test_methods_are_judged_on_annotated_boxes(gradcam_command: Command, folder: Path, street: Path, mine: str) -> None:
+    found = detect(mine, street)
+    number = next(k for k, label in enumerate(found["labels"].tolist()) if label == 2)
+    box = ",".join(f"{side:.0f}" for side in found["boxes"][number].tolist())
+    (folder / "boxes.csv").write_text(f"image,class,left,top,right,bottom\nstreet.png,dog,{box}\n")
+    usual = (
+        street,
+        *DETECTOR,
+        "--device",
+        "cpu",
+        "--method",
+        "hirescam",
+        "--metric",
+        "energy-pointing",
+        "--no-controls",
+    )
+    outcome = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--json")
+    told = record(outcome)
+    assert (told["index"], told["label"]) == (2, f"box {number}, dog")
+    detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
+    heatmap = detector.explain(street, target=targets.Box(number)).heatmaps[0][0]
+    left, top, right, bottom = map(int, box.split(","))
+    share = float(heatmap[max(top, 0) : bottom, max(left, 0) : right].sum() / heatmap.sum())
+    assert told["values"]["hirescam"]["energy-pointing"] == pytest.approx(share, abs=0.02)
+    (folder / "study" / "examples.png").unlink()
+    again = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--resume", "-q")
+    assert again.status == 0
+    assert "examples.png" in files(folder / "study")
+    told = record(
+        gradcam_command("evaluate", *usual[:-3], "--metric", "complexity", "--no-controls", "--box", "1", "--json")
+    )
+    assert told["label"].startswith("box 1, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("fasterrcnn_resnet50_fpn", "backbone"), ("lraspp_mobilenet_v3_large", "backbone")]
+)
+def test_layers_mark_what_is_explained_where_none_is_named(gradcam_command: Command, name: str, layer: str) -> None:
+    outcome = gradcam_command("layers", name)
+    assert re.search(rf"^→ {layer} ", outcome.out, re.MULTILINE)
+    assert outcome.out.splitlines()[-1] == f"gradcam run photo.jpg --model {name}"
+
+
 # Words of the shell
 
 

@@ -268,7 +268,7 @@ class TestJudging:
         torch.testing.assert_close(scores[:1], boxes.scores, rtol=1e-4, atol=1e-6)
         assert count >= 3
         assert scores[1].max() < 0.2 < scores[0].min()
-        assert [label.split()[0] for label in own.labels or ()] == list(map(str, range(count)))
+        assert [label.split(",")[0] for label in own.labels or ()] == [f"box {k}" for k in range(count)]
         again = own.explain(prepared, target=[list(range(count))], method="hirescam")
         torch.testing.assert_close(again.maps, boxes.maps, rtol=1e-3, atol=1e-6)
 
@@ -281,8 +281,55 @@ class TestJudging:
     def test_a_verdict(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
         verdict = gradcam.evaluation.check(segmenter, two_squares(), target=Mask(1))
-        assert (verdict.class_name, verdict.method) == ("bright (1)", "gradcam")
+        assert (verdict.class_name, verdict.method, verdict.label, verdict.index) == ("bright", "gradcam", "bright", 1)
+        assert verdict.to_record()["mask"] == "predicted"
         assert {test.name: test.outcome for test in verdict.tests}["covering"] == "passed"
+
+    def test_a_box_is_told_apart_from_the_others(self, shapes: Detector, scene: Scene) -> None:
+        boxes = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
+        verdict = gradcam.evaluation.check(shapes, scene.picture, target=Box(1))
+        named = [f"box {it.number}, {it.name}" for it in boxes]
+        assert (verdict.class_name, verdict.label, verdict.labels) == (named[1], boxes[1].name, named)
+        assert {verdict.exhibits.rivals.index(k) for k in range(len(boxes)) if k != 1} == set(range(len(boxes) - 1))
+        told = verdict.to_record()
+        assert (told["number"], told["index"]) == (1, boxes[1].index)
+        assert told["box"] == pytest.approx(boxes[1].box, abs=0.06)
+        heatmap = shapes.explain(scene.picture, target=Box(1)).heatmaps[0][0]
+        torch.testing.assert_close(verdict.exhibits.heatmap, heatmap, rtol=1e-3, atol=1e-4)
+        with pytest.raises(TargetError, match="A place, left, is explained: it has no probability"):
+            gradcam.evaluation.check(shapes, scene.picture, target=Box(1, "left"))
+
+    def test_people_s_names_of_classes_are_in_messages(self, shapes: Detector, scene: Scene) -> None:
+        missing = next(k for k in range(len(SHAPES)) if all(it.shape != k for it in scene.things))
+        with pytest.raises(
+            TargetError, match=f"No {SHAPES[missing]} was found .* The best candidates are {SHAPES[missing]}"
+        ):
+            shapes.explain(scene.picture, target=SHAPES[missing])
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        with pytest.raises(
+            TargetError, match=r"No pixel is predicted to be dark \(0\); there are bright \(1\) on 100.0%"
+        ):
+            segmenter.explain(np.full((96, 96, 3), 255, np.uint8), target="dark")
+
+    def test_what_is_judged_of_a_study_can_be_named(self, tmp_path: Path) -> None:
+        matcher = gradcam.load_matcher(drawn.load("convolutional"), size=96, mean=[0] * 3, std=[1] * 3)
+        scene = next(iter(draw_scenes(5, 1)))
+        gradcam.write_image(tmp_path / "scene.png", scene.picture)
+        options: dict[str, Any] = {"methods": ["gradcam"], "metrics": ["complexity"], "controls": []}
+        results = gradcam.evaluation.evaluate(matcher, tmp_path, target=Text("a red star"), **options)
+        assert [each.label for each in results.measurements] == ["a red star"]
+        assert results.conditions.target == "Text(text='a red star')"
+
+    def test_of_a_segmenter_the_annotated_class_is_judged(self, tmp_path: Path) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        gradcam.write_image(tmp_path / "squares.png", two_squares())
+        usual = {"methods": ["hirescam"], "metrics": ["complexity"], "controls": []}
+        for label in LABELS:
+            (tmp_path / "boxes.csv").write_text(f"image,label,xmin,ymin,xmax,ymax\nsquares.png,{label},30,20,70,60\n")
+            results = gradcam.evaluation.evaluate(
+                segmenter, tmp_path / "squares.png", annotations=tmp_path / "boxes.csv", **usual
+            )
+            assert {each.label for each in results.measurements} == {label}
 
     def test_annotations(self, shapes: Detector, scene: Scene, tmp_path: Path) -> None:
         gradcam.write_image(tmp_path / "scene.png", scene.picture)

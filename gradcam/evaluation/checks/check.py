@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.batch.findings import describe_instance
 from gradcam.batch.save import describe_weights
 from gradcam.cam.grid import find_doubt
 from gradcam.cam.methods.base import Method
@@ -24,7 +25,7 @@ from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
-from gradcam.models.scores import to_classifier
+from gradcam.models.scores import PictureScores, find_among
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
@@ -80,7 +81,8 @@ def check(
         As in `Classifier.explain`, for methods by name.
     target : int or str, default None
         A class by index or label; None for the top class. Of a model of another task, such as a detector, what `explain`
-        takes; the other classes are then what else was found in the picture, such as its other boxes.
+        takes, of which the first is judged; the other classes are then what else was found in the picture, such as its
+        other boxes, or what else the target names.
     score : str, default "logit"
         As in `targets.ClassTarget`, for methods by name.
     reshape : tuple, str or callable, default None
@@ -118,9 +120,10 @@ def check(
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
     ClassTarget(score=score)  # of an unknown one it says which there are
     prepared = classifier.prepare(picture)
+    wanted = target
     if isinstance(classifier, TaskModel):
-        own = to_classifier(classifier, prepared, target)
-        classifier, target, method = own, own.find_instance(0), method or own.method
+        own, target = find_among(classifier, prepared, target)
+        classifier, method = own, method or own.method
     method = method or classifier.default_method
     images = classifier.batch([prepared])
     index = classifier.find_class(target) if isinstance(target, str) else target
@@ -142,8 +145,7 @@ def check(
         method=explained.name,
         layer=used and without_wrappers(used),
         score=score,
-        index=found,
-        label=classifier.label(found),
+        **_name(classifier, found, wanted),
         probability=float(subject.probabilities),
         seed=seed,
         labels=classifier.labels,
@@ -151,6 +153,16 @@ def check(
         exhibits=exhibits,
         doubt=used and find_doubt(unwrap(classifier.model), images, used, to_reshape(reshape)),
     )
+
+
+def _name(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
+    """What a verdict says of what is explained."""
+    label = classifier.label(index)
+    if not isinstance(classifier, PictureScores):
+        return {"index": index, "label": label}
+    instance = classifier.instance(index)
+    said = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
+    return {"index": instance.index, "label": instance.name, "title": label, "thing": said}
 
 
 def collect(subject: Subject, explain: Explain, *, seed: int = 0, progress: Progress | None = None) -> Exhibits:

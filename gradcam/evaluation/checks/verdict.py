@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
@@ -140,8 +140,8 @@ class Verdict:
         None where the method looks at none, or nobody knows.
     score : str
         Which number of the class was explained.
-    index : int
-        The explained class.
+    index : int or None
+        The explained class; None where something else than a class is explained.
     label : str or None
         Its name.
     probability : float
@@ -156,6 +156,10 @@ class Verdict:
         What the panel shows.
     doubt : str or None
         Why the map may lie in wrong places; None where nothing says so.
+    title : str or None
+        What is explained in place of a class, as people call it: "box 0, person".
+    thing : mapping
+        The same by the keys that a record has for it: "box", "number", "text" and so on.
 
     Examples
     --------
@@ -176,7 +180,7 @@ class Verdict:
     method: str
     layer: str | None
     score: str
-    index: int
+    index: int | None
     label: str | None
     probability: float
     seed: int
@@ -184,6 +188,8 @@ class Verdict:
     picture: Pixels = field(repr=False)
     exhibits: Exhibits = field(repr=False)
     doubt: str | None = None
+    title: str | None = None
+    thing: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         tests = ", ".join(f"{test.name} {test.outcome} ({test.value:.2g})" for test in self.tests)
@@ -198,8 +204,8 @@ class Verdict:
 
     @property
     def class_name(self) -> str:
-        """The explained class, by its label and index."""
-        return name_class(self.index, self.label, with_index=True)
+        """The explained class, by its label and index, or what else is explained."""
+        return self.title or name_class(self.index, self.label, with_index=True)
 
     @property
     def caution(self) -> str:
@@ -243,7 +249,7 @@ class Verdict:
             {"name": it.name, "outcome": it.outcome, "value": it.value, **vars(it.thresholds), "reason": it.reason}
             for it in self.tests
         ]
-        return {**{name: getattr(self, name) for name in names}, "doubt": self.doubt, "tests": tests}
+        return {**{name: getattr(self, name) for name in names}, **self.thing, "doubt": self.doubt, "tests": tests}
 
 
 @functools.cache

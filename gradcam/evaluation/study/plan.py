@@ -27,7 +27,7 @@ class StudyOptions:
     """What is asked beside methods and metrics, as `evaluate` takes it."""
 
     layer: str | None = None
-    target: str | int | None = None
+    target: Any = None
     score: str = "logit"
     reshape: Any = None
     annotations: Path | None = None

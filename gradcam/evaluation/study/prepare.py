@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from gradcam.batch.findings import name_target
 from gradcam.batch.read import read_item
-from gradcam.errors import GradcamError, ModelError
+from gradcam.errors import GradcamError, ModelError, TargetError
 from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
 from gradcam.evaluation.metrics.grid import MOSAICS, make_mosaics
@@ -20,7 +24,8 @@ from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Agenda, StudyOptions, make_plan
 from gradcam.evaluation.study.results import Results, list_conditions
 from gradcam.evaluation.study.run import Composition, Evaluator, Study
-from gradcam.evaluation.subject import derive
+from gradcam.evaluation.subject import Subject, derive
+from gradcam.images.read import to_numpy
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.kinds import TaskModel
@@ -32,6 +37,7 @@ from gradcam.sources.list import Inputs, list_inputs
 from gradcam.targets.classes import check_range
 
 CANDIDATES = 512  # pictures that are looked at for mosaics, since all of them are held at once
+MOST_TRIED = 8  # pictures of which one has what is judged
 HALVED = "The network takes no larger input than its own: pictures in mosaics have half their height and width."
 
 
@@ -43,7 +49,7 @@ def evaluate(
     metrics: Sequence[str | Metric] | None = None,
     controls: Sequence[str] | None = None,
     layer: str | None = None,
-    target: str | int | None = None,
+    target: Any = None,
     score: str = "logit",
     reshape: Any = None,
     annotations: str | os.PathLike[str] | None = None,
@@ -78,7 +84,8 @@ def evaluate(
         A dotted name; None for `classifier.layer_for(method)`.
     target : str or int, default None
         The class to explain in all pictures, by label or index. None explains in each picture what a list asks for;
-        without a list the most probable class, among those that the annotations name there if there are any.
+        without a list the most probable class, among those that the annotations name there if there are any. Of a model
+        of another task, such as a detector, what `explain` takes; None is the surest of what was found in a picture.
     score : str, default "logit"
         As in `targets.ClassTarget`; a method that explains a score of its own does so.
     reshape : tuple, str or callable, default None
@@ -134,17 +141,22 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, o
     for name, value, least in (("limit", options.limit, 1), ("seed", options.seed, 0)):
         if value is not None:
             check_count(value, name, f"an integer, {least} or more.", least=least)
-    index, annotations = _find_target(classifier, options.target, items), None
+    is_task = isinstance(classifier, TaskModel)
+    wanted = options.target if is_task and not isinstance(options.target, (str, int)) else None
+    index, annotations = _find_target(classifier, None if wanted is not None else options.target, items), None
     if options.annotations is not None:
         names = [item.name for item in items]
         annotations = read_annotations(options.annotations, names=names, find_class=classifier.find_class)
     items = choose_items(items, options.limit, options.seed)
     layer = _find_layers(classifier, plan, options.layer)
-    evaluator = Evaluator(classifier, plan, layer, options.score, options.reshape, seed=options.seed)
+    evaluator = Evaluator(classifier, plan, layer, options.score, options.reshape, seed=options.seed, wanted=wanted)
     evaluator, left_out = _without_unfit(evaluator, items)
     evaluator, compositions, notes = _with_mosaics(evaluator, items)
     place = _describe_layers(layer, evaluator.plan)
-    target = "the most probable class" if annotations is None else "the most probable annotated class"
+    best = "the surest of what was found" if is_task else "the most probable class"
+    target = best if annotations is None else "the most probable annotated class"
+    if wanted is not None:
+        target = _describe_target(wanted)
     if index is not None:
         target = name_class(index, classifier.label(index), with_index=True)
     elif any(item.wanted is not None for item in items):
@@ -154,7 +166,18 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, o
     return Study(evaluator, items, compositions, conditions, index, annotations, notes)
 
 
-def _find_target(classifier: Classifier, target: str | int | None, items: Iterable[Item]) -> int | None:
+def _describe_target(target: Any) -> str:
+    """A target as its kind and what was said of it, arrays by their hash; a function by its name."""
+    if not is_dataclass(target) or isinstance(target, type):
+        return name_target(target)
+    said = {it.name: getattr(target, it.name) for it in fields(target)}
+    arrays = {name: to_numpy(it) for name, it in said.items() if isinstance(it, (Tensor, np.ndarray))}
+    said |= {name: f"sha256:{hashlib.sha256(it.tobytes()).hexdigest()}" for name, it in arrays.items()}
+    plain = {name: it for name, it in said.items() if isinstance(it, (str, int, float, Path, list, tuple)) and it != ()}
+    return f"{type(target).__name__}({', '.join(f'{name}={it!r}' for name, it in plain.items())})"
+
+
+def _find_target(classifier: Classifier, target: Any, items: Iterable[Item]) -> int | None:
     """The class of all pictures. Raises `GradcamError` for one that there is not, also of a list."""
     wanted = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if wanted and target is not None:
@@ -166,7 +189,8 @@ def _find_target(classifier: Classifier, target: str | int | None, items: Iterab
     if target is not None:
         if isinstance(target, bool) or not isinstance(target, int):
             raise refuse(target, "target", "one class for all pictures, by label or index.")
-        check_range([target], classifier.classes)
+        if classifier.classes:  # else nobody knows how many
+            check_range([target], classifier.classes)
     return target
 
 
@@ -202,10 +226,11 @@ def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluat
     plan = evaluator.plan
     tried = [it.name for it in map(plan.explained, plan.methods) if it.needs or it.place in ("attention", "own")]
     read = (read_item(evaluator.classifier, item).picture for item in (items if tried else ()))
-    first = next((picture for picture in read if isinstance(picture, Prepared)), None)
-    if first is None or _find_reason(evaluator, tried, first) is None:
+    found = (_try_to_look(evaluator, picture) for picture in read if isinstance(picture, Prepared))
+    first = next((each for each in islice(found, MOST_TRIED) if each is not None), None)
+    if first is None or _find_reason(first, tried) is None:
         return evaluator, []
-    reasons = {name: reason for name in tried if (reason := _find_reason(evaluator, [name], first)) is not None}
+    reasons = {name: reason for name in tried if (reason := _find_reason(first, [name])) is not None}
     for name, reason in reasons.items():
         if name in plan.asked_methods:
             raise ModelError(f"{name} cannot be had of this model: {reason}")
@@ -213,11 +238,19 @@ def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluat
     return replace(evaluator, plan=plan), [f"{name} is left out: {reason}" for name, reason in reasons.items()]
 
 
-def _find_reason(evaluator: Evaluator, methods: Sequence[str], prepared: Prepared) -> str | None:
+def _try_to_look(evaluator: Evaluator, prepared: Prepared) -> tuple[Evaluator, Subject] | None:
+    """What is judged of a picture; None where there is no such thing in it, of which each picture tells by itself."""
+    with suppress(TargetError):
+        own = evaluator.fit(prepared)
+        return own, own.look(prepared, None)
+    return None
+
+
+def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> str | None:
     """Why a picture cannot be explained by these; None where it can."""
+    evaluator, subject = trial
     try:
-        trial = replace(evaluator.fit(prepared), plan=replace(evaluator.plan, methods=tuple(methods), controls=()))
-        trial.explain(trial.look(prepared, None), "")
+        replace(evaluator, plan=replace(evaluator.plan, methods=tuple(methods), controls=())).explain(subject, "")
     except (GradcamError, RuntimeError) as error:  # of a model whose operations have no second derivative, say
         return " ".join(str(error).split())
     return None

@@ -17,7 +17,7 @@ from gradcam.evaluation.study.plan import Agenda, StudyOptions
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.models.preprocess import Preprocessing
+from gradcam.models.preprocess import Preprocessing, WholePicture
 from gradcam.storage.run_file import SCHEMA, describe_versions
 
 ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
@@ -97,6 +97,9 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
 
 def describe_resizing(preprocess: Any) -> str:
     """What is done to a picture before the network sees it, for a sentence."""
+    if isinstance(preprocess, WholePicture):
+        side = "as it is" if preprocess.side is None else f"its shorter side to {preprocess.side}"
+        return f"all of the picture, {side}"
     if not isinstance(preprocess, Preprocessing):
         return f"as {type(preprocess).__name__} does"
     size, resize = " x ".join(map(str, preprocess.size)), preprocess.resize

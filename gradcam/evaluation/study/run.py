@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradcam.batch.read import read_item
-from gradcam.errors import GradcamError, describe_failure, describe_unexpected
+from gradcam.errors import GradcamError, TargetError, describe_failure, describe_unexpected
 from gradcam.evaluation.annotations import Annotations, Truth
 from gradcam.evaluation.explainers import Counter, Explainer
 from gradcam.evaluation.metrics import METRICS, Metric
@@ -96,44 +96,34 @@ class Study:
         def judge() -> Judgement:
             if isinstance(read.picture, GradcamError):
                 return Judgement(item.name, sha256=sha256, error=str(read.picture))
-            index, truth = self.index if read.wanted is None else read.wanted, None
-            if isinstance(self.classifier, TaskModel):
-                return self._judge_instance(item, read.picture, index, sha256 or "", counter)
-            subject = self.evaluator.look(read.picture, index)
-            if self.annotations is not None:
-                if index is None and (annotated := self.annotations.classes(item.name)):
-                    best = max(annotated, key=subject.all_probabilities[0].tolist().__getitem__)
-                    subject = self.evaluator.look(read.picture, best)
-                size: tuple[int, int] = read.picture.reading.picture.shape[:2]
-                region, index = self.classifier.region(*size), int(subject.classes)
+            evaluator, subject, index = self.look(item, read.picture, read.wanted)
+            size: tuple[int, int] = read.picture.reading.picture.shape[:2]
+            truth = None
+            if self.annotations is not None and index is not None:
+                region = evaluator.classifier.region(*size)
                 truth = self.annotations.truth(item.name, region, subject.size[1:], index, picture=size)
-            entry, heatmaps = self.evaluator.judge(item.name, sha256 or "", subject, truth, counter)
+            entry, heatmaps = evaluator.judge(item.name, sha256 or "", subject, truth, counter)
             if item in self.items[:EXAMPLES]:
                 self.kept[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
             return entry
 
         return _recall_or(judge, journal, item.name, "picture", sha256)
 
-    def _judge_instance(
-        self, item: Item, picture: Prepared, index: int | None, sha256: str, counter: Counter
-    ) -> Judgement:
-        """Of a model of another task: the surest of what was found in a picture, of that class if one is wanted, or of
-        one that is annotated there."""
-        evaluator = self.evaluator.fit(picture)
-        found = cast("PictureScores", evaluator.classifier)
-        wanted = [] if index is None else [index]
-        if self.annotations is not None and index is None:
-            wanted = list(self.annotations.classes(item.name))
-        i = next((k for k, each in enumerate(found.instances) if each.index in wanted), 0)
-        subject, truth = evaluator.look(picture, found.find_instance(i)), None
-        size: tuple[int, int] = picture.reading.picture.shape[:2]
-        label = found.instances[i].index
-        if self.annotations is not None and label is not None:
-            truth = self.annotations.truth(item.name, found.region(*size), subject.size[1:], label, picture=size)
-        entry, heatmaps = evaluator.judge(item.name, sha256, subject, truth, counter)
-        if item in self.items[:EXAMPLES]:
-            self.kept[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
-        return entry
+    def look(self, item: Item, picture: Prepared, wanted: int | None) -> tuple[Evaluator, Subject, int | None]:
+        """What is judged of a picture, by which evaluator, and the class whose annotations are of it: that which a list
+        wants, or all have, or the most probable of those that are annotated. Of a model of another task, the surest of
+        what was found."""
+        index = self.index if wanted is None else wanted
+        annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
+        evaluator = self.evaluator.fit(picture, index, annotated)
+        found = evaluator.classifier
+        if isinstance(found, PictureScores):
+            i = next((k for k, each in enumerate(found.instances) if each.index in annotated), 0)
+            return evaluator, evaluator.look(picture, found.find_instance(i)), found.instances[i].index
+        subject = evaluator.look(picture, index)
+        if annotated:
+            subject = evaluator.look(picture, max(annotated, key=subject.all_probabilities[0].tolist().__getitem__))
+        return evaluator, subject, int(subject.classes)
 
 
 def _recall_or(
@@ -154,7 +144,7 @@ def _recall_or(
 @dataclass(frozen=True, eq=False)
 class Evaluator:
     """What is the same for all pictures. Chance is drawn from the seed and a picture's own bytes: neither its name nor
-    its neighbours change its numbers."""
+    its neighbours change its numbers. `wanted`: what is judged of a model of another task than to classify."""
 
     classifier: Classifier
     plan: Agenda
@@ -162,13 +152,24 @@ class Evaluator:
     score: str = "logit"
     reshape: Any = None
     seed: int = field(default=0, kw_only=True)
+    wanted: Any = field(default=None, kw_only=True)
 
-    def fit(self, picture: Prepared) -> Evaluator:
-        """The evaluator for a picture: of a model of another task than to classify, what was found there are classes."""
+    def fit(self, picture: Prepared, index: int | None = None, annotated: Sequence[int] = ()) -> Evaluator:
+        """The evaluator for a picture: of a model of another task than to classify, what was found there are classes.
+        `index`: of that class alone. `annotated`: classes that come first where nothing is wanted."""
         if not isinstance(self.classifier, TaskModel):
             return self
-        own = to_classifier(self.classifier, picture)
+        own = self._find(self.classifier, picture, index, annotated)
         return replace(self, classifier=own, layer=self.layer if self.classifier.is_chosen else own.layer)
+
+    def _find(self, model: TaskModel, picture: Prepared, index: int | None, annotated: Sequence[int]) -> PictureScores:
+        if index is not None:
+            return to_classifier(model, picture, index)
+        if self.wanted is None and model.list_all() is None:  # one class at a time
+            for each in annotated:
+                with suppress(TargetError):
+                    return to_classifier(model, picture, each)
+        return to_classifier(model, picture, self.wanted)
 
     def explainer(self, sha256: str) -> Explainer:
         names, seed = [self.plan.explained(name) for name in self.plan.names], derive(self.seed, sha256)
@@ -196,8 +197,9 @@ class Evaluator:
             values[method] = case.measure(self.plan.of_pictures)
             curves[method] = case.curves(self.plan.of_pictures)
             counter.step()
-        index = int(subject.classes)
-        label, probability = self.classifier.label(index), float(subject.probabilities)
+        found = int(subject.classes)
+        label, probability = self.classifier.label(found), float(subject.probabilities)
+        index = self.classifier.instance(found).index if isinstance(self.classifier, PictureScores) else found
         return Judgement(name, "picture", sha256, None, index, label, probability, values, curves), heatmaps
 
     def judge_mosaic(self, composition: Composition, counter: Counter) -> Judgement:

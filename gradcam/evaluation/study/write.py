@@ -177,8 +177,8 @@ def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
     picture = read.picture.reading.picture
     heatmaps = study.kept.get(entry.image)
     if heatmaps is None:
-        subject = study.evaluator.look(read.picture, entry.index)
-        heatmaps = study.evaluator.explain(subject, entry.sha256 or "")
+        evaluator, subject, _ = study.look(item, read.picture, read.wanted)
+        heatmaps = evaluator.explain(subject, entry.sha256 or "")
     seen = crop(picture, study.classifier.region(*picture.shape[:2]))
     drawn = [overlay(seen, to_unit(heatmaps[name])[0]) for name in study.plan.names]
     label = name_class(entry.index, entry.label)
