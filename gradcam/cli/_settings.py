@@ -214,7 +214,7 @@ def to_judged(chosen: dict[str, Any], class_: str | None) -> Settings:
 
 # Options that can stand together; --text stands with those of boxes where a detector is told by words what to look for.
 TOGETHER = (
-    ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word"),
+    ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),
 )  # fmt: skip
 

@@ -132,6 +132,15 @@ class Family(ABC):
         """Have the model give boxes from this score on. Raises `ModelError` for one that has no such."""
         raise ModelError(f"{type(self.model).__name__} has no threshold: leave it out.")
 
+    @property
+    def usual_prompts(self) -> Sequence[str] | None:
+        """What a model that is told something by words is told where nobody says; None for a model that is not."""
+        return None
+
+    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """What it takes of these words beside one picture. Raises `ModelError` for a model that is not told by words."""
+        raise ModelError(f"{type(self.model).__name__} is not told by words what to look for: leave them out.")
+
     def to_inputs(self, images: Tensor) -> Any:
         """Pictures (N,C,H,W), preprocessed, as this family takes them."""
         return images
@@ -178,15 +187,6 @@ class Detector(Family):
     def read(self, seen: Seen, batch: Batch) -> list[Detections]:
         """For each picture what is left after the model's own postprocessing. Values have the graph that the model gave
         them."""
-
-    @property
-    def takes_prompts(self) -> bool:
-        """Whether the model is told by words what to look for."""
-        return False
-
-    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """What a model that is told by words what to look for takes beside one picture. Raises `ModelError` for others."""
-        raise ModelError(f"{type(self.model).__name__} is not told by words what to look for: leave them out.")
 
     @abstractmethod
     def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from gradcam.errors import TargetError
+from gradcam.errors import ModelError, TargetError
 from gradcam.families.base import Captioner, Seen
+from gradcam.families.tokens import load_tokenizer
 from gradcam.hooks.nested import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
 PICTURES = "pixel_values"
 TYPES = ("token_type_ids", "mm_token_type_ids")  # of what each token is: 0 for a word
 MOST_WORDS = 40
+SIDE = 256  # of a picture, in whose place a prompt keeps room
 
 
 class Writer(Captioner):
@@ -90,7 +92,7 @@ class Writer(Captioner):
         return logits[:, -len(tokens) - 1 : -1]
 
     def words(self, tokens: Sequence[int]) -> list[str]:
-        tokenizer = _load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+        tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
         return [tokenizer.decode([it]).strip() or str(tokenizer.convert_ids_to_tokens(it)) for it in tokens]
 
     def complete(self, batch: Batch) -> dict[str, Any]:
@@ -223,6 +225,35 @@ class Llava(Writer):
         states = getattr(self.config, "vision_feature_layer", None)
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
+    @property
+    def usual_prompts(self) -> Sequence[str]:
+        return ["Describe the picture in a sentence."]
+
+    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """A question, as its processor asks it of a picture. Raises `ModelError` for several, and without a processor."""
+        from transformers import AutoProcessor
+
+        folder = str(getattr(self.model, "name_or_path", ""))
+        if len(prompts) > 1:
+            raise ModelError(
+                f"{type(self.model).__name__} writes on behind one text: give one, and not {len(prompts)}."
+            )
+        try:
+            processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompts[0]}]}]
+            if getattr(processor, "chat_template", None):
+                text = processor.apply_chat_template(said, add_generation_prompt=True)
+            else:
+                text = f"USER: {processor.image_token}\n{prompts[0]} ASSISTANT:"
+            given = processor(images=Image.new("RGB", (SIDE, SIDE)), text=text, return_tensors="pt")
+        except Exception as error:  # whatever the library raises for files that are missing or broken
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(
+                f"There is no processor beside the model to put a picture into a prompt ({reason}): save it there, with "
+                "processor.save_pretrained(folder), and load the model from that folder."
+            ) from error
+        return {name: given[name] for name in (self.row, "attention_mask")}
+
     def complete(self, batch: Batch) -> dict[str, Any]:
         given = super().complete(batch)
         if self.row not in given:
@@ -250,23 +281,3 @@ def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str
         number = max(state - 1 if state >= 0 else len(found) + state for state in several)
         return f"{tower}.{name}.{number}" if number >= 0 else None
     return None
-
-
-@functools.lru_cache(maxsize=4)
-def _load_tokenizer(folder: str) -> Any:
-    """The tokenizer beside a model. Raises `TargetError` where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        if not folder:
-            raise OSError("the model was built here, and not loaded from a folder")
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if len(found) <= len(set(found.all_special_tokens)):  # what the library makes where there is no vocabulary
-            raise OSError("there are no words in it")
-        return found
-    except Exception as error:  # OSError, ValueError, ImportError, KeyError, and those of each tokenizer
-        reason = " ".join(str(error).split())[:200]
-        raise TargetError(
-            f"There is no tokenizer beside the model to say what its tokens are called ({reason}): save it there with "
-            "tokenizer.save_pretrained(folder), and load the model from that folder."
-        ) from error

@@ -6,16 +6,16 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from gradcam.errors import ImageError, TargetError, shorten
+from gradcam.errors import ImageError, TargetError
 from gradcam.families import find_family
 from gradcam.families.base import Embedder, Seen, Watched
+from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
 
@@ -29,11 +29,11 @@ VECTORS = (
 )  # the first one is taken
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")  # as the names of parameters end
 OF_PICTURES = ("interpolate_pos_encoding",)  # arguments beside the pictures that a tower of pictures takes
-WORDS_SHOWN = 4  # of a sentence that is too long, the last that fit
 TOKENIZER = (
     "pass Text(..., tokenizer=...), a function from a list of sentences to what the model takes, or the sentences' "
     "embeddings as a tensor (T, D)"
 )
+SAVE_OR_PASS = f"save the tokenizer beside the model, with tokenizer.save_pretrained(folder), or {TOKENIZER}"
 
 Known = tuple[Any, Any, Tensor]  # the state of the tower, the tokenizer, and the embedding that is of both
 _embedded: weakref.WeakKeyDictionary[nn.Module, dict[Any, Known]] = weakref.WeakKeyDictionary()
@@ -256,7 +256,7 @@ class HuggingFaceTowers(TwoTowers):
         name = str(getattr(self.model, "name_or_path", "") or "")
         known = _tokenizers.get(self.model)
         if known is None or known[0] != name:
-            known = _tokenizers[self.model] = name, _load_tokenizer(name, type(self.model).__name__)
+            known = _tokenizers[self.model] = name, load_tokenizer(name, TargetError, SAVE_OR_PASS)
         return known[1]
 
 
@@ -323,60 +323,6 @@ class OpenClipTowers(OwnTowers):
                 "tokenizer=open_clip.get_tokenizer(NAME)), with the model's name."
             )
         return known[1]
-
-
-def _load_tokenizer(name: str, model: str) -> Any:
-    """Hugging Face's tokenizer of that folder. Raises `TargetError` where there is none."""
-    from transformers import AutoTokenizer
-
-    found, reason = None, "it was not loaded from a folder"
-    if name:
-        try:
-            found = AutoTokenizer.from_pretrained(name, local_files_only=True)
-            reason = "there are no words in it"
-        except Exception as error:  # whatever the library raises for files that are missing or broken
-            missing = "there is no such folder, nor a model of that name in the library's cache"
-            reason = " ".join(str(error).split())[:120] if Path(name).is_dir() else missing
-    # Where a vocabulary is missing, the library may make a tokenizer that knows nothing.
-    if found is None or len(found) <= len(set(found.all_special_tokens)):
-        where = f", {name}" if name else ""
-        raise TargetError(
-            f"This {model} is a text model without a tokenizer folder{where} ({reason}): save the tokenizer beside the "
-            f"model, with tokenizer.save_pretrained(folder), or {TOKENIZER}."
-        )
-    return found
-
-
-def tokenize(tokenizer: Any, texts: Sequence[str], most: int | None, *, fill: bool) -> Any:
-    """What a tokenizer gives for sentences: Hugging Face's, open_clip's, or any function of a list. `most`: how many
-    tokens the model takes. `fill`: up to that many, and not only to the longest sentence. Raises `TargetError` for a
-    sentence that is too long, where the tokenizer tells."""
-    inner = getattr(tokenizer, "tokenizer", tokenizer)  # open_clip has one around Hugging Face's
-    if hasattr(inner, "model_max_length"):
-        most = min([inner.model_max_length, *([] if most is None else [most])])
-        for text in texts:
-            count = len(inner(text)["input_ids"])
-            if count > most:
-                fitting = inner(text, truncation=True, max_length=most)["input_ids"]
-                raise _too_long(text, count, most, inner.decode(fitting, skip_special_tokens=True))
-        if inner is tokenizer:
-            padding = "max_length" if fill else inner.pad_token is not None
-            return dict(inner(list(texts), padding=padding, max_length=most if fill else None, return_tensors="pt"))
-    elif all(hasattr(tokenizer, name) for name in ("encode", "decode", "context_length")):
-        for text in texts:
-            ids, room = tokenizer.encode(text), tokenizer.context_length - 2  # without the first and the last token
-            if len(ids) > room:
-                raise _too_long(text, len(ids) + 2, room + 2, tokenizer.decode(ids[:room]))
-    return tokenizer(list(texts))
-
-
-def _too_long(text: str, count: int, most: int, fitting: str) -> TargetError:
-    words = fitting.split()
-    last = ("... " if len(words) > WORDS_SHOWN else "") + " ".join(words[-WORDS_SHOWN:])
-    return TargetError(
-        f"The sentence {shorten(text)} has {count} tokens, and the model takes {most}: it would be cut behind {last!r}. "
-        "Make it shorter."
-    )
 
 
 def _move(tokens: Any, device: torch.device) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.families.base import MODEL, Call, Candidates, Detections, Detector, Seen
-from gradcam.families.embedding import tokenize
+from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # [CLS], [SEP], "." and "?" of BERT: where Grounding DINO itself cuts its text
@@ -110,8 +110,8 @@ class HuggingFaceDetector(Detector):
         return {"pixel_values": images}
 
     @property
-    def takes_prompts(self) -> bool:
-        return self.kind.has_text
+    def usual_prompts(self) -> Sequence[str] | None:
+        return [] if self.kind.has_text else None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Raises `ModelError` also for what is no phrase, and without a tokenizer beside the model; `TargetError` for a
@@ -124,7 +124,7 @@ class HuggingFaceDetector(Detector):
             raise ModelError(
                 f"The model looks for {list(prompts)}, expected a word or a phrase for each, without a full stop."
             )
-        tokenizer = _load_tokenizer(str(config.name_or_path))
+        tokenizer = load_tokenizer(str(config.name_or_path), ModelError)
         if self.kind.scores == "phrases":  # in one text, in small letters, as it was trained
             tokens = tokenize(tokenizer, [". ".join(given).lower() + "."], config.max_text_len, fill=False)
         else:
@@ -229,22 +229,3 @@ def _rate_phrases(scores: Tensor, phrases: Sequence[Sequence[int]]) -> Tensor:
     if not phrases:
         raise TargetError("There is no phrase in the text: name what is looked for, each with a full stop behind it.")
     return torch.stack([scores[:, places].max(1).values for places in phrases], 1)
-
-
-def _load_tokenizer(folder: str) -> Any:
-    """The tokenizer beside a model. Raises `ModelError` where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        if not folder:
-            raise OSError("it was not loaded from a folder")
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):  # as the library makes one without a vocabulary
-            raise OSError("there are no words in it")
-    except Exception as error:  # whatever the library raises for files that are missing or broken
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"There is no tokenizer beside the model to make tokens of words ({reason}): save it there, with "
-            "tokenizer.save_pretrained(folder), and load the model from that folder."
-        ) from error
-    return tokenizer

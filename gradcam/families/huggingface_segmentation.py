@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradcam.errors import ModelError
 from gradcam.families.base import Seen, Segmenter
 from gradcam.families.segmentation import PlainSegmenter
+from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
 
 
@@ -88,6 +90,17 @@ class QuerySegmenter(Configured):
     @property
     def own_layer(self) -> str | None:
         return last_feature_map(self.model, "model.pixel_level_module.encoder")
+
+    @property
+    def usual_prompts(self) -> Sequence[str] | None:
+        return ["the task is semantic"] if self.config.model_type == "oneformer" else None
+
+    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """OneFormer's task."""
+        if self.usual_prompts is None:
+            return super().to_prompts(prompts)
+        tokenizer = load_tokenizer(str(self.config.name_or_path), ModelError)
+        return {"task_inputs": tokenize(tokenizer, prompts, self.config.task_seq_len, fill=True)["input_ids"]}
 
     def read(self, seen: Seen, batch: Batch) -> Tensor:
         output = seen.last()

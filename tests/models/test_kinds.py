@@ -15,7 +15,7 @@ import gradcam
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.models.kinds import Captioner, Detector, Matcher, PoseFinder, Segmenter
 from gradcam.models.scores import to_classifier
-from gradcam.targets import Box, Like, Mask, MissedBox, Text
+from gradcam.targets import Box, Like, Mask, MissedBox, Text, Token
 from tests import drawn
 from tests.drawn.pictures import SHAPES, Scene, draw_scenes
 
@@ -31,6 +31,16 @@ def bright() -> nn.Module:
     network[2].weight.data[0] = 0
     network[2].bias.data[0] = 1  # type: ignore[index]
     return network
+
+
+def save_words(folder: Path, words: list[str], **special: Any) -> None:
+    """A tokenizer that knows these words, by their places."""
+    tokenizers, library = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    found = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=words[0])
+    )
+    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.PreTrainedTokenizerFast(tokenizer_object=found, unk_token=words[0], **special).save_pretrained(folder)
 
 
 def two_squares() -> np.ndarray:
@@ -114,6 +124,86 @@ class TestLoading:
         found = gradcam.load_model(f"hf:{tmp_path}")
         assert type(found) is expected
         assert found.preprocess(two_squares()).shape == (3, 64, 64)
+
+    def test_a_language_model_is_asked_for_a_sentence_or_what_a_person_asks(self, tmp_path: Path) -> None:
+        library = pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        small = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+        words = [
+            "<unk>",
+            "<s>",
+            "</s>",
+            "<pad>",
+            "<image>",
+            "USER",
+            ":",
+            "ASSISTANT",
+            "Describe",
+            "the",
+            "picture",
+            "in",
+            "a",
+            "sentence",
+            ".",
+            "what",
+            "is",
+            "it",
+            "?",
+        ]
+        save_words(tmp_path, words, pad_token="<pad>", additional_special_tokens=["<image>"])
+        config = library.LlavaConfig(
+            vision_config=library.CLIPVisionConfig(**small, image_size=32, patch_size=8),
+            text_config=library.LlamaConfig(
+                **small, vocab_size=len(words), bos_token_id=1, eos_token_id=2, pad_token_id=3
+            ),
+            image_token_index=4,
+            image_seq_length=16,
+        )
+        library.LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
+        processor: Any = library.LlavaProcessor(
+            library.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+            library.AutoTokenizer.from_pretrained(tmp_path),
+            patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        )  # fmt: skip
+        processor.save_pretrained(tmp_path)
+        shown = [4] * 16  # a token for each patch
+        usual = [5, 6, *shown, 8, 9, 10, 11, 12, 13, 14, 7, 6]
+        asked = [5, 6, *shown, 15, 16, 17, 18, 7, 6]
+        for prompts, expected in (((), usual), (("what is it ?",), asked)):
+            captioner = gradcam.load_model(f"hf:{tmp_path}", prompts=prompts)
+            assert isinstance(captioner, Captioner)
+            assert captioner.inputs["input_ids"].tolist() == [expected]
+            found = captioner.explain(two_squares(), target=Token([9, 10]))
+            given = processor(images=Image.fromarray(two_squares()), text="USER: <image>", return_tensors="pt")
+            given["input_ids"] = torch.tensor([expected])
+            given["attention_mask"] = torch.ones_like(given["input_ids"])
+            plain = gradcam.explain(captioner.model, dict(given), target=Token([9, 10]))
+            torch.testing.assert_close(found.maps, plain.maps)
+        with pytest.raises(ModelError, match="writes on behind one text: give one, and not 2"):
+            gradcam.load_model(f"hf:{tmp_path}", prompts=["a", "the"])
+        (tmp_path / "tokenizer.json").unlink()
+        with pytest.raises(ModelError, match="There is no processor beside the model"):
+            gradcam.load_model(f"hf:{tmp_path}")
+
+    def test_oneformer_is_told_its_task(self, tmp_path: Path) -> None:
+        library = pytest.importorskip("transformers")
+        ones = {"embed_dim": 8, "depths": [1] * 4, "num_heads": [1] * 4, "window_size": 2}
+        swin = library.SwinConfig(image_size=64, **ones, out_features=[f"stage{k}" for k in range(1, 5)])
+        config = library.OneFormerConfig(
+            encoder_layers=1, decoder_layers=2, num_attention_heads=2, num_queries=5, dim_feedforward=16, hidden_dim=64,
+            backbone_config=swin, mask_dim=64, conv_dim=64, encoder_feedforward_dim=16, text_encoder_width=16,
+            query_dec_layers=1, text_encoder_num_layers=1, text_encoder_vocab_size=50, text_encoder_context_length=7,
+            task_seq_len=7, text_encoder_n_ctx=2, is_training=False, num_labels=3,
+        )  # fmt: skip
+        library.OneFormerForUniversalSegmentation(config).save_pretrained(tmp_path)
+        library.ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
+        with pytest.raises(ModelError, match="no tokenizer beside the model"):
+            gradcam.load_model(f"hf:{tmp_path}")
+        save_words(tmp_path, ["<unk>", "the", "task", "is", "semantic", "<pad>"], pad_token="<pad>")
+        segmenter = gradcam.load_model(f"hf:{tmp_path}")
+        assert isinstance(segmenter, Segmenter)
+        assert segmenter.inputs["task_inputs"].tolist() == [[1, 2, 3, 4, 5, 5, 5]]
+        assert segmenter.explain([two_squares()] * 2).maps.any()
 
     def test_segmentation_models_pytorch(self, tmp_path: Path) -> None:
         library = pytest.importorskip("segmentation_models_pytorch")

@@ -296,11 +296,11 @@ def test_a_sentence_that_is_too_long(clip: Any) -> None:
 def test_a_model_without_a_tokenizer_folder(tmp_path: Path) -> None:
     model = towers("CLIP", projection_dim=12)
     with pytest.raises(
-        TargetError, match=r"a text model without a tokenizer folder \(it was not loaded from a folder\): save"
+        TargetError, match=r"no tokenizer beside the model \(the model was not loaded from a folder\): save"
     ):
         score(model)
     model = save(model, tmp_path)
-    message = r"a text model without a tokenizer folder, .*: save the tokenizer beside the model, .* tokenizer=\.\.\."
+    message = r"no tokenizer beside the model, .*: save the tokenizer beside the model, .* tokenizer=\.\.\."
     with pytest.raises(TargetError, match=message):
         score(model)
     word_tokenizer().save_pretrained(tmp_path)
@@ -310,7 +310,7 @@ def test_a_model_without_a_tokenizer_folder(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     model = save(towers("Siglip"), tmp_path / "siglip", word_tokenizer())
     shutil.rmtree(tmp_path / "siglip")
-    with pytest.raises(TargetError, match="a text model without a tokenizer folder, .*siglip"):
+    with pytest.raises(TargetError, match="no tokenizer beside the model, .*siglip"):
         score(model)
 
 

@@ -107,9 +107,12 @@ def _load_other(
     labels = None
     if reader.task in ("detection", "segmentation", "pose") and config.id2label:
         labels = [str(config.id2label.get(index, f"class {index}")) for index in range(max(config.id2label) + 1)]
-    inputs: dict[str, Tensor] = {}
-    if prompts and issubclass(reader, Detector) and reader(model).takes_prompts:
-        labels, inputs = list(prompts), reader(model).to_prompts(prompts)
+    family, inputs = reader(model), {}
+    if prompts and issubclass(reader, Detector) and family.usual_prompts is not None:
+        labels = list(prompts)
+    usual = family.usual_prompts
+    if usual is not None and (words := prompts or usual):
+        inputs = family.to_prompts(words)
     return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
 
 
