@@ -52,9 +52,33 @@ def test_the_map_of_a_box_that_a_threshold_removed_lies_in_it(
     assert measures.summarise(verdicts)[1] >= 0.95
 
 
-def test_the_map_of_a_sentence_lies_on_the_shape_that_it_names() -> None:
-    verdicts = measures.judge_texts(drawn.load("convolutional"), list(measures.draw_three(SEED, COUNT, alike=False)))
+def test_the_map_of_a_shape_that_is_too_faint_to_be_found_lies_on_it(detector: nn.Module) -> None:
+    verdicts = measures.judge_missed(detector, list(measures.draw_missed(detector, SEED, COUNT)))
     assert measures.summarise(verdicts)[1] >= 0.9
+
+
+def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
+    segmenter = drawn.load("segmenter")
+    pixels, overlap = measures.share_of_pixels(segmenter, scenes)
+    assert pixels >= 0.97
+    assert overlap >= 0.8
+    verdicts = measures.judge_masks(segmenter, scenes, layer="bottleneck")
+    energy, inside = measures.summarise(verdicts)
+    assert len(verdicts) >= 0.9 * sum(len(scene.things) for scene in scenes)
+    assert energy >= 0.75
+    assert inside >= 0.95
+    # A method that knows no class may lie anywhere.
+    assert (
+        measures.summarise(measures.judge_masks(segmenter, scenes[:10], layer="bottleneck", method="eigencam"))[0] < 0.4
+    )
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("tower", ["convolutional", "transformer"])
+def test_the_map_of_a_sentence_is_of_the_shape_that_it_names(tower: str, alike: bool) -> None:
+    """Of three, of which others may have the shape, or the colour, of the one that is named."""
+    verdicts = measures.judge_texts(drawn.load(tower), list(measures.draw_three(SEED, COUNT, alike=alike)))
+    assert measures.share_right(verdicts) >= 0.9
 
 
 def test_pictures_are_the_same_each_time() -> None:
@@ -69,6 +93,7 @@ def test_a_map_elsewhere_is_found_out() -> None:
     mask[:2, :2] = True
     heatmap = torch.zeros(4, 4)
     heatmap[0, 0], heatmap[3, 3] = 1.0, 3.0
-    assert measures.judge(heatmap, mask) == measures.Verdict(0.25, False)
-    assert measures.judge(heatmap.flip(0, 1), mask) == measures.Verdict(0.75, True)
-    assert measures.judge(torch.zeros(4, 4), mask) == measures.Verdict(0.0, False)
+    assert measures.judge(heatmap, mask) == measures.Verdict(0.25, False, True)
+    assert measures.judge(heatmap, mask, [mask.flip(0, 1)]) == measures.Verdict(0.25, False, False)
+    assert measures.judge(heatmap.flip(0, 1), mask, [mask.flip(0, 1)]) == measures.Verdict(0.75, True, True)
+    assert measures.judge(torch.zeros(4, 4), mask) == measures.Verdict(0.0, False, False)

@@ -298,6 +298,7 @@ class Segmenter(TaskModel):
     """
 
     task: ClassVar[str] = "segmentation"
+    default_method: ClassVar[str] = "hirescam"
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
         found = self._to_target(target)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradcam.families.base import LocalGradient
 from gradcam.hooks.nested import Batch, Window
 
+LOCAL = "hirescam"  # of one object or place, where pooled gradients would be of all that are of its class
 Box4 = tuple[float, float, float, float]
 Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 

@@ -15,11 +15,8 @@ from gradcam.families import find_family
 from gradcam.families.base import Candidates, Detections, Detector, Seen
 from gradcam.hooks.nested import Batch
 from gradcam.options import EDGES
-from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
+from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
 
-METHOD = (
-    "hirescam"  # at each level of the pyramid that is ODAM: pooled gradients would be of the class, not of one object
-)
 OFFERED = 3  # candidates in a message
 
 
@@ -245,7 +242,7 @@ def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> B
         batch,
         reader,
         family.layer,
-        METHOD,
+        LOCAL,  # at each level of the pyramid: ODAM
         own_output=lambda seen: seen.output,
         list_found=list_found,
         has_places=True,

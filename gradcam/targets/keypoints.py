@@ -14,10 +14,9 @@ from gradcam.families import find_family
 from gradcam.families.base import PoseFinder, Poses, Seen
 from gradcam.families.pose import PlainPose
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
+from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
 
 AXES = ("x", "y")
-METHOD = "hirescam"  # pooled gradients would be of all places where such a point may be
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Keypoint(Target):
         known = find_family(model, PoseFinder) or PlainPose(model)
         reader = KeypointReader(known, batch, self)
         return Bound(
-            known.wrap(model), batch, reader, known.layer, METHOD, own_output=lambda seen: seen.output, has_places=True
+            known.wrap(model), batch, reader, known.layer, LOCAL, own_output=lambda seen: seen.output, has_places=True
         )
 
 

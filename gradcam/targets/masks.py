@@ -25,7 +25,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_numbers, to_numpy
 from gradcam.layers.frames import find_frame
 from gradcam.options import check_choice
-from gradcam.targets.base import Bound, Box4, Instance, Reader, Scored, Target
+from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target
 from gradcam.targets.boxes import to_label
 from gradcam.targets.classes import check_range, probabilities, to_two_classes
 
@@ -44,8 +44,10 @@ class Mask(Target):
     """A class in some of a picture's pixels: its logit there, as a model for segmentation gives it.
 
     The score is the mean, or the sum, of the class's logits y over the pixels of the mask M, y enlarged to the picture's
-    size as the model's own postprocessing does it: ``1 / |M| * sum(y[i, j] for i, j in M)``. Grad-CAM's weights of the
-    channels are then the gradients of this score (Seg-Grad-CAM). A model that gives masks with classes, such as
+    size as the model's own postprocessing does it: ``1 / |M| * sum(y[i, j] for i, j in M)``. Maps are relu(sum over
+    channels of gradient x activation) at each place (Seg-XRes-CAM, whose window is one cell here), so that they are of
+    this region; with ``method="gradcam"`` the gradients are pooled, and the map is of the class wherever it is
+    (Seg-Grad-CAM). A model that gives masks with classes, such as
     Mask2Former, has no logit for each pixel: its semantic score takes that place. A single logit is two classes: 1 for
     it, and 0, the background, against it.
 
@@ -88,6 +90,7 @@ class Mask(Target):
 
     References
     ----------
+    Hasany et al., "Seg-XRes-CAM: Explaining Spatially Local Regions in Image Segmentation", CVPR Workshops 2023;
     Vinogradova et al., "Towards Interpretable Semantic Segmentation via Gradient-weighted Class Activation Mapping",
     AAAI 2020, which takes the sum.
     """
@@ -172,6 +175,7 @@ class Mask(Target):
             batch,
             reader,
             family.layer,
+            LOCAL,
             own_output=lambda seen: seen.output,
             list_found=reader.list_classes,
             has_places=True,

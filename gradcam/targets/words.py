@@ -14,9 +14,7 @@ from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
 from gradcam.families.base import Captioner, Seen
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
-
-METHOD = "hirescam"
+from gradcam.targets.base import LOCAL, Bound, Instance, Reader, Scored, Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +139,7 @@ class Token(Target):
         except TargetError:  # without a tokenizer
             names = [f"token {token}" for token in tokens]
         reader = WordReader(family, own, tokens, self.choose(tokens), names)
-        return Bound(runs, own, reader, family.layer, METHOD, own_output=lambda seen: seen.output)
+        return Bound(runs, own, reader, family.layer, LOCAL, own_output=lambda seen: seen.output)
 
 
 def to_tokens(ids: Any) -> list[int]:

@@ -318,7 +318,7 @@ def test_classes_are_printed_with_their_share_of_the_picture(run: Command, folde
         "  0   red      75 % of the picture   ██████████████████",
         "  1   green    25 % of the picture   ██████",
     ]
-    assert re.fullmatch(r"  mask of red at \w+ \(8 x 16\)  →  flag-gradcam-mine\.py_segmenter\.png", lines[5])
+    assert re.fullmatch(r"  mask of red at \w+ \(8 x 16\)  →  flag-hirescam-mine\.py_segmenter\.png", lines[5])
 
 
 def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Path, mine: str) -> None:
@@ -338,7 +338,7 @@ def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Pat
 def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, mine: str) -> None:
     entries = explained(run(flag, *SEGMENTER, "--class", "green", "--class", "red", "--json"))
     assert [it["label"] for it in entries] == ["green", "red"]
-    assert files(folder) == [f"flag-gradcam-mask-{name}-mine.py_segmenter.png" for name in ("green", "red")]
+    assert files(folder) == [f"flag-hirescam-mask-{name}-mine.py_segmenter.png" for name in ("green", "red")]
 
 
 def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, mine: str) -> None:

@@ -13,7 +13,19 @@ from torchvision.ops import box_iou
 
 import gradcam
 from gradcam import targets
-from tests.drawn.pictures import COLOURS, SHAPES, SIZE, Scene, Thing, Wish, draw_scene, draw_scenes, to_boxes, to_images
+from tests.drawn.pictures import (
+    COLOURS,
+    SHAPES,
+    SIZE,
+    Scene,
+    Thing,
+    Wish,
+    draw_scene,
+    draw_scenes,
+    to_boxes,
+    to_classes,
+    to_images,
+)
 
 OVERLAP = 0.5  # of a box that was found with that of a shape: less is another one
 BATCH = 10
@@ -22,23 +34,31 @@ FADED = 0.5  # opacity of shapes that a detector misses
 
 @dataclass(frozen=True)
 class Verdict:
-    """`energy`: the share of a map that lies where it should. `is_inside`: whether its maximum does."""
+    """`energy`: the share of a map that lies where it should. `is_inside`: whether its maximum does. `is_right`: whether
+    more of it lies there than in any other place that it might be of."""
 
     energy: float
     is_inside: bool
+    is_right: bool
 
 
-def judge(heatmap: Tensor, mask: Tensor) -> Verdict:
-    """A map (H,W), and where it should be, bool (H,W). A blank one is nowhere."""
-    total = float(heatmap.sum())
+def judge(heatmap: Tensor, mask: Tensor, others: Sequence[Tensor] = ()) -> Verdict:
+    """A map (H,W), where it should be, bool (H,W), and other places. A blank one is nowhere."""
+    total, own = float(heatmap.sum()), float(heatmap[mask].sum())
     if total <= 0:
-        return Verdict(0.0, False)
-    return Verdict(float(heatmap[mask].sum()) / total, bool(mask.flatten()[int(heatmap.argmax())]))
+        return Verdict(0.0, False, False)
+    is_right = all(float(heatmap[other].sum()) < own for other in others)
+    return Verdict(own / total, bool(mask.flatten()[int(heatmap.argmax())]), is_right)
 
 
 def summarise(verdicts: Sequence[Verdict]) -> tuple[float, float]:
     """The mean energy, and the share of maxima inside."""
     return float(np.mean([each.energy for each in verdicts])), float(np.mean([each.is_inside for each in verdicts]))
+
+
+def share_right(verdicts: Sequence[Verdict]) -> float:
+    """The share of maps of which more lies in the right place than in any other."""
+    return float(np.mean([each.is_right for each in verdicts]))
 
 
 def to_mask(thing: Thing) -> Tensor:
@@ -128,8 +148,6 @@ def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -
 
 def share_of_pixels(segmenter: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
     """The share of pixels that are classified right, and the mean over shapes of intersection over union."""
-    from tests.drawn.pictures import to_classes
-
     with torch.no_grad():
         predicted = torch.cat([segmenter(to_images(batch)).argmax(1) for batch in _batches(scenes)])
     truth = torch.stack([to_classes(scene) for scene in scenes])
@@ -161,7 +179,9 @@ def judge_texts(matcher: nn.Module, scenes: Sequence[Scene], **options: Any) -> 
     for scene in scenes:
         target = targets.Text([f"a {thing.name}" for thing in scene.things])
         explanation = gradcam.explain(matcher, to_images([scene]), target=target, **options)
-        verdicts += [judge(map_, to_mask(thing)) for map_, thing in zip(explanation.heatmaps[0], scene.things)]
+        masks = [to_mask(thing) for thing in scene.things]
+        for k, heatmap in enumerate(explanation.heatmaps[0]):
+            verdicts.append(judge(heatmap, masks[k], masks[:k] + masks[k + 1 :]))
     return verdicts
 
 
@@ -172,5 +192,5 @@ def _batches(scenes: Sequence[Scene]) -> Iterator[Sequence[Scene]]:
 
 __all__ = [
     "Verdict", "draw_missed", "draw_scenes", "draw_three", "judge", "judge_boxes", "judge_masks", "judge_missed",
-    "judge_texts", "share_found", "share_of_pixels", "summarise",
+    "judge_texts", "share_found", "share_of_pixels", "share_right", "summarise",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -84,7 +84,7 @@ def save(name: str, model: nn.Module) -> None:
         key: (value.half() if value.is_floating_point() else value).contiguous()
         for key, value in model.state_dict().items()
     }
-    save_file(state, WEIGHTS / f"{name}.safetensors", metadata={"format": "pt"})
+    (WEIGHTS / f"{name}.safetensors").write_bytes(serialise(state, metadata={"format": "pt"}))
 
 
 def _detection_loss(model: nn.Module, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
@@ -191,8 +191,8 @@ def draw_part(thing: Thing, chance: np.random.Generator) -> dict[str, object]:
 
 
 RECIPES = {
-    "detector": Recipe(_detection_loss, steps=1500, batch=32, rate=3e-3),
-    "segmenter": Recipe(_segmentation_loss, steps=1000, batch=16, rate=3e-3),
+    "detector": Recipe(_detection_loss, steps=2500, batch=32, rate=3e-3),
+    "segmenter": Recipe(_segmentation_loss, steps=3000, batch=32, rate=3e-3),
     "convolutional": Recipe(_matching_loss, steps=6000, batch=32, rate=3e-3),
     "transformer": Recipe(_matching_loss, steps=5000, batch=32, rate=1.5e-3, teacher="convolutional"),
 }

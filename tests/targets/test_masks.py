@@ -90,9 +90,11 @@ def test_all_pixels_of_a_class_are_its_mask_and_the_map_is_of_them():
     assert found.score == pytest.approx(np.exp(2) / (np.exp(2) + np.exp(0.5) + 2), rel=1e-6)
     assert explanation.classes.tolist() == [[RED]]
     assert explanation.scores.tolist() == [[2.0]]
-    # The weight of red is 2, spread over the cells; of the other channels it is zero.
-    weight = 2 / (HEIGHT * WIDTH)
+    # The weight of red is 2, spread over the mask; of the other channels it is zero.
+    weight = 2 * found.mask / (16 + 9 + 9)
     assert torch.allclose(explanation.maps[0, 0], weight * PICTURE[0, 0], rtol=1e-6, atol=0)
+    pooled = explain(Mask(RED), method="gradcam").maps[0, 0]
+    assert torch.allclose(pooled, 2 / (HEIGHT * WIDTH) * PICTURE[0, 0], rtol=1e-6, atol=0)
 
 
 def test_the_sum_is_as_many_times_the_mean_as_there_are_pixels():
