@@ -7,7 +7,7 @@ from .batch.explain_files import explain_files as explain_files
 from .cam.explain import Explanation as Explanation
 from .cam.explain import compare as compare
 from .cam.explain import explain as explain
-from .cam.explain import fuse as fuse
+from .cam.fuse import fuse as fuse
 from .cam.listing import list_layers as list_layers
 from .cam.methods.table import METHODS as METHODS
 from .cam.methods.table import method as method

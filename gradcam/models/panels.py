@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from gradcam.cam.explain import check_alike
+from gradcam.cam.fuse import check_alike
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.marks import draw_mark_panel
 from gradcam.images.read import Pixels, crop

@@ -135,7 +135,25 @@ class Target(ABC):
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """The target for this model. Raises `TargetError` for a model that has no such thing."""
+        """Find how it is read in this model.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The model that is explained.
+        batch : Batch
+            What it is given, the pictures among it.
+
+        Returns
+        -------
+        Bound
+            What is run in its place, and what reads the scores.
+
+        Raises
+        ------
+        TargetError
+            For a model that has no such thing, and for what it does not know.
+        """
 
 
 def bind(target: Any, model: nn.Module, batch: Batch) -> Bound:

@@ -83,25 +83,6 @@ class Box(Target):
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Find what reads the boxes of this model.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the scores.
-
-        Raises
-        ------
-        TargetError
-            For one that is no detector, and for an unknown class.
-        """
         family = find_detector(model)
         if self.threshold is not None and hasattr(family, "threshold"):
             family.threshold = self.threshold
@@ -166,25 +147,6 @@ class MissedBox(Target):
         return [tuple(map(float, box)) for box in (self.box if several else [self.box])]  # type: ignore[misc]  # of four
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Find what reads the candidates of this model.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the scores.
-
-        Raises
-        ------
-        TargetError
-            For one that is no detector, for an unknown class, and for a place outside of a picture.
-        """
         family = find_detector(model)
         label = to_label(self.class_, family.labels)
         for height, width in batch.sizes:

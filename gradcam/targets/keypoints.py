@@ -93,25 +93,6 @@ class Keypoint(Target):
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Find what reads the keypoints of this model.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the scores.
-
-        Raises
-        ------
-        TargetError
-            Where what the model gives turns out to have none, once it has run.
-        """
         known = find_family(model, PoseFinder) or PlainPose(model)
         reader = KeypointReader(known, batch, self)
         return Bound(

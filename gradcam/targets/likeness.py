@@ -77,25 +77,6 @@ class Like(Target):
         return None if given.ndim < 3 else given if given.ndim == 4 else given[None]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Embed the other picture as this model does.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given, the pictures among it.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the cosines.
-
-        Raises
-        ------
-        TargetError
-            Of the model: for one that gives no vector for each picture, and for an embedding without a direction.
-        """
         family, others = find_embedder(model), self.pictures
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
         if others is not None:

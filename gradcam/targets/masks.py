@@ -141,27 +141,6 @@ class Mask(Target):
         return list(found) if isinstance(found, (list, tuple, range)) and len(found) else [found]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Lay the mask on the pictures that this model is given.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given, the pictures among it.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the logits in the mask.
-
-        Raises
-        ------
-        TargetError
-            For volumes, for a point outside of a picture, and for a mask that is empty or of another size.
-        ImageError
-            For a file that cannot be read.
-        """
         if len(batch.size) != 2:
             raise TargetError(f"The images are {tuple(batch.pictures.shape)}: a mask lies in pictures, (N,C,H,W).")
         family = find_family(model, Segmenter) or PlainSegmenter(model)

@@ -79,25 +79,6 @@ class Text(Target):
             )
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Embed the sentences as this model does.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given, the pictures among it.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the cosines.
-
-        Raises
-        ------
-        TargetError
-            Of the model: for one without a tower of sentences or a tokenizer, and for a sentence that is too long.
-        """
         family = find_embedder(model)
         rivals = () if isinstance(self.against, Tensor) else tuple(to_sentences(self.against) or ())
         has_rivals = bool(rivals) or isinstance(self.against, Tensor)

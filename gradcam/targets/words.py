@@ -112,25 +112,6 @@ class Token(Target):
         return [int(it) for it in self.positions]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Find what reads the words of this model.
-
-        Parameters
-        ----------
-        model : nn.Module
-            The model that is explained.
-        batch : Batch
-            What it is given.
-
-        Returns
-        -------
-        Bound
-            What is run in its place, and what reads the scores.
-
-        Raises
-        ------
-        TargetError
-            For a model that writes no text, and for tokens that it does not have.
-        """
         family = find_captioner(model)
         tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
         runs, own = family.bind(model, batch, tokens)

@@ -362,6 +362,14 @@ class TestJudging:
         again = own.explain(prepared, target=[list(range(count))], method="hirescam")
         torch.testing.assert_close(again.maps, boxes.maps, rtol=1e-3, atol=1e-6)
 
+    def test_pictures_of_two_sizes_have_a_panel_each(self, shapes: Detector, scene: Scene) -> None:
+        pictures = [scene.picture, np.pad(scene.picture, ((0, 0), (0, 24), (0, 0)))]
+        found = shapes.compare(pictures, methods=["hirescam", "eigencam"])
+        narrow, wide = (gradcam.panel(found, k, height=240) for k in range(2))
+        assert wide.shape[1] - narrow.shape[1] == 3 * 60
+        with pytest.raises(gradcam.GradcamError, match="The pictures have several sizes"):
+            gradcam.fuse(found)
+
     def test_a_single_thing_is_for_and_against(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
         own = to_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))

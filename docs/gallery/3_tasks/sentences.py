@@ -1,0 +1,23 @@
+"""
+Sentences: where does the picture say so?
+=========================================
+
+Two towers, of pictures and of sentences, and a map for each sentence; CLIP and SigLIP go the same way.
+"""
+
+import numpy as np
+
+import gradcam
+from gradcam.targets import Text
+from tests import drawn
+from tests.drawn.measures import draw_three
+
+matcher = gradcam.load_matcher(drawn.load("transformer"), size=96, crop=1, mean=[0] * 3, std=[1] * 3)
+scene = next(draw_three(5, 1, alike=True))  # some share a shape, some a colour
+sentences = [f"a {thing.name}" for thing in scene.things]
+
+large = scene.picture.repeat(3, 0).repeat(3, 1)  # for people: the network sees it as small as it was
+explanation = matcher.explain(large, target=Text(sentences))
+print(explanation.method, [f"{it.name}: {it.score:.2f}" for it in explanation.instances[0]])
+drawn_on = [explanation.overlay(0, k) for k in range(len(sentences))]
+gradcam.write_image("sentences.png", np.hstack([large, *drawn_on]))
