@@ -40,6 +40,7 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
 TASKS = ("classification", "detection", "segmentation", "matching", "captioning", "pose")
 
 EDGES = ("left", "top", "right", "bottom")  # of a box
+AXES = ("x", "y")  # of a keypoint
 
 # What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
 # them it is classified.

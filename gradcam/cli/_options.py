@@ -17,13 +17,15 @@ from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
-from gradcam.cli._settings import ALL, AXES, EDGES
+from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import code_of_the_user, to_command
 from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.images.files import is_url, to_path, to_plain
 from gradcam.options import (
     ACTIVATIONS,
     AUGMENTATIONS,
+    AXES,
+    EDGES,
     EVIDENCE,
     LAYOUTS,
     MAX_PIXELS,

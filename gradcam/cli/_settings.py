@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
 ALL = "all"  # of a picture's boxes
-EDGES = ("left", "top", "right", "bottom")  # of a box
-AXES = ("x", "y")  # of a keypoint
 # Which options say what is explained, by the task of the model.
 TAKES = {
     "classification": ("--class", "--top-k", "--score", "--against"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradcam.errors import TargetError, join_names, nearest, shorten
 from gradcam.families.base import LocalGradient
 from gradcam.hooks.nested import Batch, Window
 
@@ -167,3 +168,21 @@ def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
 
     found: Tensor = box_iou(boxes, boxes.new_tensor([box]))[:, 0]
     return found
+
+
+def to_label(wanted: int | str | None, labels: Sequence[str] | None) -> int | None:
+    """A class by its index or its label. Raises `TargetError` for an unknown one."""
+    if wanted is None or is_number(wanted):
+        return wanted  # type: ignore[return-value]  # no text
+    if labels is None:
+        raise TargetError(f"The model does not say what its classes are called: give {shorten(wanted)} by its index.")
+    known = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
+    if not isinstance(wanted, str) or wanted.casefold() not in known:
+        offers = nearest(str(wanted), labels) or labels[:5]
+        raise TargetError(f"There is no class {shorten(wanted)}. Nearest: {join_names(offers)}.")
+    return known[wanted.casefold()]
+
+
+def is_number(value: Any) -> bool:
+    """Whether it counts things from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -10,12 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import TargetError, join_names, nearest, shorten
+from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
 from gradcam.families.base import Candidates, Detections, Detector, Seen
 from gradcam.hooks.nested import Batch
 from gradcam.options import EDGES
-from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
+from gradcam.targets.base import (
+    LOCAL,
+    Bound,
+    Box4,
+    Instance,
+    Reader,
+    Scored,
+    Target,
+    find_overlaps,
+    is_number,
+    to_label,
+)
 
 OFFERED = 3  # candidates in a message
 
@@ -70,7 +81,7 @@ class Box(Target):
     def __post_init__(self) -> None:
         if self.edge is not None and self.edge not in EDGES:
             raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
-        if self.numbers is not None and not all(_is_number(it) for it in self.numbers):
+        if self.numbers is not None and not all(is_number(it) for it in self.numbers):
             raise TargetError(
                 f"The box is {shorten(self.number)}, expected its number from 0, several, or all of them."
             )
@@ -176,23 +187,6 @@ def name(family: Detector, label: int | None) -> str:
     if label is None:
         return "anything"
     return family.labels[label] if family.labels and label < len(family.labels) else f"class {label}"
-
-
-def to_label(wanted: int | str | None, labels: Sequence[str] | None) -> int | None:
-    """A class by its index or its label. Raises `TargetError` for an unknown one."""
-    if wanted is None or _is_number(wanted):
-        return wanted  # type: ignore[return-value]  # no text
-    if labels is None:
-        raise TargetError(f"The model does not say what its classes are called: give {shorten(wanted)} by its index.")
-    known = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
-    if not isinstance(wanted, str) or wanted.casefold() not in known:
-        offers = nearest(str(wanted), labels) or labels[:5]
-        raise TargetError(f"There is no class {shorten(wanted)}. Nearest: {join_names(offers)}.")
-    return known[wanted.casefold()]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> Bound:

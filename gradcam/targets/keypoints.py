@@ -14,9 +14,8 @@ from gradcam.families import find_family
 from gradcam.families.base import PoseFinder, Poses, Seen
 from gradcam.families.pose import PlainPose
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps
-
-AXES = ("x", "y")
+from gradcam.options import AXES
+from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps, is_number
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,11 @@ class Keypoint(Target):
             raise TargetError(
                 f"There is no axis {shorten(self.axis)}: choose x, y, or None for the strength of the answer."
             )
-        if self.numbers is not None and not (self.numbers and all(map(_is_number, self.numbers))):
+        if self.numbers is not None and not (self.numbers and all(map(is_number, self.numbers))):
             raise TargetError(
                 f"The keypoint is {shorten(self.number)}, expected its number from 0, several, or all of them."
             )
-        if not _is_number(self.box):
+        if not is_number(self.box):
             raise TargetError(f"The box is {shorten(self.box)}, expected its number from 0, the surest first.")
         if self.temperature is not None and not self.temperature > 0:
             raise TargetError(f"The temperature is {shorten(self.temperature)}, expected a number above 0.")
@@ -189,7 +188,3 @@ def to_box(found: Poses) -> Box4:
     """The box that the keypoints are in."""
     left, top, right, bottom = found.regions[0].tolist()
     return left, top, right, bottom
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

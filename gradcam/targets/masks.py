@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,8 +26,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_numbers, to_numpy
 from gradcam.layers.frames import find_frame
 from gradcam.options import check_choice
-from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target
-from gradcam.targets.boxes import to_label
+from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, to_label
 from gradcam.targets.classes import check_range, probabilities, to_two_classes
 
 REDUCTIONS = ("mean", "sum")
@@ -225,14 +225,18 @@ def _lay_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
 
 
 def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """Read which of a picture's pixels are not zero, bool (H,W): as labels, or as colours of any channel. Raises
-    `ImageError` for what is no picture, and for one whose compression changes zeros."""
+    """Read which of a picture's pixels are not zero, bool (H,W): as labels, or as colours of any channel that are not
+    transparent. Raises `ImageError` for what is no picture, and for one whose compression changes zeros."""
     try:
         return read_numbers(path).astype(bool)
     except ImageError:
         if os.fspath(path).lower().endswith(LOSSY):
             raise
-        return np.asarray(read_image(path).any(axis=2))
+    inside = np.asarray(read_image(path).any(axis=2))
+    with Image.open(path) as picture:
+        if not picture.has_transparency_data:
+            return inside
+        return inside & (np.asarray(ImageOps.exif_transpose(picture).convert("RGBA"))[..., 3] > 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,6 @@ from gradcam.evaluation.checks.verdict import (
     QUESTIONS,
     Thresholds,
     Verdict,
-    _fit,
     _wrap,
     read_calibration,
     read_thresholds,
@@ -408,10 +407,6 @@ def test_lines_hold_as_many_words_as_fit() -> None:
     assert " ".join(lines) == text
     assert lines[0] == "one two three"
     assert _wrap("unbreakable", 5, 14) == ["unbreakable"]
-    assert _fit("koala", 500, 14) == "koala"
-    cut = _fit("a very long label indeed", 80, 14)
-    assert cut.endswith("...")
-    assert 60 < measure_text(cut, 14) <= 80
 
 
 @pytest.mark.parametrize("height", [0, 2.5, True, "a"])

@@ -141,6 +141,14 @@ def test_a_picture_says_where_by_what_is_not_black(tmp_path: Path, mode: str):
         assert torch.equal(only(explain(Mask(GREEN, path))).mask, torch.from_numpy(mask))
 
 
+@pytest.mark.parametrize("hidden", [(0, 0, 0), (255, 255, 255)])
+def test_transparent_pixels_are_outside(tmp_path: Path, hidden: tuple[int, int, int]):
+    mask = pixels((2, 3, 8, 7)).numpy()
+    colours = np.where(mask[..., None], (255, 0, 0), hidden).astype(np.uint8)
+    Image.fromarray(np.dstack([colours, 255 * mask.astype(np.uint8)])).save(tmp_path / "mask.png")
+    assert torch.equal(only(explain(Mask(GREEN, tmp_path / "mask.png"))).mask, torch.from_numpy(mask))
+
+
 def test_without_a_class_it_is_the_most_frequent_one_in_the_mask():
     # Without labels nothing is known of a background.
     assert only(explain(Mask())).index == 0

@@ -18,7 +18,7 @@ from gradcam.evaluation.metrics.soundness import Randomisation
 from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
 from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
 from gradcam.images.read import Pixels
-from gradcam.images.sheets import INK, MARGIN, WHITE, find_font, measure_text
+from gradcam.images.sheets import INK, MARGIN, WHITE, find_font, fit_text, measure_text
 from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
 from gradcam.models.labels import name_class
 from gradcam.options import check_count
@@ -323,7 +323,7 @@ def _draw_heading(verdict: Verdict, width: int) -> Pixels:
     lines = _wrap(f"Passed means not refuted, never correct. {verdict.caution}", width, TEXT)
     canvas = Image.new("RGB", (width, 2 * LINE + len(lines) * LINE + LINE), WHITE)
     draw = ImageDraw.Draw(canvas)
-    _write(draw, verdict.outcome, _fit(title, width - measure_text(verdict.outcome, TITLE) - 2 * GAP, TITLE), lines)
+    _write(draw, verdict.outcome, fit_text(title, width - measure_text(verdict.outcome, TITLE) - 2 * GAP, TITLE), lines)
     base = canvas.height - LINE // 2 + 4
     draw.text((0, base), "no evidence", PALE, find_font(LABEL), anchor="ls")
     start, bar = measure_text("no evidence", LABEL) + GAP, colour_bar(BAR, LINE - 8)
@@ -343,7 +343,7 @@ def _draw_test(test: Test, cells: Sequence[Cell], width: int) -> Pixels:
         across = max(picture.shape[1], (width + GAP) // COLUMNS - GAP)
         left = place * (across + GAP)
         canvas.paste(Image.fromarray(picture), (left, top))
-        draw.text((left, top + height + 4), _fit(caption, across, LABEL), INK, find_font(LABEL))
+        draw.text((left, top + height + 4), fit_text(caption, across, LABEL), INK, find_font(LABEL))
     return np.array(canvas)
 
 
@@ -363,10 +363,3 @@ def _wrap(text: str, width: int, size: int) -> list[str]:
         else:
             lines[-1] = longer
     return lines
-
-
-def _fit(text: str, width: int, size: int) -> str:
-    if measure_text(text, size) <= width:
-        return text
-    ends = (end for end in range(len(text), 0, -1) if measure_text(f"{text[:end].rstrip()}...", size) <= width)
-    return f"{text[: next(ends, 0)].rstrip()}..."
