@@ -405,6 +405,8 @@ def several(
     return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
+_EDGE = click.option("--edge", type=click.Choice(EDGES), help="Why this edge of the box is where it is.")
+_AXIS = click.option("--axis", type=click.Choice(AXES), help="One coordinate of the keypoint alone.")
 _THINGS = (
     click.option(
         "--task",
@@ -420,7 +422,7 @@ _THINGS = (
         metavar="N|all",
         help="A detector's box, by its number; repeatable.  [default: the surest, 0]",
     ),
-    click.option("--edge", type=click.Choice(EDGES), help="Why this edge of the box is where it is."),
+    _EDGE,
     click.option(
         "--missed",
         metavar="L,T,R,B",
@@ -461,7 +463,7 @@ _THINGS = (
         metavar="N|all",
         help="A keypoint, by its number, of the surest or another --box; repeatable.  [default: 0]",
     ),
-    click.option("--axis", type=click.Choice(AXES), help="One coordinate of the keypoint alone."),
+    _AXIS,
 )
 
 
@@ -503,7 +505,8 @@ def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 model = _together(*_MODEL)  # which model, and how it computes
-things = _together(*_THINGS, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))
+_OF_WHOLES = (it for it in _THINGS if it not in (_EDGE, _AXIS))  # a place has no probability to judge its map by
+things = _together(*_OF_WHOLES, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))
 save = several(
     "--save",
     "saved",

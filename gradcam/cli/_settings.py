@@ -176,7 +176,7 @@ def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
 
 def to_settings(chosen: dict[str, Any]) -> Settings:
     """The settings. Raises `click.UsageError` where two options contradict each other."""
-    wanted = TargetChoice(**{field.name: chosen[field.name] for field in fields(TargetChoice)})
+    wanted = TargetChoice(**{field.name: chosen[field.name] for field in fields(TargetChoice) if field.name in chosen})
     model = replace(to_model_choice(chosen), prompts=wanted.texts)
     if model.task == "auto" and wanted.task is not None:
         model = replace(model, task=wanted.task)

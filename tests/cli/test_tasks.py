@@ -660,7 +660,7 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
     ("command", "typed", "said"),
     [
         ("check", ("--box", "0", "--text", "dog"), "--text is for matching and detectors that are told"),
-        ("check", ("--edge", "left"), "A place, left, is explained: it has no probability"),
+        ("check", ("--edge", "left"), "No such option '--edge'"),
         ("check", ("--box", "40"), "There is no box 40 in the picture: there are 12, 0 to 11."),
         ("evaluate", ("--word", "0"), "--word is for captioning, and ../mine.py:detector is for detection: it takes --box"),
         ("recommend", (), "../mine.py:detector is for detection, and no classifier"),
