@@ -134,12 +134,15 @@ class ConvolutionalTower(nn.Module):
 
 
 class TransformerTower(VisionTransformer):
-    """torchvision's vision transformer, small: 8 x 8 pixels are a patch, and its class token becomes the embedding."""
+    """torchvision's vision transformer, small: convolutions, the first of those of the other tower, make a token of 8 x 8
+    pixels, and the class token becomes the embedding."""
 
     def __init__(self) -> None:
         super().__init__(
             image_size=SIZE, patch_size=8, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=EMBEDDING
         )
+        first = [unit(3, 16, stride=2), unit(16, 32, stride=2), unit(32, 32), unit(32, 64, stride=2)]
+        self.conv_proj = nn.Sequential(*first, nn.Conv2d(64, 64, 1))
         nn.init.normal_(self.heads.head.weight, std=0.1)  # zeros in torchvision
 
     def forward(self, images: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def train(name: str, say: Callable[[str], None]) -> nn.Module:
     scenes = list(draw_scenes(SEED, SCENES, photographs=TRAINING))
     model = MODELS[name]().train()
     if recipe.teacher is not None:
-        load_sentences(model, recipe.teacher)
+        load_known(model, recipe.teacher)
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learnt, recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.15)
@@ -71,10 +72,12 @@ def train(name: str, say: Callable[[str], None]) -> nn.Module:
     return model.eval()
 
 
-def load_sentences(model: Matcher, teacher: str) -> None:
-    """What another model learnt of sentences, which is not trained any more."""
-    known = {name: value for name, value in load(teacher).state_dict().items() if not name.startswith("visual.")}
-    model.load_state_dict(known, strict=False)
+def load_known(model: Matcher, teacher: str) -> None:
+    """What another model learnt of sentences, which is not trained any more, and its first convolutions, which are."""
+    known = load(teacher).state_dict()
+    own = model.state_dict()
+    renamed = {name.replace("visual.features", "visual.conv_proj"): value for name, value in known.items()}
+    model.load_state_dict({name: value for name, value in renamed.items() if name in own}, strict=False)
     model.text.requires_grad_(False)
 
 
@@ -96,12 +99,28 @@ def _segmentation_loss(model: nn.Module, scenes: Sequence[Scene], chance: np.ran
 
 
 def _matching_loss(model: Matcher, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
+    return _compare(model, model.encode_image(to_images(scenes), True), scenes, chance)
+
+
+def _compare(model: Matcher, pictures: Tensor, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
     """Each sentence with each picture, right or wrong: what is right is known, of all pairs. Rare right ones count more."""
     claims = [claim for scene in scenes for claim in draw_claims(scene, chance)]
     truth = torch.tensor([[claim.holds(scene) for claim in claims] for scene in scenes]).float()
-    pictures, sentences = model(to_images(scenes), model.tokenizer([claim.sentence(chance) for claim in claims]))
+    sentences = model.encode_text(model.tokenizer([claim.sentence(chance) for claim in claims]), True)
     logits = model.logit_scale.exp() * pictures @ sentences.T + model.logit_bias
     return F.binary_cross_entropy_with_logits(logits, truth, pos_weight=torch.tensor(3.0))
+
+
+def _imitation_loss(model: Matcher, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
+    """The same, and how far embeddings of pictures are from those of the tower that knows them already."""
+    images = to_images(scenes)
+    with torch.no_grad():
+        known = _load_once("convolutional").encode_image(images, True)
+    pictures = model.encode_image(images, True)
+    return _compare(model, pictures, scenes, chance) + 2 * (1 - (pictures * known).sum(1).mean())
+
+
+_load_once: Callable[[str], Any] = functools.cache(load)
 
 
 class Claim:
@@ -194,5 +213,5 @@ RECIPES = {
     "detector": Recipe(_detection_loss, steps=2500, batch=32, rate=3e-3),
     "segmenter": Recipe(_segmentation_loss, steps=3000, batch=32, rate=3e-3),
     "convolutional": Recipe(_matching_loss, steps=6000, batch=32, rate=3e-3),
-    "transformer": Recipe(_matching_loss, steps=5000, batch=32, rate=1.5e-3, teacher="convolutional"),
+    "transformer": Recipe(_imitation_loss, steps=2500, batch=32, rate=1.5e-3, teacher="convolutional"),
 }

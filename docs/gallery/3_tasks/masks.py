@@ -14,7 +14,7 @@ from tests.drawn.pictures import SHAPES, draw_scenes
 
 labels = ["background", *SHAPES]
 segmenter = gradcam.load_segmenter(drawn.load("segmenter"), labels=labels, size=96, mean=[0] * 3, std=[1] * 3)
-scene = next(it for it in draw_scenes(5, 20) if len(it.things) == 4)
+scene = next(it for it in draw_scenes(7, 20) if len(it.things) == 4)
 
 large = scene.picture.repeat(3, 0).repeat(3, 1)  # for people: the network sees it as small as it was
 

@@ -12,7 +12,7 @@ from gradcam.targets import Text
 from tests import drawn
 from tests.drawn.measures import draw_three
 
-matcher = gradcam.load_matcher(drawn.load("transformer"), size=96, crop=1, mean=[0] * 3, std=[1] * 3)
+matcher = gradcam.load_matcher(drawn.load("convolutional"), size=96, crop=1, mean=[0] * 3, std=[1] * 3)
 scene = next(draw_three(5, 1, alike=True))  # some share a shape, some a colour
 sentences = [f"a {thing.name}" for thing in scene.things]
 
