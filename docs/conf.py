@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sphinx_gallery.scrapers import figure_rst
 import gradcam
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # the gallery has models of drawn pictures, which are in `tests`
 PICTURES = {".png", ".jpg", ".webp"}
 
 project = "gradcam"
