@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 PICTURES = 24
 LONG = 72  # pictures: enough to be stopped in the middle, twice
 BROKEN = "05.jpg"
-PATIENCE = 300  # seconds; on a busy machine Ray takes a minute to start
+PATIENCE = 600  # seconds; on a busy machine Ray takes minutes to start
 
 # Each machine has one core, and so each actor one thread: so does whoever is to give the same bytes.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}

@@ -442,4 +442,6 @@ class TestJudging:
         )  # fmt: skip
         values = {each.method: each.value for each in results.measurements}
         assert values["constant"] == pytest.approx((x1 - x0) * (y1 - y0) / 96**2, rel=0.1)
-        assert values["hirescam"] > 0.7
+        heatmap = shapes.explain(scene.picture, target=Box(last.number)).heatmaps[0][0]
+        box = slice(round(y0), round(y1)), slice(round(x0), round(x1))
+        assert values["hirescam"] == pytest.approx(float(heatmap[box].sum() / heatmap.sum()), abs=0.01)
