@@ -46,7 +46,7 @@ def list_proofs() -> list[Proof]:
     regions = ("hirescam", "gradcam", "layercam", "eigencam")
     usual = ("gradcam", "hirescam", "layercam", "eigencam")
     levels = ("hirescam", "layercam", "gradcam", "eigencam")
-    attention = ("legrad", "grad-eclip", "gradient-rollout", "rollout", "gradcam", "eigencam")
+    attention = ("grad-eclip", "legrad", "gradient-rollout", "rollout", "gradcam", "eigencam")
     return [
         Proof("boxes, RetinaNet", "detector", measures.judge_boxes, draw, levels),
         Proof("missed boxes, RetinaNet", "detector", measures.judge_missed, draw_missed, levels),
