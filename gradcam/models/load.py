@@ -47,6 +47,7 @@ from gradcam.models.providers.own import to_parts
 from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_fit
 from gradcam.plugins import find_function
 
+TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
 SHORTER = 520  # pixels of a picture's shorter side, as torchvision's segmenters have it
 
 
@@ -415,9 +416,13 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
 
 
 def _find_known_task(parts: Parts) -> str | None:
-    """What is known of the model, or of its family."""
-    family = find_main(unwrap(parts.model)) if parts.task is None else None
-    return parts.task if family is None else family.task
+    """What is known of the model, or of its family, or what its towers are called."""
+    if parts.task is not None:
+        return parts.task
+    model = unwrap(parts.model)
+    if (family := find_main(model)) is not None:
+        return family.task
+    return "matching" if all(callable(getattr(model, name, None)) for name in TOWERS) else None
 
 
 def _find_task(parts: Parts, choice: _Choice) -> str:

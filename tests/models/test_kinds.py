@@ -257,6 +257,7 @@ class TestLoading:
 
     def test_modules(self) -> None:
         assert isinstance(gradcam.load_model(bright()), Segmenter)
+        assert isinstance(gradcam.load_model(drawn.load("convolutional"), size=96), Matcher)
         assert gradcam.load_model().task == "classification"
         with pytest.raises(ModelError, match="is of no family that is known here for detection"):
             gradcam.load_detector(bright())
