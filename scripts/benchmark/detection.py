@@ -45,7 +45,9 @@ def tabulate_detection(device: str, settings: Settings) -> Table:
                 report_progress("detection", device, name, f"{side} px", f"batch {batch}")
                 seconds = time_detector(name, side, batch, device, settings)
                 cells = [format_spread(np.divide(seconds[OURS], seconds[BARE]))]
-                cells += [format_peer(seconds.get(peer), seconds[BARE]) for peer in (EIGEN_CAM, ABLATION_CAM)]
+                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # where it has no recipe
+                peers = (seconds.get(peer) for peer in (EIGEN_CAM, ABLATION_CAM))
+                cells += [absent if it is None else format_peer(it, seconds[BARE]) for it in peers]
                 bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
                 rows.append([f"{name}, {side} px", str(batch), bare, *cells])
                 raw.append({"device": device, "network": name, "side": side, "batch": batch, "seconds": seconds})
@@ -60,9 +62,7 @@ def tabulate_detection(device: str, settings: Settings) -> Table:
     return Table(f"detection {device}", f"Boxes of detectors ({device})", header, rows, notes, raw)
 
 
-def format_peer(seconds: list[float] | None, bare: list[float]) -> str:
-    if seconds is None:
-        return "not measured"
+def format_peer(seconds: list[float], bare: list[float]) -> str:
     return format_spread(np.divide(seconds, bare)) if len(seconds) > 1 else f"{seconds[0] / float(np.median(bare)):.0f}"
 
 

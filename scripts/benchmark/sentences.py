@@ -64,7 +64,8 @@ def tabulate_sentences(device: str, settings: Settings) -> Table:
         for batch, rounds in settings.rounds.items():
             report_progress("sentences", device, name, f"batch {batch}")
             method, seconds = time_tower(name, batch, rounds, device, settings)
-            peer = format_spread(np.divide(seconds[PEER], seconds[BARE])) if PEER in seconds else "not measured"
+            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # where it has no recipe
+            peer = format_spread(np.divide(seconds[PEER], seconds[BARE])) if PEER in seconds else absent
             bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
             own = f"{format_spread(np.divide(seconds[OURS], seconds[BARE]))}, {method}"
             rows.append([name, str(batch), bare, own, peer])
