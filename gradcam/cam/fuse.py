@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from gradcam.cam.explain import Explanation
 from gradcam.cam.postprocess import to_heatmaps
@@ -91,5 +90,5 @@ def check_alike(one: Explanation, other: Explanation) -> None:
         )
 
 
-def _shapes(heatmaps: Tensor | Sequence[Tensor]) -> object:
-    return [tuple(it.shape) for it in heatmaps] if isinstance(heatmaps, list) else tuple(heatmaps.shape)  # type: ignore[union-attr]
+def _shapes(heatmaps: Any) -> object:
+    return [tuple(it.shape) for it in heatmaps] if isinstance(heatmaps, list) else tuple(heatmaps.shape)

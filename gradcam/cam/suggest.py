@@ -235,7 +235,7 @@ def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int,
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
     # The model has run to its end, so that the ways are there.
-    found = suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]
+    found = suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]  # it has one by now
     if reshape is not None or not watch.is_open_behind(found.layers[0]):
         return found
     return _ask_for_grid(model, batch, target, watch.open) or found

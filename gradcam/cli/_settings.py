@@ -315,8 +315,7 @@ def _check_for_attributions(found: Settings) -> None:
     attributions = [method.name for method in found.methods if isinstance(method, AttributionMethod)]
     if not attributions:
         return
-    # The names are the options' own, which a type checker does not see.
-    given = {name for name, value in found.options.items() if value != DEFAULTS[name]}  # type: ignore[literal-required]
+    given = {name for name, value in found.options.items() if value != DEFAULTS[name]}  # type: ignore[literal-required]  # they are
     unheeded = ["--fit tiles"] if found.model.fit.startswith("tiles") else []
     unheeded += [f"--{name}" for name in found.options if name in given and name != "reshape"]
     if not any(isinstance(method, Method) or method.has_layer for method in found.methods):

@@ -6,7 +6,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -241,12 +241,15 @@ class HuggingFaceTowers(TwoTowers):
         return type(self.model).__name__.lower().startswith("siglip")
 
     def encode_pictures(self, pictures: Tensor, **kwargs: Any) -> Tensor:
-        embedding = getattr(getattr(self.tower, "embeddings", None), "patch_embedding", None)
+        embedding, model = (
+            getattr(getattr(self.tower, "embeddings", None), "patch_embedding", None),
+            cast("Any", self.model),
+        )
         if isinstance(embedding, nn.Linear):
-            kwargs |= cut(pictures, self.model.config.vision_config.patch_size)  # type: ignore[union-attr, arg-type]
+            kwargs |= cut(pictures, model.config.vision_config.patch_size)
         else:
             kwargs["pixel_values"] = pictures
-        return to_vectors(self.model.get_image_features(**kwargs))  # type: ignore[operator]
+        return to_vectors(model.get_image_features(**kwargs))
 
     def encode_tokens(self, tokens: Any) -> Tensor:
         given = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}

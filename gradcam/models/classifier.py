@@ -517,7 +517,8 @@ class Classifier:
         Parameters
         ----------
         wanted : str
-            The label; or the index, in digits. "name:7" is the class that is called "7".
+            The label; or the index, in digits. "name:7" is the class that is called "7". Where nobody knows how many
+            classes there are, as of some detectors, any index is taken.
 
         Returns
         -------
@@ -529,7 +530,7 @@ class Classifier:
         TargetError
             For an unknown label, with the nearest; for one that several classes have; and for an index without a class.
         """
-        return find_class(self.labels, wanted, self.classes)
+        return find_class(self.labels, wanted, self.classes or None)
 
     def label(self, index: int) -> str | None:
         """Name a class by its index.

@@ -129,28 +129,6 @@ class TaskModel(Classifier):
         """
         return self._to_target(target)
 
-    def find_class(self, wanted: str) -> int:
-        """Find the index of a class by its label, in any case; without labels any index is taken.
-
-        Parameters
-        ----------
-        wanted : str
-            As in `Classifier.find_class`.
-
-        Returns
-        -------
-        int
-            The index.
-
-        Raises
-        ------
-        TargetError
-            As `Classifier.find_class` does.
-        """
-        if self.labels is None and wanted.strip().isdecimal():
-            return int(wanted)
-        return super().find_class(wanted)
-
     def place(self, prepared: Sequence[Prepared]) -> Placement:
         """Tell where pixels of these pictures lie in what the model is given.
 

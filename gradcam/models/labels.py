@@ -21,11 +21,13 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 
 def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
     """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called
-    "7". `count`: of classes without names. Raises `TargetError` for an unknown or ambiguous name, and lists the
-    nearest."""
+    "7". `count`: of classes without names, None where nobody knows. Raises `TargetError` for an unknown or ambiguous
+    name, and lists the nearest."""
     if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
-        index, known = int(wanted), len(labels or ()) or count or 0
-        if not 0 <= index < known:
+        index, known = int(wanted), len(labels or ()) or count
+        if index < 0 and known is None:
+            raise TargetError(f"Class {index} does not exist: classes are counted from 0.")
+        if known is not None and not 0 <= index < known:
             raise TargetError(f"Class {index} does not exist: this model has {known} classes, 0 to {known - 1}.")
         return index
     if labels is None:

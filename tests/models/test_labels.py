@@ -54,6 +54,12 @@ def refuse(typed: str, message: str, labels: list[str] = LABELS) -> None:
     assert str(caught.value) == message
 
 
+def test_where_nobody_knows_how_many_there_are_any_index_is_taken() -> None:
+    assert find_class(None, "17") == 17
+    with pytest.raises(TargetError, match="Class -1 does not exist: classes are counted from 0"):
+        find_class(None, "-1")
+
+
 @pytest.mark.parametrize("typed", ["10", "-1", "1000000"])
 def test_an_index_out_of_range_is_refused_with_the_range(typed: str) -> None:
     refuse(typed, f"Class {typed} does not exist: this model has 10 classes, 0 to 9.")
