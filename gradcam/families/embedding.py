@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from gradcam.errors import ImageError, TargetError
 from gradcam.families import find_family
 from gradcam.families.base import Embedder, Seen, Watched
+from gradcam.families.pooling import cheap_pooling, find_pool
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
@@ -296,8 +297,16 @@ class OwnTowers(TwoTowers):
     def pads_all(self) -> bool:
         return True
 
+    @property
+    def own_layer(self) -> str | None:
+        pool = find_pool(self.tower)
+        is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
+        has_grid = is_residual and len(cast("Any", pool).positional_embedding) > 2  # the mean and a cell, or several
+        return "visual.layer4" if has_grid and self.tower is not self.model else None
+
     def encode_pictures(self, pictures: Tensor, **kwargs: Any) -> Tensor:
-        return to_vectors(self.model.encode_image(pictures))  # type: ignore[operator]
+        with cheap_pooling(self.tower):
+            return to_vectors(self.model.encode_image(pictures))  # type: ignore[operator]
 
     def encode_tokens(self, tokens: Any) -> Tensor:
         return to_vectors(self.model.encode_text(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens))  # type: ignore[operator]

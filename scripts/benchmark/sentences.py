@@ -37,6 +37,13 @@ def build_siglip() -> nn.Module:
     return SiglipModel(SiglipConfig(text_config=TEXT, vision_config={**BASE, "patch_size": 16, "image_size": SIZE}))
 
 
+def build_mean() -> nn.Module:
+    import open_clip
+
+    vision = {"image_size": SIZE, "layers": 12, "width": 768, "patch_size": 16, "pool_type": "avg"}
+    return open_clip.CLIP(512, vision, {"width": 64, "heads": 2, "layers": 1})
+
+
 def build_convolutional() -> nn.Module:
     import open_clip
 
@@ -47,6 +54,7 @@ def build_convolutional() -> nn.Module:
 TOWERS: dict[str, Callable[[], nn.Module]] = {
     "CLIP, ViT-B/16": build_clip,
     "SigLIP, ViT-B/16": build_siglip,
+    "mean of tokens, ViT-B/16 (open_clip)": build_mean,
     "CLIP, ResNet-50 (open_clip)": build_convolutional,
 }
 
