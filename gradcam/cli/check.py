@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Output, find_destination, to_judged, to_judged_target
 from gradcam.cli._terminal import code_of_the_user, import_torch, shown_passes, to_arrow, to_name
-from gradcam.errors import printable
+from gradcam.errors import GradcamError, printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name
 from gradcam.plugins import installed
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from gradcam.evaluation.checks.verdict import Verdict
     from gradcam.models.classifier import Classifier
 
-COLOURS = {"passed": "green", "doubtful": "yellow", "failed": "red"}
+COLOURS = {"passed": "green", "undecided": "yellow", "failed": "red"}
 WIDTH = 100  # characters of a line
-WORD = len("doubtful")
+BESIDE, MOST = 3, 8  # pictures that stand beside one, at least and at most
+WORD = len("undecided")
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class CheckResult:
                 f"  {_style(test.outcome)}{' ' * (WORD - len(test.outcome))}  {click.style(test.question, bold=True)}"
             )
             reason = textwrap.wrap(test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent)
-            lines += [first, *reason, f"{indent}{test.name} {test.value:.2f}: {test.thresholds}", ""]
+            lines += [first, *reason, ""]
         lines.append(f"  The verdict: {_style(verdict.outcome)}. {PASSED[:1].upper()}{PASSED[1:]}.")
-        lines += textwrap.wrap(verdict.caution, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")
         return "\n".join([*lines, to_arrow(self.panel or ""), ""])
 
 
@@ -105,19 +107,29 @@ def _style(outcome: str) -> str:
 @options.things
 @options.score
 @options.number("--seed", "Of all that is drawn by chance.", 0, least=0, metavar=None)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["undecided", "failed"]),
+    help="End with status 1 where a verdict is that, or worse.  [default: a verdict is a result, whatever it is]",
+)
 @options.output
 @options.printing
-def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Check whether the map of a picture can be trusted, as far as tests can refute it.
+def check_command(
+    images: tuple[Path, ...], as_json: bool, quiet: bool, fail_on: str | None, **chosen: Any
+) -> int:  # fmt: skip
+    """Check whether the map of a picture can be trusted, as far as it can be told apart from maps that explain nothing.
 
-    Does it change when the weights are randomised, does it differ between classes, does covering what it marks lower the
-    score more than covering as much elsewhere, is it stable under noise? Each is passed, doubtful or failed, with the
-    reason, and a panel that shows it, <picture>-<method>-check.png. Passed means not refuted, never correct. Thresholds were
-    measured on the model that comes with gradcam, and are uncalibrated for others.
+    Does it stay the same under noise, differ between classes, change with the weights, follow the picture, and mark what
+    matters? The same is asked of shams: the map mirrored, shifted, of another picture, of a network with random weights,
+    noise, a blob, edges. It is passed where the map does better than each of them, undecided where one does as well or
+    there is too little to explain, and failed where one does better or the map ignores weights, class or picture. A panel
+    shows it, <picture>-<method>-check.png. Passed means not refuted, never correct. The other pictures of the command,
+    three or more, stand beside the one that is checked; otherwise these are five that come with gradcam.
 
     Of a detector a box is judged, and told apart from the picture's others; of several sentences the first.
 
-    The exit status says whether all was done: a map that fails is a result, which --json has as "outcome".
+    The exit status says whether all was done: a map that fails is a result, which --json has as "outcome", unless --fail-on
+    makes it 1.
     """
     output = Output(as_json, quiet)
     import_torch()
@@ -140,12 +152,42 @@ def check_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen
     def fail(image: str, error: str) -> CheckResult:
         return CheckResult(image, classifier.name, error=error)
 
+    options["others"] = _prepare_some(classifier, images) if len(images) > BESIDE else {}
     looks = [partial(_check, classifier, {**options, "method": it}, claim, output) for it in methods.values()]
-    return max(tell_each(images, look, fail, output) for look in looks)
+    found: list[str] = []
+
+    def look_at(look: Callable[[Path], CheckResult], image: Path) -> CheckResult:
+        result = look(image)
+        found.extend([] if result.verdict is None else [result.verdict.outcome])
+        return result
+
+    status = max(tell_each(images, partial(look_at, look), fail, output) for look in looks)
+    return status or int(fail_on is not None and any(_is_as_bad(outcome, fail_on) for outcome in found))
+
+
+def _prepare_some(classifier: Classifier, images: Sequence[Path]) -> dict[Path, Any]:
+    """The first pictures that can be read, which stand beside one another."""
+    found: dict[Path, Any] = {}
+    for image in images:
+        with contextlib.suppress(GradcamError, OSError):  # it is told of when its turn comes
+            found[image] = classifier.prepare(image)
+        if len(found) > MOST:
+            break
+    return found
+
+
+def _is_as_bad(outcome: str, limit: str) -> bool:
+    from gradcam.evaluation.checks.verdict import OUTCOMES
+
+    return [*OUTCOMES].index(outcome) >= [*OUTCOMES].index(limit)  # type: ignore[arg-type]  # both are among them
 
 
 def _check(
-    classifier: Classifier, options: Mapping[str, Any], claim: Callable[[Path, str], Path], output: Output, image: Path
+    classifier: Classifier,
+    options: Mapping[str, Any],
+    claim: Callable[[Path, str], Path],
+    output: Output,
+    image: Path,
 ) -> CheckResult:
     from gradcam.evaluation.checks.check import check
     from gradcam.images.write import write_image
@@ -153,7 +195,8 @@ def _check(
     start = time.perf_counter()
     prepared = classifier.prepare(image)
     with shown_passes(output) as progress:
-        verdict = check(classifier, prepared, **options, progress=progress)
+        others = [other for path, other in options["others"].items() if path != image]
+        verdict = check(classifier, prepared, **{**options, "others": others}, progress=progress)
     path = claim(image, verdict.method)
     write_image(path, verdict.panel())
     height, width = prepared.reading.picture.shape[:2]

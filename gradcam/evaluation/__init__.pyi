@@ -2,6 +2,8 @@ from .annotations import Annotations as Annotations
 from .annotations import Truth as Truth
 from .annotations import read_annotations as read_annotations
 from .checks.check import check as check
+from .checks.shams import Sham as Sham
+from .checks.uncertainty import uncertainty as uncertainty
 from .checks.verdict import Verdict as Verdict
 from .controls import CONTROLS as CONTROLS
 from .controls import Control as Control
@@ -38,6 +40,13 @@ from .metrics.soundness import max_sensitivity as max_sensitivity
 from .metrics.soundness import randomisation as randomisation
 from .recommendation import Recommendation as Recommendation
 from .recommendation import recommend as recommend
+from .snapshots.diff import diff as diff
+from .snapshots.gate import Gate as Gate
+from .snapshots.result import Diff as Diff
+from .snapshots.result import PictureDiff as PictureDiff
+from .snapshots.snapshot import Snapshot as Snapshot
+from .snapshots.snapshot import read_snapshot as read_snapshot
+from .snapshots.snapshot import take_snapshot as take_snapshot
 from .study.prepare import evaluate as evaluate
 from .study.results import Measurement as Measurement
 from .subject import Subject as Subject

@@ -239,5 +239,4 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
         assert verdict.to_record()["doubt"] == verdict.doubt
         if doubts:
             assert verdict.outcome == "failed"
-            assert verdict.caution.startswith("The map at layer 'norm' may lie in wrong places: of 6")
-        assert "The thresholds are uncalibrated" in verdict.caution
+            assert verdict.summary.startswith("The map at layer 'norm' may lie in wrong places: of 6")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from captum.metrics import sensitivity_max
 from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, ModelError, TargetError
-from gradcam.evaluation.checks.check import occlude
 from gradcam.evaluation.explainers import Explain, Explainer
 from gradcam.evaluation.metrics.soundness import class_difference, max_sensitivity, randomisation, rank_correlation
 from gradcam.evaluation.subject import Subject, draw
@@ -460,100 +457,3 @@ def test_quantus_finds_the_same_sensitivity() -> None:
     found = metric(it.model, TINY.numpy(), it.classes.numpy(), maps[:, None].numpy(), explain_func=theirs, device="cpu")
     ours = max_sensitivity(it, GRADCAM, radius=0.2, samples=5, seed=2)
     np.testing.assert_allclose(ours.numpy(), found, rtol=1e-4)
-
-
-# Covering
-
-
-def test_covering_what_the_model_reads_beats_every_other_place() -> None:
-    it = Subject(Corner(), corner_images(), 0)
-    right = occlude(it, corner_map())
-    assert right.rates.tolist() == [1]
-    assert right.own.mean() < right.elsewhere.mean() - 0.1
-    wrong = occlude(it, corner_map().flip(1, 2))
-    assert wrong.rates.item() < 0.35
-
-
-def test_a_constant_map_is_the_same_everywhere() -> None:
-    found = occlude(Subject(Corner(), corner_images(), 0), torch.ones(1, 8, 8))
-    assert found.rates.tolist() == [0.5]
-    assert (found.elsewhere == found.own[:, None]).all()
-
-
-def test_what_is_left_is_what_a_slow_cover_leaves() -> None:
-    it = subject()
-    maps = torch.rand(3, 12, 16)
-    found = occlude(it, maps, shares=(0.1, 0.5), places=3)
-    assert found.own.shape == (3, 2)
-    assert found.elsewhere.shape == (3, 3, 2)
-    for i in range(3):
-        everywhere = [(maps[i], found.own[i]), *zip(found.placed[i], found.elsewhere[i])]
-        for heatmap, left in everywhere:
-            for share, value in zip((0.1, 0.5), left):
-                order = sorted((-float(heatmap[y, x]), y, x) for y in range(12) for x in range(16))
-                image = TINY[i].clone()
-                for _, y, x in order[: round(share * 192)]:
-                    image[:, y, x] = TINY[i].mean((1, 2))
-                expected = it.model(image[None]).softmax(1)[0, it.classes[i]]
-                assert value.item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_rates_count_equal_ones_half() -> None:
-    found = occlude(Subject(Corner(), corner_images(), 0), corner_map())
-    own = torch.tensor([[0.2, 0.4]])
-    elsewhere = torch.tensor([[[0.1, 0.1], [0.3, 0.3], [0.5, 0.5], [0.0, 0.9]]])
-    worked = dataclasses.replace(found, own=own, elsewhere=elsewhere)
-    assert worked.rates.tolist() == pytest.approx([(0 + 0.5 + 1 + 1) / 4])
-
-
-@pytest.mark.parametrize("size", [(9, 9), (8, 12)])
-def test_elsewhere_is_the_same_map_turned_mirrored_and_shifted(size: tuple[int, int]) -> None:
-    height, width = size
-    heatmap = torch.zeros(1, height, width)
-    heatmap[0, 1, 1:5] = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    heatmap[0, 2, 1] = 5.0
-    it = Subject(Corner(), torch.rand(1, 3, height, width), 0)
-    placed = occlude(it, heatmap, places=60).placed[0]
-    turned = {(k, mirrored): torch.rot90(heatmap[0], k) for k in range(4) for mirrored in (False, True)}
-    poses = {key: it.flip(1) if key[1] else it for key, it in turned.items() if it.shape == heatmap[0].shape}
-    shifts = [(y, x) for y in range(height) for x in range(width)]
-    moves = {tuple(it.roll(at, (0, 1)).flatten().tolist()): (key, at) for key, it in poses.items() for at in shifts}
-    found = [moves[tuple(each.flatten().tolist())] for each in placed]  # each of them is one of these
-    assert {pose for pose, _ in found} == set(poses)
-    assert len(poses) == (8 if height == width else 4)
-    assert {y for _, (y, _) in found} == set(range(height))
-    assert {x for _, (_, x) in found} == set(range(width))
-
-
-def test_places_lie_apart_from_the_map_as_far_as_they_can() -> None:
-    it = Subject(Corner(), corner_images(20, 20), 0)
-    heatmap = corner_map(20, 20)
-    placed = occlude(it, heatmap, places=10).placed[0]
-
-    def top(one: Tensor) -> Tensor:
-        return one.flatten().argsort(descending=True)[:120]
-
-    overlaps = [len(set(top(each).tolist()) & set(top(heatmap[0]).tolist())) for each in placed]
-    assert overlaps == sorted(overlaps)
-    assert max(overlaps) < 0.3 * 120  # what chance would give
-
-
-def test_the_same_seed_chooses_the_same_places() -> None:
-    it = Subject(Corner(), corner_images(), 0)
-    one, same, other = (occlude(it, corner_map(), seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one.placed, same.placed)
-    assert torch.equal(one.elsewhere, same.elsewhere)
-    assert not torch.equal(one.placed, other.placed)
-
-
-def test_progress_counts_what_is_covered() -> None:
-    told: list[tuple[int, int]] = []
-    it = Subject(Corner(), corner_images(), 0)
-    occlude(it, corner_map(), shares=(0.1, 0.2, 0.3), places=4, progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, 15) for done in range(1, 16)]
-
-
-@pytest.mark.parametrize("make", [lambda: torch.zeros(1, 4, 4), lambda: torch.full((1, 8, 8), torch.nan)])
-def test_covering_takes_maps_of_the_images_size(make: Callable[[], Tensor]) -> None:
-    with pytest.raises(ImageError):
-        occlude(Subject(Corner(), corner_images(), 0), make())

@@ -382,7 +382,12 @@ class TestJudging:
         verdict = gradcam.evaluation.check(segmenter, two_squares(), target=Mask(1))
         assert (verdict.class_name, verdict.method, verdict.label, verdict.index) == ("bright", "hirescam", "bright", 1)
         assert verdict.to_record()["mask"] == "predicted"
-        assert {test.name: test.outcome for test in verdict.tests}["covering"] == "passed"
+        assert {test.name: test.outcome for test in verdict.tests} == {
+            **dict.fromkeys(["stability", "classes", "randomisation"], "passed"),
+            "covering": "undecided",  # bright squares have edges, and are marked by any weights
+        }
+        assert {"mirrored", "shifted", "noise", "centre"} <= {*verdict.told_apart}
+        assert "Not told apart from the map of a network with random weights, the picture's edges." in verdict.summary
 
     def test_a_box_is_told_apart_from_the_others(self, shapes: Detector, scene: Scene) -> None:
         boxes = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]

@@ -1,23 +1,40 @@
-"""A verdict on one explanation of one picture: four tests that it can fail, and none that it can win."""
+"""A verdict on one explanation of one picture: what it can be told apart from, by tests that it can fail."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradcam.batch.findings import describe_instance
-from gradcam.batch.save import describe_weights
 from gradcam.cam.grid import find_doubt
 from gradcam.cam.methods.base import Method
-from gradcam.errors import GradcamError, shorten
-from gradcam.evaluation.checks import verdict
-from gradcam.evaluation.checks.verdict import MARKED, Exhibits, Occlusion, Test, Verdict, find_marked
+from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
+from gradcam.evaluation.checks.grounds import (
+    CELLS,
+    Ground,
+    count_as_good,
+    find_ground,
+    make_alone,
+    read_others,
+    resize,
+)
+from gradcam.evaluation.checks.shams import EFFECT, RIVAL, SHAMS, Sham, draw_noise, judge_sham, make_shams
+from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
+from gradcam.evaluation.checks.verdict import ALIKE, Exhibits, Outcome, Test, Verdict
 from gradcam.evaluation.controls import Explain, find_explained
 from gradcam.evaluation.explainers import Counter, Explainer, run_explain
-from gradcam.evaluation.metrics.soundness import find_rivals, max_sensitivity, randomisation, rank_correlation
+from gradcam.evaluation.metrics.soundness import (
+    Randomisation,
+    draw_models,
+    explain_or_blank,
+    find_rivals,
+    rank_correlation,
+)
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw
 from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap, without_wrappers
@@ -25,18 +42,23 @@ from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
-from gradcam.models.scores import PictureScores, find_among
+from gradcam.models.scores import COSINES, IN_UNIT, PictureScores, find_among
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
-ALIKE = 0.9  # rank correlation from which on a rival is looked for in the same place
-STAGES = 8
-OTHERS = 10  # classes drawn by chance, beside the strongest rival
-SAMPLES = 10
+STAGES = 3  # the head, the middle, all of it
+OTHERS = 3  # classes drawn by chance, beside the strongest rival
+SAMPLES = 4  # of noise
 NOISE = 0.02  # the largest change of a value, as a share of the image's whole range
-SHARES = (0.1, 0.3, 0.5, 0.7)
-PLACES = 20
-DRAWN = 3  # times as many places are drawn as are taken
+SAME = 0.999  # rank correlation from which on two maps are one, whatever noise does
+ENOUGH = 0.2  # of the probability, that has to be there to be explained
+CHANCE = 0.1  # above that of any class, from where on a model is said to know one
+SURELY = 0.6  # of the area under the ROC curve, from which on a map marks its picture's place
+PLACES = 19  # beside a map's own, where a picture stands by itself: one in twenty is as good by chance
+LEVEL = 0.05
+# The map, with noise, of other classes, weights and pictures, in four places, of five views, and shams in these places.
+MOST_MAPS = 1 + SAMPLES + (1 + OTHERS) + STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
+BLANK = "The map is the same everywhere: it marks nothing."
 
 
 def check(
@@ -48,24 +70,29 @@ def check(
     target: Any = None,
     score: str = "logit",
     reshape: Any = None,
+    others: Sequence[Picture] = (),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Ask four questions of the map of one picture, each of which could refute it.
+    """Ask five questions of the map of one picture, and tell it apart from shams of its own.
 
-    - randomisation: does it change when the weights are randomised, from the top down? The value is the mean rank
-      correlation over eight stages.
-    - classes: does it differ between classes? The value is the mean rank correlation with the maps of ten other classes
-      drawn by chance. That with the strongest rival refutes nothing: two kinds of bear are rightly looked for in one
-      place.
-    - covering: does covering what it marks lower the score more than covering as much elsewhere? The value is the share
-      of twenty other places that it beats. A map that knows nothing has any value with equal chance, and a blob in the
-      middle may pass where the object is there: it fails the first two.
-    - stability: does it stay under noise? The value is the largest relative change in ten draws.
+    - stability: does it stay the same under a little noise?
+    - classes: does it differ between classes? It fails where the maps of three other classes differ from it by no more
+      than noise makes them differ.
+    - randomisation: does it change when the weights are drawn anew? It fails where noise changes it more than that.
+    - placement: does it follow the picture? The picture is put into each cell of a square beside three others, and the
+      map has to mark that cell: the value is the area under the ROC curve.
+    - covering: does what it marks matter to the class? The value is the share of the class's evidence that is lost when
+      what it marks is covered, and kept when it is all that is left. Four fillings take turns: the mean, a blur, another
+      picture, and what inpainting makes of it.
 
-    "passed" means not refuted, never correct. A layer whose cells lie elsewhere than they are drawn (`Verdict.doubt`)
-    fails whatever the tests say. `scripts/calibrate_check` measured the thresholds on the embedded model, and the
-    verdict says where they are uncalibrated.
+    The same is asked of shams: the map mirrored, shifted, of another picture, of the rival class, of a network with
+    random weights, noise with the map's own spectrum, a blob in the centre, and the picture's edges. A map passes that is
+    told apart from all of them, the rival's aside, whose map may rightly be the same. All numbers that decide are of this
+    picture and this model; no threshold is taken over from another one.
+
+    Where the class is not seen among other pictures, and for what has a place of its own, such as a box, the picture stands
+    by itself: placement is then asked by shifting it, or not at all, and covering beside nineteen other places by chance.
 
     Parameters
     ----------
@@ -75,8 +102,8 @@ def check(
         As in `Classifier.explain`.
     method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method itself, `FILE.py:NAME`, or a function of a model, images (N,C,H,W)
-        and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time. None is
-        "gradcam", or what suits a model of another task.
+        and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time, also with other
+        pictures, classes and weights. None is "gradcam", or what suits a model of another task.
     layer : str or nn.Module, default None
         As in `Classifier.explain`, for methods by name.
     target : int or str, default None
@@ -87,15 +114,18 @@ def check(
         As in `targets.ClassTarget`, for methods by name.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`, for methods by name.
+    others : sequence of pictures, default ()
+        Three or more that may stand beside the picture: those are taken which show the class least. With fewer, these
+        are five photographs that come with the package.
     seed : int, default 0
         Of all that is drawn.
     progress : callable, default None
-        Called with the passes done and the number of all.
+        Called with the steps done and the number of all.
 
     Returns
     -------
     Verdict
-        Its `outcome` is "passed", "doubtful" or "failed"; `tests` has the four.
+        Its `outcome` is "passed", "undecided" or "failed"; `told_apart` names the shams that the map does better than.
 
     Raises
     ------
@@ -109,17 +139,21 @@ def check(
     >>> import gradcam
     >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg")
     >>> verdict.outcome, [test.name for test in verdict.tests]
-    ('passed', ['randomisation', 'classes', 'covering', 'stability'])
+    ('passed', ['stability', 'classes', 'randomisation', 'placement', 'covering'])
+    >>> "mirrored" in verdict.told_apart
+    True
 
     References
     ----------
-    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018; Yeh et al., "On the (In)fidelity and Sensitivity of
-    Explanations", NeurIPS 2019.
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, for weights and classes; Böhle et al.,
+    "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2, for pictures side by side; Binder et al.,
+    "Shortcomings of Top-Down Randomization-Based Sanity Checks", CVPR 2023, for why weights alone decide little.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
     ClassTarget(score=score)  # of an unknown one it says which there are
     prepared = classifier.prepare(picture)
+    shown = others if len(others) >= CELLS - 1 else read_others()
     wanted = target
     if isinstance(classifier, TaskModel):
         own, target = find_among(classifier, prepared, target)
@@ -134,13 +168,24 @@ def check(
     else:
         place = classifier.layer_for(explained) if isinstance(explained, Method) else classifier.layer
     explain = Explainer((explained,), place, score, classifier.activation, reshape, seed).only(explained.name)
-    exhibits = collect(subject, explain, seed=seed, progress=progress)
+    found = int(subject.classes)
+    kind = classifier.instance(found).kind if isinstance(classifier, PictureScores) else "class"
+    inquiry = Inquiry(
+        subject,
+        explain,
+        torch.cat([resize(classifier.batch([it]), images.shape[2:]) for it in shown]),
+        classifier.labels,
+        seed,
+        Counter(progress, MOST_MAPS),
+        has_place=kind not in ("class", *COSINES),
+        is_probability=kind in ("class", *IN_UNIT),
+    )
     used = place if isinstance(explained, Method) and explained.has_layer else None
-    found, known = int(subject.classes), verdict.read_calibration()
-    is_known = classifier.name == known["model"] and describe_weights(classifier)["sha256"] == known["weights"]
+    tests, shams, exhibits = inquiry.ask()
+    inquiry.counter.reach(MOST_MAPS)
     return Verdict(
-        tests=_judge(exhibits, classifier.labels),
-        calibrated=bool(is_known),
+        tests=tests,
+        shams=shams,
         model=classifier.name,
         method=explained.name,
         layer=used and without_wrappers(used),
@@ -152,6 +197,7 @@ def check(
         picture=crop(prepared.reading.picture, classifier.region(*prepared.reading.picture.shape[:2])),
         exhibits=exhibits,
         doubt=used and find_doubt(unwrap(classifier.model), images, used, to_reshape(reshape)),
+        notes=tuple(inquiry.notes),
     )
 
 
@@ -165,129 +211,298 @@ def _name(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
     return {"index": instance.index, "label": instance.name, "title": label, "thing": said}
 
 
-def collect(subject: Subject, explain: Explain, *, seed: int = 0, progress: Progress | None = None) -> Exhibits:
-    """Everything of one image: N is 1. Raises as `explain` and the functions of the four tests do."""
-    known = [int(find_rivals(subject)), int(subject.classes)]
-    count, generator = subject.all_probabilities.shape[1], draw(seed, "other classes")
-    shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
-    rivals = (known[0], *[index for index in shuffled if index not in known][:OTHERS])  # the strongest first
-    counter = Counter(progress, 1 + STAGES + len(rivals) + SAMPLES + (1 + PLACES) * len(SHARES))
-    noisy: list[Tensor] = []
+@dataclass(frozen=True, eq=False)
+class Inquiry:
+    """The tests of the map of one image. `beside`: other pictures (M,C,H,W). `has_place`: what is explained is at a place of
+    this picture, so that it is not looked for in others. `is_probability`: of the score."""
 
-    def counted(model: nn.Module, images: Tensor, classes: Tensor) -> Any:
-        made = run_explain(explain, model, images.detach(), classes)  # it may ask for gradients in place
-        counter.step()
-        return made
+    subject: Subject
+    explain: Explain
+    beside: Tensor
+    labels: Sequence[str] | None
+    seed: int
+    counter: Counter
+    has_place: bool
+    is_probability: bool
+    notes: list[str] = field(default_factory=list)
 
-    def kept(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        noisy.append(check_heatmaps(counted(model, images, classes), (len(images), *images.shape[2:])))
-        return noisy[-1]
+    def ask(self) -> tuple[tuple[Test, ...], tuple[Sham, ...], Exhibits]:
+        """The tests one after another, until one has failed; the shams once the others have passed."""
+        tests: list[Test] = []
+        steps = (self._ask_stability, self._ask_classes, self._ask_weights, self._ask_picture)
+        heatmap = self.look(self.subject.images)
+        exhibits, limit = self._disturb(heatmap)
+        if bool(heatmap.amax() == heatmap.amin()):
+            return (Test("covering", "failed", 0.0, BLANK),), (), exhibits
+        too_little = self._tell_too_little(heatmap)
+        for step in steps:
+            exhibits, found = step(exhibits, SAME if too_little else limit)
+            tests += found
+            if any(test.outcome == "failed" for test in tests):
+                return tuple(tests), (), exhibits
+        if too_little:
+            return (*tests, Test("covering", "undecided", 0.0, too_little)), (), exhibits
+        exhibits, more, shams = self._ask_ground(exhibits)
+        return (*tests, *more), shams, exhibits
 
-    def look(index: int) -> Tensor:
-        made = counted(subject.model, subject.images, torch.full_like(subject.classes, index))
-        return check_heatmaps(made, subject.size, subject.images.device)
+    def look(self, images: Tensor, index: int | None = None, model: nn.Module | None = None) -> Tensor:
+        """The maps (N,H,W) of images (N,C,H,W), one by one, of the class or of another one, of the model or another."""
+        explain = run_explain if model is None else explain_or_blank
+        maps = []
+        for image in images.split(1):
+            classes = self.subject.classes if index is None else torch.full_like(self.subject.classes, index)
+            made = explain(self.explain, model or self.subject.model, image.detach().clone(), classes)
+            maps.append(check_heatmaps(made, (1, *image.shape[2:]), image.device))
+            self.counter.step()
+        return torch.cat(maps)
 
-    heatmap = look(int(subject.classes))
-    randomised = randomisation(subject, counted, heatmap, stages=STAGES, seed=seed)
-    counter.reach(1 + STAGES)  # of which a small model has fewer
-    others = torch.cat([look(rival) for rival in rivals])
-    likeness = rank_correlation(heatmap.expand(len(rivals), -1, -1), others)
-    radius = NOISE * float(subject.images.amax() - subject.images.amin())
-    sensitivity = max_sensitivity(subject, kept, heatmap, radius=radius, samples=SAMPLES, seed=seed)
-    occlusion = occlude(subject, heatmap, seed=seed, progress=counter.step)
-    return Exhibits(heatmap[0], randomised, rivals, others, likeness, occlusion, float(sensitivity), torch.cat(noisy))
+    def _disturb(self, heatmap: Tensor) -> tuple[Exhibits, float]:
+        """The map under noise, and how alike two maps have to be to be one."""
+        images, generator = self.subject.images, draw(self.seed, "noise")
+        radius = NOISE * float(images.amax() - images.amin())
+        drawn = torch.rand((SAMPLES, *images.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
+        noisy = self.look(images + ((2 * drawn - 1) * radius).to(images.device, images.dtype))
+        likeness = rank_correlation(heatmap.expand_as(noisy), noisy)
+        return Exhibits(heatmap[0], noisy, likeness), min(SAME, max(ALIKE, float(likeness.min())))
 
+    def _tell_too_little(self, heatmap: Tensor) -> str | None:
+        """Why there is nothing that a map could explain; None where there is."""
+        if not self.is_probability:
+            return None
+        subject = self.subject
+        probability, count = float(subject.probabilities), subject.all_probabilities.shape[1]
+        if not self.has_place and probability < 1 / count + CHANCE:
+            return f"The probability is {probability:.2f}, near chance: there is too little to explain."
+        ground = make_alone(subject, self.beside)
+        masks = torch.stack([ground.mark(heatmap.expand(CELLS, -1, -1)), ground.whole])
+        left = ground.subject.score(ground.cover(mask)[1] for mask in masks)
+        if probability - float(left.min()) < ENOUGH:
+            least = (
+                f"The probability is {probability:.2f}, and {float(left.min()):.2f} at least where all of it is covered"
+            )
+            return f"{least}: there is too little to explain."
+        return None
 
-def occlude(
-    subject: Subject,
-    heatmaps: Any,
-    *,
-    shares: Sequence[float] = SHARES,
-    places: int = PLACES,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Occlusion:
-    """Cover the most relevant pixels with the picture's mean, share after share, and as many of the map laid elsewhere.
-    Elsewhere are the map's mirror images and quarter turns (half turns where the picture is no square), shifted by
-    chance and around the picture's borders: masks of the same area and shape. Three times as many are drawn as
-    `places`, and those are taken whose most relevant three tenths lie least on the map's own. A constant map has a
-    rate of one half; one that knows nothing has any with equal chance. Raises `ImageError` for other heatmaps."""
-    maps = check_heatmaps(heatmaps, subject.size, subject.images.device)
-    placed = torch.stack([_choose_places(each, places, seed) for each in maps])
-    counter = Counter(progress, (1 + places) * len(shares))
-    images, means = subject.images, subject.images.mean((2, 3), keepdim=True)
-
-    def occluded() -> Iterator[Tensor]:
-        for place in (maps, *placed.unbind(1)):
-            for share in shares:
-                yield torch.where(find_marked(place, share, seed)[:, None], means, images)
-                counter.step()
-
-    left = subject.score(occluded()).reshape(1 + places, len(shares), len(maps)).permute(2, 0, 1)
-    return Occlusion(tuple(shares), left[:, 0], left[:, 1:], placed)
-
-
-def _choose_places(heatmap: Tensor, places: int, seed: int) -> Tensor:
-    """One map (H,W) at so many other places (P,H,W), those that overlap the least first."""
-    generator = draw(seed, "elsewhere")
-    drawn = []
-    for _ in range(DRAWN * places):
-        turns, mirrored, down, right = (
-            int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
-            for most in (4, 2, *heatmap.shape)
+    def _ask_stability(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
+        value, heatmap = float(exhibits.noisy_likeness.mean()), exhibits.heatmap
+        shams = torch.stack([draw_noise(heatmap, self.seed, number) for number in range(SAMPLES)])
+        by_chance = rank_correlation(heatmap.expand_as(shams), shams)
+        highest = float(by_chance.max())
+        outcome: Outcome = "passed" if float(exhibits.noisy_likeness.min()) > highest else "undecided"
+        reason = (
+            f"Under noise of up to {NOISE:.0%} of the picture's range, its rank correlation with itself is {value:.2f} on "
+            f"average; smooth noise comes to {highest:.2f} with it by chance."
         )
-        turned = torch.rot90(heatmap, turns if heatmap.shape[0] == heatmap.shape[1] else 2 * (turns % 2))
-        drawn.append((turned.flip(1) if mirrored else turned).roll((down, right), (0, 1)))
-    moved = torch.stack(drawn)
-    overlaps = (find_marked(moved, MARKED, seed) & find_marked(heatmap[None], MARKED, seed)).flatten(1).sum(1)
-    return moved[overlaps.argsort(stable=True)[:places]]
+        return exhibits, [Test("stability", "failed" if value <= highest else outcome, value, reason)]
+
+    def _ask_classes(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
+        subject = self.subject
+        known = [int(find_rivals(subject)), int(subject.classes)]
+        generator = draw(self.seed, "other classes")
+        shuffled = torch.randperm(
+            subject.all_probabilities.shape[1], generator=generator, dtype=torch.int64, device="cpu"
+        )
+        rivals = (known[0], *[index for index in shuffled.tolist() if index not in known][:OTHERS])
+        maps = torch.cat([self.look(subject.images, index) for index in rivals])
+        likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
+        others = likeness[1:] if len(rivals) > 1 else likeness
+        first = name_class(rivals[0], None if self.labels is None else self.labels[rivals[0]])
+        reason = f"Its rank correlation with the map of the rival, {first}, is {likeness[0]:.2f}"
+        if len(rivals) > 1:
+            reason += f", and with those of {len(others)} classes drawn by chance {float(others.mean()):.2f} on average"
+        outcome: Outcome = "passed"
+        if bool((others >= limit).all()):
+            outcome = "failed"
+            reason += f": noise changes it as much ({limit:.2f}), so that no class is in it"
+        test = Test("classes", outcome, float(others.mean()), f"{reason}.")
+        return replace(exhibits, rivals=rivals, rival_maps=maps, likeness=likeness), [test]
+
+    def _ask_weights(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
+        subject = self.subject
+        try:
+            found = {
+                name: self.look(subject.images, model=model) for name, model in draw_models(subject, STAGES, self.seed)
+            }
+        except ModelError as error:
+            return exhibits, [Test("randomisation", "undecided", 0.0, str(error))]
+        maps = torch.cat([*found.values()])
+        likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
+        reason = (
+            f"With weights drawn anew in {next(iter(found))}, its rank correlation with what it was is {likeness[0]:.2f}, "
+            f"and with all of them {likeness[-1]:.2f}"
+        )
+        outcome: Outcome = "passed"
+        if float(likeness[-1]) >= limit:
+            outcome = "failed"
+            reason += f": noise changes it as much ({limit:.2f}), so that nothing of what was learnt is in it"
+        elif float(likeness[0]) >= limit:
+            outcome = "undecided"
+            reason += ": what the head has learnt is not in it"
+        drawn = Randomisation(tuple(found), likeness[None], maps[None])
+        test = Test("randomisation", outcome, float(likeness.mean()), f"{reason}.")
+        return replace(exhibits, randomisation=drawn), [test]
+
+    def _ask_picture(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
+        """Fails at once where another picture has the same map."""
+        if self.has_place:
+            return exhibits, []
+        other = self.look(self._choose_others()[:1])
+        likeness = float(rank_correlation(exhibits.heatmap[None], other))
+        if likeness < limit:
+            return exhibits, []
+        reason = f"Its rank correlation with the map of another picture is {likeness:.2f}: it ignores the picture."
+        return exhibits, [Test("placement", "failed", 1 / 2, reason)]
+
+    def _choose_others(self) -> Tensor:
+        """Three other pictures, which show the class least."""
+        subject = self.subject
+        classes = [int(subject.classes)] * len(self.beside)
+        found = Subject(subject.model, self.beside, classes, activation=subject.activation)
+        return self.beside[found.probabilities.argsort(stable=True)[: CELLS - 1]]
+
+    def _ask_ground(self, exhibits: Exhibits) -> tuple[Exhibits, list[Test], tuple[Sham, ...]]:
+        others = self.beside if self.has_place else self._choose_others()
+        ground = None if self.has_place else find_ground(self.subject, others)
+        tests: list[Test] = []
+        if ground is None:
+            placed = exhibits.heatmap.expand(CELLS, -1, -1)
+            if not self.has_place:
+                self.notes.append(
+                    "The class is not seen among other pictures, so that the picture was tried by itself."
+                )
+                tests.append(self._follow(exhibits.heatmap))
+        else:
+            placed = self.look(ground.images)
+            order = ground.order(placed)
+            tests.append(_judge_order(float(order[:, 0].mean()), count_as_good(order)))
+        chosen = ground or make_alone(self.subject, others)
+        views = (
+            undo_views(self.look(view_images(self.subject.images))) if not self.has_place else exhibits.heatmap[None]
+        )
+        uncertainty = spread(torch.cat([exhibits.heatmap[None], exhibits.noisy_maps, views]))
+        exhibits = replace(exhibits, ground=chosen, placed=placed, uncertainty=uncertainty)
+        test, shams = self._cover(exhibits, chosen, placed, others)
+        return exhibits, [*tests, test], shams
+
+    def _follow(self, heatmap: Tensor) -> Test:
+        """Where the picture is shifted and mirrored, does its map go with it, or stay?"""
+        found = self.look(view_images(self.subject.images, far=True))
+        goes, stays = (
+            rank_correlation(heatmap.expand_as(found), each) for each in (undo_views(found, far=True), found)
+        )
+        value, ahead = float(goes.mean()), int((goes > stays).sum())
+        reason = (
+            f"Where the picture is shifted to four sides, or mirrored, its map goes along with a rank correlation of "
+            f"{value:.2f}, and stays with {float(stays.mean()):.2f}; it goes along in {ahead} of {len(goes)}."
+        )
+        outcome: Outcome = "passed" if ahead >= len(goes) - 1 and value >= 1 / 2 else "undecided"
+        return Test("placement", "failed" if ahead == 0 else outcome, value, reason)
+
+    def _cover(
+        self, exhibits: Exhibits, ground: Ground, placed: Tensor, others: Tensor
+    ) -> tuple[Test, tuple[Sham, ...]]:
+        """The map beside its shams on a ground."""
+        made = make_shams(placed, ground.images, dict(self._list_makers(exhibits, ground, others)), self.seed)
+        maps = {name: each for name, each in made.items() if isinstance(each, Tensor)}
+        for name, error in made.items():
+            if isinstance(error, Exception):
+                said = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+                self.notes.append(f"Without {SHAMS[name]}: {said}")
+        places = [] if ground.cells is not None else move_by_chance(placed[0], self.seed)
+        tried = [
+            ground.whole,
+            *map(ground.mark, (placed, *maps.values(), *(each.expand_as(placed) for each in places))),
+        ]
+        found = ground.measure(*tried).mean(1)
+        whole, own, *rest = found.tolist()
+        if whole <= 0:
+            reason = "Covering all of the picture leaves the class as probable: there is nothing that a map could show."
+            return Test("covering", "undecided", 0.0, reason), ()
+        effect = own / whole
+
+        def order(each: Tensor) -> float | None:
+            return None if ground.cells is None else float(ground.order(each)[:, 0].mean())
+
+        shams = tuple(
+            judge_sham(
+                name,
+                each[0],
+                float(rank_correlation(placed[:1], each[:1].float())),
+                (order(placed), effect),
+                (order(each), value / whole),
+            )
+            for (name, each), value in zip(maps.items(), rest)
+        )
+        elsewhere = [value / whole for value in rest[len(maps) :]]
+        return _judge_effect(effect, shams, elsewhere), shams
+
+    def _list_makers(
+        self, exhibits: Exhibits, ground: Ground, others: Tensor
+    ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+        """The shams that take the model, as functions."""
+        size = ground.images.shape[2:]
+
+        def look_elsewhere() -> Tensor:
+            return self.look(resize(others[:1], size)).expand(CELLS, -1, -1)
+
+        def look_by_chance() -> Tensor:
+            *_, (_, model) = draw_models(self.subject, 1, self.seed)
+            return self._look_on(ground, model=model)
+
+        if not self.has_place:
+            yield "another picture", look_elsewhere
+        yield RIVAL, partial(self._look_on, ground, index=exhibits.rivals[0])
+        yield "random weights", look_by_chance
+
+    def _look_on(self, ground: Ground, **how: Any) -> Tensor:
+        if ground.cells is None:
+            return self.look(ground.images[:1], **how).expand(CELLS, -1, -1)
+        return self.look(ground.images, **how)
 
 
-def _judge(exhibits: Exhibits, labels: Sequence[str] | None) -> tuple[Test, ...]:
-    found, values = exhibits.occlusion, exhibits.values
-    reasons = {
-        "randomisation": _tell_randomisation(exhibits),
-        "classes": _tell_classes(exhibits, labels),
-        "covering": f"With {found.shares[0]:.0%} to {found.shares[-1]:.0%} of the picture covered by it, the probability is "
-        f"{found.own.mean():.2f} on average, and {found.elsewhere.mean():.2f} by the same map laid elsewhere: it is lower "
-        f"than at {values['covering']:.0%} of {found.elsewhere.shape[1]} other places.",
-        "stability": f"Under noise of up to {NOISE:.0%} of the picture's range it changes by {exhibits.sensitivity:.0%} of "
-        f"its own length at most, in {SAMPLES} draws.",
-    }
-    thresholds = verdict.read_thresholds()
-    outcomes = {name: thresholds[name].judge(value) for name, value in values.items()}
-    if exhibits.is_constant:
-        outcomes["covering"] = "failed"
-        reasons["covering"] = "The map is the same everywhere: it marks nothing that could be covered."
-    return tuple(
-        Test(name, question, outcomes[name], values[name], thresholds[name], reasons[name])
-        for name, question in verdict.QUESTIONS.items()
+def move_by_chance(heatmap: Tensor, seed: int) -> list[Tensor]:
+    """A map (H,W) at places by chance, each as likely as its own: shifted around the picture's sides, and mirrored."""
+    generator = draw(seed, "elsewhere")
+    moved = []
+    for _ in range(PLACES):
+        down, right, mirrored = (
+            int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
+            for most in (*heatmap.shape, 2)
+        )
+        moved.append((heatmap.flip(1) if mirrored else heatmap).roll((down, right), (0, 1)))
+    return moved
+
+
+def _judge_order(value: float, chance: float) -> Test:
+    reason = (
+        f"Beside three other pictures, in each of four places, {value:.0%} of the pairs of a place on the picture and one "
+        f"off it are in the right order; a map that knows nothing is as often right in {chance:.0%} of cases."
     )
+    outcome: Outcome = "passed" if value >= SURELY and chance <= LEVEL else "undecided"
+    return Test("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
 
 
-def _tell_randomisation(exhibits: Exhibits) -> str:
-    found = exhibits.randomisation
-    correlations = found.correlations[0].tolist()
-    if all(value == 1 for value in correlations):
-        return "It is the same with whatever weights: it tells nothing of what the model has learnt."
-    stages = f"{len(correlations)} stage{'' if len(correlations) == 1 else 's'}"
-    return (
-        f"With weights drawn anew from {found.layers[0]} down to {found.layers[-1]}, in {stages}, the maps' rank "
-        f"correlation with it is {exhibits.values['randomisation']:.2f} on average, {max(correlations):.2f} at most."
+def _judge_effect(effect: float, shams: Sequence[Sham], elsewhere: Sequence[float]) -> Test:
+    counted = [sham for sham in shams if sham.name != RIVAL]
+    better = [sham for sham in counted if sham.is_better]
+    as_good = [sham for sham in counted if not sham.is_apart]
+    best = max(counted, key=lambda sham: sham.effect)
+    share, most = max(0.0, effect), max(0.0, best.effect)
+    reason = (
+        f"{share:.0%} of the class's evidence lies on what it marks, and {most:.0%} at most on a sham, {best.words}"
     )
-
-
-def _tell_classes(exhibits: Exhibits, labels: Sequence[str] | None) -> str:
-    likeness = exhibits.likeness.tolist()
-    if all(value == 1 for value in likeness):
-        return f"It is the same for {len(likeness)} other class{'' if len(likeness) == 1 else 'es'}: no class is in it."
-    first = exhibits.rivals[0]
-    rival = name_class(first, None if labels is None else labels[first])
-    strongest = f"{likeness[0]:.2f} with that of its strongest rival, {rival}"
-    if len(likeness) == 1:
-        return f"Its rank correlation is {strongest}."
-    hint = ", which the model may rightly look for in the same place" if likeness[0] >= ALIKE else ""
-    return (
-        f"Its rank correlation with the maps of {len(likeness) - 1} classes drawn by chance is "
-        f"{exhibits.values['classes']:.2f} on average, and {strongest}{hint}."
-    )
+    if best.is_apart and effect - best.effect < EFFECT:
+        reason += ", which does not follow the picture"
+    rival = next((sham for sham in shams if sham.name == RIVAL), None)
+    outcome: Outcome = "passed"
+    if elsewhere:
+        chance = (1 + sum(value >= effect for value in elsewhere)) / (1 + len(elsewhere))
+        reason += f"; laid elsewhere by chance, it is as good in {chance:.0%} of cases"
+        outcome = "passed" if chance <= LEVEL else "undecided"
+    if better:
+        return Test("covering", "failed", effect, f"{reason}: {', '.join(sham.words for sham in better)} does better.")
+    if rival is not None and rival.is_better:
+        return Test("covering", "undecided", effect, f"{reason}: {rival.words} does better.")
+    if as_good:
+        return Test("covering", "undecided", effect, f"{reason}: {as_good[0].words} does as well.")
+    return Test("covering", outcome if effect >= ENOUGH else "undecided", effect, f"{reason}.")

@@ -263,6 +263,17 @@ def randomisation(
     """
     check_count(stages, "stages", "how many layers to look at, 1 or more.")
     before = _explain_unless(heatmaps, subject, explain)
+    found = {
+        name: explain_or_blank(explain, model, subject.images, subject.classes)
+        for name, model in draw_models(subject, stages, seed)
+    }
+    correlations = torch.stack([rank_correlation(before, maps) for maps in found.values()], 1)
+    return Randomisation(tuple(found), correlations, torch.stack([*found.values()], 1))
+
+
+def draw_models(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str, nn.Module]]:
+    """A copy of the subject's model whose weights are drawn anew from the top down: at each stage the name of the layer
+    that it reached, and the model, which the next stage changes. Raises `ModelError` as `randomisation` does."""
     try:
         model = copy.deepcopy(subject.model)
     except Exception as error:
@@ -270,15 +281,18 @@ def randomisation(
             f"{type(subject.model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
             f"{describe_unexpected(error)}"
         ) from error
-    found: dict[str, Tensor] = {}
-    for name in _draw_anew(model, subject.images[:1], stages, seed):  # at each the model is of that stage
-        try:
-            made = to_tensor(run_explain(explain, model, subject.images, subject.classes)).nan_to_num(0, 0, 0)
-        except BlindLayerError:
-            made = torch.zeros(subject.size, dtype=torch.float32, device=subject.images.device)
-        found[name] = check_heatmaps(made, subject.size, subject.images.device)
-    correlations = torch.stack([rank_correlation(before, maps) for maps in found.values()], 1)
-    return Randomisation(tuple(found), correlations, torch.stack([*found.values()], 1))
+    for name in _draw_anew(model, subject.images[:1], stages, seed):
+        yield name, model
+
+
+def explain_or_blank(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """Heatmaps (N,H,W) of a model with weights drawn anew, zero where no gradient or no number is left."""
+    size = (len(images), *images.shape[2:])
+    try:
+        made = to_tensor(run_explain(explain, model, images, classes)).nan_to_num(0, 0, 0)
+    except BlindLayerError:
+        made = torch.zeros(size, dtype=torch.float32, device=images.device)
+    return check_heatmaps(made, size, images.device)
 
 
 def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:

@@ -1,0 +1,124 @@
+"""What a map has to be told apart from: maps that look like it, and explain nothing, or something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradcam.errors import show_fields
+from gradcam.evaluation.explainers import make_centre, make_edges
+from gradcam.evaluation.subject import draw
+
+RIVAL = "rival"
+SHAMS = {  # by name, in words
+    "mirrored": "the map mirrored",
+    "shifted": "the map shifted by a third",
+    "another picture": "the map of another picture",
+    RIVAL: "the map of the rival class",
+    "random weights": "the map of a network with random weights",
+    "noise": "smooth noise with the map's own spectrum",
+    "centre": "a blob in the centre",
+    "edges": "the picture's edges",
+}
+ORDER = 0.1  # of the area under the ROC curve, by which one map marks the picture's place more surely than another
+EFFECT = 0.2  # of all evidence, by which covering what one map marks does more than what another one marks
+
+
+@dataclass(frozen=True, eq=False)
+class Sham:
+    """A map in place of the one that is checked, and how it fares beside that.
+
+    Attributes
+    ----------
+    name : str
+        Which one: "mirrored", "shifted", "another picture", "rival", "random weights", "noise", "centre" or "edges".
+    order : float or None
+        How surely it marks the picture's place among others, from 0 to 1; one half is chance. None where the picture
+        was not among others.
+    effect : float
+        The share of the class's evidence that lies on what it marks; 1 is all of it.
+    alike : float
+        Its rank correlation with the map, from -1 to 1.
+    is_apart : bool
+        Whether the map does better: by 0.1 of `order`, or by 0.2 of `effect`.
+    is_better : bool
+        Whether the sham does better than the map, by as much.
+    heatmap : Tensor (H,W)
+        The sham on the first of the images that it was tried on.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg")
+    >>> sham: gradcam.evaluation.Sham = verdict.shams[0]
+    >>> sham.name, sham.is_apart
+    ('mirrored', True)
+    """
+
+    name: str
+    order: float | None
+    effect: float
+    alike: float
+    is_apart: bool
+    is_better: bool
+    heatmap: Tensor
+
+    __repr__ = show_fields
+
+    @property
+    def words(self) -> str:
+        """What it is, as a sentence has it."""
+        return SHAMS[self.name]
+
+
+def judge_sham(
+    name: str, heatmap: Tensor, alike: float, own: tuple[float | None, float], other: tuple[float | None, float]
+) -> Sham:
+    """A sham beside the map that is checked: `own` and `other` are the order and the effect of the map and of the sham."""
+    (order, effect), (its_order, its_effect) = own, other
+    ahead = None if order is None or its_order is None else order - its_order
+    is_apart = effect - its_effect >= EFFECT or (ahead is not None and ahead >= ORDER)
+    is_better = its_effect - effect >= EFFECT and (ahead is None or ahead <= 0)
+    return Sham(name, its_order, its_effect, alike, is_apart and not is_better, is_better, heatmap)
+
+
+def make_shams(
+    heatmaps: Tensor, images: Tensor, explain: Mapping[str, Callable[[], Tensor]], seed: int
+) -> dict[str, Tensor | Exception]:
+    """The shams (4,H,W) of maps of images (4,C,H,W), by name. `explain`: those that take the model, which may fail: the
+    exception stands in its place."""
+    size = heatmaps.shape[1:]
+    found: dict[str, Tensor | Exception] = {
+        "mirrored": heatmaps.flip(2),
+        "shifted": heatmaps.roll([round(length / 3) for length in size], (1, 2)),
+        "noise": draw_noise(heatmaps[0], seed).expand_as(heatmaps),
+        "centre": make_centre(images),
+        "edges": make_edges(images),
+    }
+    found |= {name: _try(make) for name, make in explain.items()}
+    return {name: found[name] for name in SHAMS if name in found}
+
+
+def _try(make: Callable[[], Tensor]) -> Tensor | Exception:
+    """What it makes, or why that cannot be had: the other shams go on."""
+    try:
+        return make()
+    except Exception as error:  # whatever the model or a user's function raises
+        return error
+
+
+def draw_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
+    """Noise (H,W) as smooth as a map (H,W): of the same spectrum, with phases by chance. The map is mirrored at its sides
+    for that, since it does not go on at the opposite ones."""
+    whole = torch.cat([heatmap, heatmap.flip(1)], 1)
+    whole = torch.cat([whole, whole.flip(0)], 0)
+    noise = torch.randn(
+        whole.shape, generator=draw(seed, "noise of a spectrum", *names), dtype=torch.float32, device="cpu"
+    )
+    phases = torch.fft.rfft2(noise.to(whole))
+    spectrum = torch.fft.rfft2(whole).abs() * phases / phases.abs().clamp(min=1e-12)
+    found = torch.fft.irfft2(spectrum, s=whole.shape)[: heatmap.shape[0], : heatmap.shape[1]]
+    return found - found.amin()
