@@ -199,17 +199,23 @@ def write_report(place: Path | Store) -> Path | str:
     return place / PAGE if isinstance(place, Path) else place.below(PAGE).url
 
 
-def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
+def render(template: str, **values: Any) -> str:
+    """One of our templates, with these values in it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=PackageLoader("gradcam.report"), undefined=StrictUndefined, **settings)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return environment.get_template(template).render(values)
+
+
+def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
     entries = [entry for record in run.records for entry in record.explained]
     found = {"models": [record.model for record in run.records], "layers": [entry.layer for entry in entries]}
     found["methods"] = [entry.method for entry in entries]
     place = run.files.place
-    return environment.get_template("index.html.j2").render(
+    return render(
+        "index.html.j2",
         title=privacy.clean(place.resolve().name if isinstance(place, Path) else place.name),
         summary={key: [privacy.clean_value(name) for name in dict.fromkeys(names)] for key, names in found.items()},
         total=len(run.records),

@@ -80,9 +80,9 @@ def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | No
     names = name_views(stem)
     views: list[tuple[str, Pixels]] = []
     if picture is not None:
-        large = _fit(picture, LARGE)
-        views += [(names.large, large), (names.small, _fit(large, SMALL))]
-    views += [(names.overlay(k), _fit(overlay, SMALL)) for k, overlay in enumerate(overlays) if overlay is not None]
+        large = fit_view(picture, LARGE)
+        views += [(names.large, large), (names.small, fit_view(large, SMALL))]
+    views += [(names.overlay(k), fit_view(overlay, SMALL)) for k, overlay in enumerate(overlays) if overlay is not None]
     return {name: encode_image(view, ".jpg", QUALITY) for name, view in views}
 
 
@@ -103,7 +103,8 @@ def provide_views(files: Files, record: Record, root: Path | Store | None) -> No
         files.write_view(name, data)
 
 
-def _fit(picture: Pixels, longest: int) -> Pixels:
+def fit_view(picture: Pixels, longest: int) -> Pixels:
+    """The picture with so many pixels on its longest side, or as it is where it has fewer."""
     from gradcam.images.opencv import cv2
 
     height, width = picture.shape[:2]
