@@ -24,6 +24,7 @@ from gradcam.errors import GradcamError, describe_unexpected
         "report": ("gradcam.cli.batch:report_command", "Make the gallery of a batch again."),
         "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),
         "check": ("gradcam.cli.check:check_command", "A verdict on a map: four tests that it can fail."),
+        "diff": ("gradcam.cli.diff:diff_command", "Compare two checkpoints: same class, another map?"),
         "evaluate": (
             "gradcam.cli.evaluate:evaluate_command",
             "Judge methods by metrics, on a folder of your own pictures.",
@@ -61,6 +62,7 @@ def cli() -> None:
       gradcam report explained/                 a gallery of it
       gradcam compare photo.jpg                 methods side by side
       gradcam check photo.jpg                   can this map be trusted?
+      gradcam diff OLD NEW photos/              did the new checkpoint look elsewhere?
       gradcam evaluate photos/                  which method's maps to trust, measured
       gradcam recommend photos/                 the best method, score and layer for a model
       gradcam run photo.jpg --model resnet50    another model

@@ -71,7 +71,7 @@ def _to_size(text: str) -> int | tuple[int, ...]:
     return size if len(size) > 1 else size[0]
 
 
-def _to_weights(text: str) -> Path:
+def to_weights(text: str) -> Path:
     is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
     return Path(text) if is_word else Path(_FILE.convert(text, None, None))
 
@@ -296,7 +296,7 @@ _MODEL = (
     click.option(
         "--weights",
         metavar="FILE|NAME",
-        type=Parsed("weights", _to_weights),
+        type=Parsed("weights", to_weights),
         help="The model's weights: a checkpoint, or the name of some of its own, as IMAGENET1K_V1.",
     ),
     click.option("--labels", metavar="FILE", type=_FILE, help="Names of the classes: one on each line, or JSON."),
@@ -491,7 +491,7 @@ def choices(*, default: str = "gradcam, or what suits the task") -> Callable[[Co
         f"  [default: {default}]",
     )
     text = "Layer to look at, as `gradcam layers` lists it; repeatable."
-    return _together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_THINGS, *_FIT)
+    return together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_THINGS, *_FIT)
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
@@ -500,13 +500,14 @@ def _find_saved(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
-model = _together(*_MODEL)  # which model, and how it computes
+model = together(*_MODEL)  # which model, and how it computes
+named_model = together(*_MODEL[1:])  # how one computes that an argument names
 _OF_WHOLES = (it for it in _THINGS if it not in (_EDGE, _AXIS))  # a place has no probability to judge its map by
-things = _together(*_OF_WHOLES, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))
+things = together(*_OF_WHOLES, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))
 save = several(
     "--save",
     "saved",
@@ -516,13 +517,13 @@ save = several(
     default=("overlay",),
     help=f"What is written: {', '.join(SAVED)}; repeatable.  [default: overlay]",
 )
-appearance = _together(
+appearance = together(
     click.option(
         "--alpha", type=Opacity(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
     ),
     colormap("turbo", "A colour map of OpenCV."),
 )
-printing = _together(
+printing = together(
     click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each picture, and nothing else."),
     click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors."),
 )

@@ -1,0 +1,332 @@
+"""What two models made of the same pictures, side by side: numbers, pictures, records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradcam.cam.postprocess import resize
+from gradcam.errors import ImageError, show_fields
+from gradcam.evaluation.metrics.soundness import rank_correlation
+from gradcam.evaluation.snapshots.gate import Gate, judge
+from gradcam.evaluation.snapshots.snapshot import Origin, Seen
+from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
+from gradcam.images.draw import overlay
+from gradcam.images.read import Pixels, Region, crop
+from gradcam.images.sheets import PanelRow, draw_panel
+from gradcam.models.labels import name_class
+from gradcam.storage.records import Prediction
+
+POINTS = 224  # maps are compared on so many rows and columns of what both models see
+TOP = 0.3  # the share of the pixels whose overlap is measured
+CHANGES = ("map", "class", "none")  # what differs, the worst first
+
+
+@dataclass(frozen=True, eq=False)
+class PictureDiff:
+    """One picture as two models see it.
+
+    Attributes
+    ----------
+    image : str
+        The picture's name.
+    old : Prediction
+        The old model's most probable class: `index`, `label` and `probability`. Both maps are of this class.
+    new : Prediction
+        The new model's most probable class.
+    kept : float
+        The probability of the old model's class in the new model, from 0 to 1.
+    correlation : float
+        The rank correlation of the two maps, from -1 to 1. 1 is the same order of the pixels. Of two constant maps it
+        is 1, and of a constant one and another it is 0.
+    overlap : float
+        The share of the 30 % of the pixels that the old map marks most which are also among the 30 % that the new one
+        marks most, from 0 to 1. By chance it is 0.3.
+    moved : float
+        How far the map's centre of mass has moved, as a share of the diagonal of what the models see, from 0 to 1. The
+        centre of a blank map is the middle.
+    change : str
+        "map" where the predictions agree and the correlation is below `alike`; "class" where the predictions differ;
+        "none" where neither is so.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> classifier = gradcam.load_classifier()
+    >>> (row,) = gradcam.evaluation.diff(classifier, classifier, "photo.jpg").rows
+    >>> row.image, row.old.label, row.agree, row.correlation, row.overlap, row.moved, row.change
+    ('photo.jpg', 'Egyptian cat', True, 1.0, 1.0, 0.0, 'none')
+    >>> gradcam.write_image("photo-diff.png", row.panel())
+    """
+
+    image: str
+    old: Prediction
+    new: Prediction
+    kept: float
+    correlation: float
+    overlap: float
+    moved: float
+    change: str
+    seen: tuple[Seen, Seen] = field(repr=False)
+    read: Callable[[], Pixels] = field(repr=False)
+
+    __repr__ = show_fields
+
+    @property
+    def agree(self) -> bool:
+        """Whether both models predict the same class."""
+        return self.old.index == self.new.index
+
+    @property
+    def drop(self) -> float:
+        """How much less probable the old model's class is in the new one, from -1 to 1."""
+        return self.old.probability - self.kept
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The numbers that conditions name."""
+        names = ("correlation", "overlap", "moved", "drop")
+        return {"agree": float(self.agree), **{name: getattr(self, name) for name in names}}
+
+    def draw(self) -> dict[str, Pixels]:
+        """Draw the part of the picture that both models see: as it is, with both maps, and with their difference.
+
+        In the difference, red is where the new map is stronger, and blue where the old one is, each divided by its own
+        maximum. The picture is read again.
+
+        Returns
+        -------
+        dict of str to array (H,W,3)
+            "picture", "old", "new" and "difference": RGB, uint8.
+
+        Raises
+        ------
+        ImageError
+            Where the picture cannot be read any more.
+        """
+        maps, region = lay_both(*self.seen)
+        picture, (old, new) = crop(self.read(), region), to_unit(maps)
+        drawn = {"picture": picture, "old": overlay(picture, old), "new": overlay(picture, new)}
+        grey = np.repeat(picture.mean(2, keepdims=True), 3, 2).astype(
+            np.uint8
+        )  # on which little red or blue is seen, too
+        return drawn | {"difference": overlay(grey, new - old, signed=True, alpha=0.8)}
+
+    def panel(self, *, height: int = 224) -> Pixels:
+        """Draw the picture, both maps and their difference side by side, under their names and numbers.
+
+        Parameters
+        ----------
+        height : int, default 224
+            The height of each of them, in pixels.
+
+        Returns
+        -------
+        array (H,W,3)
+            RGB, uint8.
+
+        Raises
+        ------
+        ImageError
+            As `draw` does, and for a height that is no number of pixels.
+        """
+        names = {"old": _caption("old", self.old), "new": _caption("new", self.new)}
+        names["difference"] = "red: more in new, blue: less"
+        drawn = self.draw()
+        row = PanelRow(f"{self.image}: {self.describe()}", list(drawn.values()))
+        return draw_panel([names.get(name, name) for name in drawn], [row], height=height)
+
+    def describe(self) -> str:
+        """Write the numbers in one line."""
+        name = name_class(self.old.index, self.old.label)
+        return (
+            f"maps of {name}: correlation {self.correlation:.3f}, "
+            f"{100 * self.overlap:.0f} % of the top 30 % in both, centre moved by {100 * self.moved:.0f} %"
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """Write all of it but the maps, as what JSON has."""
+        old, new = (
+            {name: getattr(it, name) for name in ("index", "label", "probability")} for it in (self.old, self.new)
+        )
+        numbers = {name: value for name, value in self.values.items() if name != "agree"}
+        return {"old": old, "new": {**new, "kept": self.kept}, "agree": self.agree, "change": self.change, **numbers}
+
+
+def _caption(name: str, found: Prediction) -> str:
+    return f"{name}: {name_class(found.index, found.label)} {100 * found.probability:.0f} %"
+
+
+@dataclass(frozen=True, eq=False)
+class Diff:
+    """Two models on the same pictures, the pictures on which they differ most first.
+
+    Attributes
+    ----------
+    old : Origin
+        The old model, its method and its layer.
+    new : Origin
+        The new one.
+    rows : tuple of PictureDiff
+        First those on which predictions agree and maps do not, then those on which predictions differ, then the rest;
+        among each, the lowest correlation first.
+    failures : mapping of str to str
+        Pictures that could not be compared, and a line that says why.
+    notes : tuple of str
+        What a person should know of the comparison as a whole.
+    alike : float
+        The correlation from which on maps count as alike.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> new = gradcam.load_classifier(precision="bf16")
+    >>> found = gradcam.evaluation.diff(gradcam.load_classifier(), new, "photos/")
+    >>> len(found.rows), found.worst.correlation > 0.99, round(found.means["agree"])
+    (2, True, 1)
+    >>> found.gate(["correlation<0.9", "mean agree<1"]).is_met
+    False
+    """
+
+    old: Origin
+    new: Origin
+    rows: tuple[PictureDiff, ...]
+    failures: Mapping[str, str]
+    notes: tuple[str, ...]
+    alike: float
+
+    def __repr__(self) -> str:
+        return f"Diff({self.summary})"
+
+    @property
+    def worst(self) -> PictureDiff | None:
+        """The row that comes first; None where no picture could be compared."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean over pictures of each number, by its name; of "agree" it is the share. Empty without any picture."""
+        values = [row.values for row in self.rows]
+        return {name: sum(it[name] for it in values) / len(values) for name in values[0]} if values else {}
+
+    @property
+    def summary(self) -> str:
+        """One line: how many predictions agree, how many maps differ, and the correlation."""
+        if not self.rows:
+            return "no picture could be compared"
+        changes = [row.change for row in self.rows]
+        least = min(row.correlation for row in self.rows)
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return (
+            f"{len(changes)} picture{'' if len(changes) == 1 else 's'}{failed}: "
+            f"{changes.count('map')} with the same class and another map, {changes.count('class')} with another class, "
+            f"{changes.count('none')} alike; correlation {self.means['correlation']:.3f} on average, {least:.3f} at least"
+        )
+
+    def gate(self, conditions: Sequence[str]) -> Gate:
+        """Judge by conditions, as `gradcam diff --fail-if` does.
+
+        Parameters
+        ----------
+        conditions : sequence of str
+            "NAME<NUMBER" or "NAME>NUMBER" is met by each picture of which it is true; "mean NAME<NUMBER" by the mean
+            over pictures. The names are "agree" (1 or 0), "correlation", "overlap", "moved" and "drop".
+
+        Returns
+        -------
+        Gate
+            `is_met` says whether any condition is met, and `to_junit()` writes it as JUnit XML.
+
+        Raises
+        ------
+        GradcamError
+            For a condition of another form.
+        """
+        return judge(conditions, {row.image: row.values for row in self.rows}, self.means, self.failures)
+
+    def to_record(self) -> dict[str, Any]:
+        """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
+        return {
+            **{name: _describe(origin) for name, origin in (("old", self.old), ("new", self.new))},
+            "alike": self.alike,
+            "means": self.means,
+            "notes": list(self.notes),
+            "pictures": [{"image": row.image, **row.to_record()} for row in self.rows],
+            "failures": dict(self.failures),
+        }
+
+
+def _describe(origin: Origin) -> dict[str, Any]:
+    return {name: value for name, value in vars(origin).items() if name != "labels"} | {
+        "versions": dict(origin.versions)
+    }
+
+
+def compare_seen(
+    old: Seen, new: Seen, origins: tuple[Origin, Origin], alike: float, read: Callable[[], Pixels]
+) -> PictureDiff:
+    """The numbers of one picture. Raises `ImageError` as `lay_both` does."""
+    maps, region = lay_both(old, new)
+    correlation = float(rank_correlation(maps[:1], maps[1:]))
+    top = rank_pixels(maps) < count_pixels(TOP, POINTS**2)
+    centres = _find_centres(maps) * torch.tensor(region[2:])
+    was, now = (
+        Prediction(it.predicted, origin.label(it.predicted), it.probability) for it, origin in zip((old, new), origins)
+    )
+    return PictureDiff(
+        image=new.name,
+        old=was,
+        new=now,
+        kept=new.share,
+        correlation=correlation,
+        overlap=float((top[0] & top[1]).sum() / top[0].sum()),
+        moved=float((centres[0] - centres[1]).norm()) / math.hypot(*region[2:]),
+        change="class" if was.index != now.index else "map" if correlation < alike else "none",
+        seen=(old, new),
+        read=read,
+    )
+
+
+def lay_both(old: Seen, new: Seen) -> tuple[Tensor, Region]:
+    """Both maps (2,P,P) on the same points of the picture, and the pixels that these lie in. Raises `ImageError` where
+    there are none."""
+    if old.size != new.size:
+        was, now = (f"{width} x {height}" for height, width in (old.size, new.size))
+        raise ImageError(f"was {was} pixels for OLD and is {now} for NEW: read it in the same way")
+    region = _find_common(old.region, new.region)
+    return torch.cat([_lay(it, region) for it in (old, new)]), region
+
+
+def _find_common(one: Region, other: Region) -> Region:
+    """The pixels that are in both. Raises `ImageError` where there are none."""
+    top, left = max(one[0], other[0]), max(one[1], other[1])
+    height = min(one[0] + one[2], other[0] + other[2]) - top
+    width = min(one[1] + one[3], other[1] + other[3]) - left
+    if min(height, width) < 1:
+        raise ImageError("OLD and NEW see different parts of it, and none of both")
+    return top, left, height, width
+
+
+def _lay(seen: Seen, region: Region) -> Tensor:
+    """The map (1,P,P) on the points of that region, which lies in the one that the network saw."""
+    values, size = torch.from_numpy(seen.map.astype(np.float32))[None, None], (POINTS, POINTS)
+    if region == seen.region:
+        return resize(values, size)[0]
+    top, left, height, width = seen.region
+    down, across = values.shape[2] / height, values.shape[3] / width  # cells for each pixel
+    start = ((region[0] - top) * down, (region[1] - left) * across)
+    return resize(values, size, part=(start, (region[2] * down, region[3] * across)))[0]
+
+
+def _find_centres(maps: Tensor) -> Tensor:
+    """The centres of mass (N,2), down and across, from 0 to 1; of a blank map the middle."""
+    places = (torch.arange(POINTS) + 0.5) / POINTS
+    mass = maps.sum((1, 2))
+    sums = torch.stack([(maps.sum(2) * places).sum(1), (maps.sum(1) * places).sum(1)], 1)
+    return torch.where(mass[:, None] > 0, sums / mass.clamp(min=1e-12)[:, None], 0.5)
