@@ -2,7 +2,7 @@
 A verdict
 =========
 
-Four tests that a map can fail, on one picture.
+Five tests of one map, and what it is told apart from.
 """
 
 import gradcam
@@ -12,4 +12,6 @@ verdict = gradcam.evaluation.check(classifier, "assets/coffee.jpg")
 print(verdict.outcome)
 for test in verdict.tests:
     print(f"{test.name:14} {test.outcome:9} {test.value:6.3f}  {test.reason}")
+for sham in verdict.shams:
+    print(f"{sham.name:16} {sham.effect:6.2f}  {'told apart' if sham.is_apart else 'as good'}")
 gradcam.write_image("check.png", verdict.panel())
