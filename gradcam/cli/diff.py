@@ -40,6 +40,7 @@ MOST = 100  # pictures on a page
 LONGEST = 28  # characters of a name in the table
 WORDS = {"map": ("another map", "red"), "class": ("another class", "yellow"), "none": ("alike", None)}
 ROLES = ("old", "new")
+OF_ONE = ("weights", "precision", "layer")  # options that each model has of its own
 
 
 def _of_one(role: str) -> Callable[[options.Command], options.Command]:
@@ -160,6 +161,9 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
     """
     output, start = Output(as_json, quiet), time.perf_counter()
     typed = _read_words(words, chosen["against"], chosen["save"])
+    unfit = [it for it in OF_ONE if chosen[f"{it}_old"] is not None]
+    if unfit and len(typed.models) == 1:
+        raise click.UsageError(f"--{unfit[0]}-old is of OLD, and there is one model here: leave it out.")
     import_torch()
     if typed.save is not None:
         return _save(typed, chosen, output)
@@ -191,7 +195,7 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
 
 def _load(role: str, name: str, chosen: dict[str, Any], layer: str | None = None) -> tuple[Classifier, str]:
     """The model in that role, and what it is called. Raises an error that says which of the two it is of."""
-    own = {it: chosen[f"{it}_{role}"] for it in ("weights", "precision", "layer")}
+    own = {it: chosen[f"{it}_{role}"] for it in OF_ONE}
     choice = replace(to_model_choice(chosen), model=name)
     choice = replace(choice, **{it: own[it] for it in ("weights", "precision") if own[it] is not None})
     layer = own["layer"] or chosen["layer"] or layer
@@ -248,8 +252,6 @@ def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[D
 
     old: Classifier | Snapshot
     if typed.against is not None:
-        if unfit := [it for it in ("weights", "precision", "layer") if chosen[f"{it}_old"] is not None]:
-            raise click.UsageError(f"--{unfit[0]}-old is of a model, and --against compares with a snapshot.")
         old = read_snapshot(typed.against)
         title, layer = f"{old.origin.model} in {typed.against.name}", old.origin.layer
     else:

@@ -183,6 +183,11 @@ def _note_models(earlier: Look | Snapshot, new: Origin) -> Iterator[str]:
             f"The snapshot is of another architecture: the tensors of {old.model} and {new.model} have other names or "
             "shapes."
         )
+    changed = [
+        f"{name} {old.versions.get(name)}" for name, now in new.versions.items() if old.versions.get(name) != now
+    ]
+    if changed:
+        yield f"The snapshot was taken with {', '.join(changed)}: maps may differ in their last digits."
     if old.layer != new.layer:
         yield f"OLD is explained at {old.layer} and NEW at {new.layer}."
     if old.preprocessing != new.preprocessing:

@@ -107,7 +107,7 @@ class Gate:
 
     def to_junit(self) -> bytes:
         """Write it as JUnit XML, which services of continuous integration show: a test case for each picture."""
-        failures, errors = (sum(bool(it) for it in each) for each in zip(*((it.met, it.error) for it in self.cases)))
+        failures, errors = (sum(bool(getattr(it, name)) for it in self.cases) for name in ("met", "error"))
         counts = {"tests": str(len(self.cases)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
         root = ElementTree.Element("testsuites", counts)
         suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **counts})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
@@ -29,7 +30,8 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
 from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, shorten, show_fields
 from gradcam.evaluation.explainers import Counter
-from gradcam.images.files import write_whole
+from gradcam.images.files import read_text_file, write_whole
+from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
@@ -37,7 +39,7 @@ from gradcam.options import Progress
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error
-from gradcam.storage.run_file import describe_versions, load_fields
+from gradcam.storage.run_file import load_fields
 from gradcam.targets.classes import ClassTarget
 
 SCHEMA = 1
@@ -204,15 +206,16 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     Snapshot(2 pictures, gradcam at layer4 of efficientnet_lite0)
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        content = read_text_file(path)
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             found = {name: np.asarray(file[name]) for name in file.files}
     except FileNotFoundError:
         raise OutputError(
             f"{path}: does not exist; gradcam diff MODEL PICTURE... --save FILE writes a snapshot"
         ) from None
-    except (
-        Exception
-    ) as error:  # OSError, ValueError, BadZipFile, zlib.error, EOFError, and AttributeError of a plain .npy
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
+    except Exception as error:  # ValueError, BadZipFile, zlib.error, EOFError, and what a plain .npy has no context for
         raise OutputError(f"{path}: is no snapshot, or is damaged ({type(error).__name__})") from error
     about = load_fields(str(found.pop("about", "")).encode("utf-8", "replace")) or {}
     if about.pop("kind", None) != KIND:
@@ -231,6 +234,8 @@ def _find_faults(about: Mapping[str, Any], found: Mapping[str, NDArray[Any]]) ->
     texts = ("model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score")
     if set(about) != {field.name for field in fields(Origin)} or not all(isinstance(about[it], str) for it in texts):
         yield "it does not say which model it is of, and how that was explained"
+    if not isinstance(about["versions"], dict):
+        yield "its versions are none"
     labels, count = about["labels"], about["classes"]
     if type(count) is not int or not (labels is None or (isinstance(labels, list) and len(labels) == count)):
         yield f"it has {shorten(count)} classes and other labels"
@@ -315,7 +320,7 @@ class Look:
             target.score,
             classifier.classes,
             None if labels is None else tuple(labels),
-            {"gradcam": __version__, **describe_versions()},
+            _list_versions(),
         )
 
     def at(
@@ -342,6 +347,12 @@ class Failure:
 
     name: str
     reason: str
+
+
+def _list_versions() -> dict[str, str]:
+    """Of gradcam, and of what reads pictures and computes; without torchvision, which takes seconds to import."""
+    found = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    return found | {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
 
 
 def _hash_architecture(classifier: Classifier) -> str:

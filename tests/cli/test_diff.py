@@ -1,0 +1,319 @@
+"""`gradcam diff`: what it says, what it writes, and the status that it ends with."""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import cv2
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.evaluation import diff as diff_in_python
+from gradcam.evaluation import read_snapshot
+from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
+
+__all__ = ["folder", "gradcam_command", "small"]  # fixtures
+
+MODEL = """
+import torch
+from torch import nn
+
+def make(seed=0, classes=4, name="stem"):
+    torch.manual_seed(seed)
+    layers = {name: nn.Conv2d(3, 8, 3, stride=4), "relu": nn.ReLU(), "last": nn.Conv2d(8, 8, 3)}
+    model = nn.Sequential()
+    for key, layer in layers.items():
+        model.add_module(key, layer)
+    model.add_module("head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)))
+    return model
+
+def other():
+    return make(3)
+
+def five():
+    return make(0, 5)
+
+def renamed():
+    return make(0, name="trunk")
+"""
+SIZES = ("--size", 64, "--device", "cpu")
+
+
+@pytest.fixture
+def models(folder: Path) -> Callable[[str], str]:
+    (folder.parent / "models.py").write_text(MODEL)
+    return lambda name: f"{folder.parent / 'models.py'}:{name}"
+
+
+@pytest.fixture
+def diff(gradcam_command: Command) -> Command:
+    return lambda *arguments: gradcam_command("diff", *arguments, *SIZES)
+
+
+@pytest.fixture
+def pictures(small: Photo) -> Path:
+    for name in ("koala.webp", "coffee.jpg", "panda.webp"):
+        path = small(name)
+    return path.parent
+
+
+def told(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_table_has_the_numbers_of_python(
+    gradcam_command: Command, models: Callable[[str], str], pictures: Path, folder: Path
+) -> None:
+    outcome = gradcam_command("diff", models("make"), models("other"), pictures, *SIZES)
+    old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
+    found = diff_in_python(old, new, pictures)
+    assert outcome.status == 0
+    assert files(folder) == []  # nothing that nobody asked for
+    lines = outcome.out.splitlines()
+    assert re.fullmatch(r".*make → .*other   gradcam at last   \d+\.\d s", lines[0])
+    assert lines[2].split() == ["picture", "old", "new", "correlation", "top", "30", "%", "moved"]
+    words = {"map": "another map", "class": "another class", "none": "alike"}
+    for line, row in zip(lines[3:], found.rows):
+        old_says, new_says = (f"class {it.index} {100 * it.probability:.0f} %" for it in (row.old, row.new))
+        numbers = f"{row.correlation:.3f} {100 * row.overlap:.0f} % {100 * row.moved:.1f} %"
+        assert told(line) == f"{row.image} {old_says} {new_says} {numbers} {words[row.change]}"
+    assert lines[-2:] == [f"  {found.summary}.", ""]
+
+
+def test_json_has_a_line_for_each_picture_the_worst_first(
+    diff: Command, models: Callable[[str], str], pictures: Path
+) -> None:
+    (pictures / "broken.jpg").write_bytes(b"no picture")
+    outcome = diff(models("make"), models("other"), pictures, "--json", "--fail-if", "correlation<2")
+    assert outcome.status == 1
+    assert "broken.jpg: is not a picture" in outcome.err
+    *rows, failed = records(outcome)
+    assert (failed["image"], failed["status"]) == ("broken.jpg", "failed")
+    old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
+    found = diff_in_python(old, new, pictures)
+    assert [row["image"] for row in rows] == [row.image for row in found.rows]
+    for record, row in zip(rows, found.rows):
+        assert {key: record[key] for key in row.to_record()} == row.to_record()
+        assert (record["schema"], record["status"], record["met"]) == (1, "ok", ["correlation<2"])
+
+
+def test_a_long_list_is_cut(diff: Command, models: Callable[[str], str], small: Photo) -> None:
+    folder = small("koala.webp").parent
+    content = gradcam.read_image(folder / "koala.png")
+    for number in range(12):
+        gradcam.write_image(folder / f"{'long-name-of-a-picture-' * 3}{number}.png", content)
+    outcome = diff(models("make"), models("make"), folder)
+    assert told("and 3 more, alike, which --json lists") in told(outcome.out)
+    assert max(map(len, outcome.out.splitlines()[3:13])) < 120
+    assert "…" in outcome.out
+
+
+# Snapshots and gates
+
+
+def test_a_snapshot_is_taken_and_compared_with(
+    diff: Command, models: Callable[[str], str], pictures: Path, folder: Path
+) -> None:
+    assert diff(models("make"), pictures, "--save", "base").status == 0
+    assert files(folder) == ["base"]
+    assert len(read_snapshot("base").pictures) == 3
+    same = diff(models("make"), pictures, "--against", "base", "--fail-if", "correlation<0.999", "--fail-if", "agree<1")
+    assert (same.status, "Failed" in same.err) == (0, False)
+    kept = diff(models("other"), pictures, "--against", "base", "--json")
+    with_both = diff(models("make"), models("other"), pictures, "--json")
+    numbers = [
+        [
+            {key: it[key] for key in ("image", "correlation", "overlap", "moved", "drop", "old", "new")}
+            for it in records(each)
+        ]
+        for each in (kept, with_both)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_saving_says_what_it_kept(diff: Command, models: Callable[[str], str], pictures: Path) -> None:
+    outcome = diff(models("make"), pictures, "--save", "base.npz")
+    assert "models.py:make   gradcam at last   3 pictures\n" in outcome.out
+    assert "→  base.npz" in outcome.out
+    again = diff(models("make"), pictures, "--save", "base.npz", "--json")
+    assert [it["image"] for it in records(again)] == ["coffee.png", "koala.png", "panda.png"]
+    assert all(it["predictions"] for it in records(again))
+
+
+def test_conditions_end_with_status_1_and_say_why(
+    diff: Command, models: Callable[[str], str], pictures: Path, folder: Path
+) -> None:
+    options = [
+        "--fail-if",
+        "correlation<0.99",
+        "--fail-if",
+        "mean agree<2",
+        "--fail-if",
+        "moved>1",
+        "--junit",
+        "it.xml",
+    ]
+    outcome = diff(models("make"), models("other"), pictures, *options, "-q")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert re.search(r"^Failed: correlation<0.99 of \d pictures?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
+    assert re.search(r"^Failed: mean agree<2: the mean of all pictures has [\d.]+$", outcome.err, re.M)
+    assert "moved" not in outcome.err
+    (suite,) = ElementTree.parse(folder / "it.xml").getroot()
+    assert suite.get("tests") == "4"
+    assert {case.get("name") for case in suite} == {"coffee.png", "koala.png", "panda.png", "the mean of all pictures"}
+
+
+def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
+    diff: Command, models: Callable[[str], str], pictures: Path
+) -> None:
+    assert diff(models("make"), pictures, "--save", "base", "--layer", "stem").status == 0
+    assert "gradcam at stem " in diff(models("other"), pictures, "--against", "base").out
+    outcome = diff(models("renamed"), pictures, "--against", "base")
+    assert outcome.status == 0
+    assert "gradcam at stem → last" in outcome.out
+    assert "Note: OLD is explained at stem and NEW at last." in outcome.err
+    assert "Note: The snapshot is of another architecture" in outcome.err
+    asked = diff(models("renamed"), pictures, "--against", "base", "--layer", "stem")
+    assert asked.status == 2
+    assert "Error: NEW, " in asked.err
+    assert "There is no layer 'stem'" in asked.err
+    assert "--layer-new names that of NEW alone" in asked.err
+
+
+def test_each_model_has_options_of_its_own(
+    gradcam_command: Command, models: Callable[[str], str], small: Photo, tmp_path: Path
+) -> None:
+    import torch
+
+    path = small("koala.webp")
+    exec(MODEL, names := {})
+    torch.save(names["other"]().state_dict(), tmp_path / "other.pth")
+    both = [models("make"), models("make"), path, *SIZES]
+    outcome = gradcam_command(
+        "diff", *both, "--weights-new", tmp_path / "other.pth", "--precision-old", "bf16", "--json"
+    )
+    expected = gradcam_command(
+        "diff", models("make"), models("other"), path, *SIZES, "--precision-old", "bf16", "--json"
+    )
+    (record,), (same,) = records(outcome), records(expected)
+    assert record["correlation"] == same["correlation"] != 1
+    layers = gradcam_command("diff", *both, "--layer-old", "stem", "--layer-new", "last")
+    assert "gradcam at stem → last" in layers.out
+
+
+# What is written
+
+
+def test_the_page_is_one_file_that_needs_no_other(
+    diff: Command, models: Callable[[str], str], pictures: Path, folder: Path
+) -> None:
+    (pictures / "broken <b>.jpg").write_bytes(b"no picture")
+    outcome = diff(models("make"), models("other"), pictures, "--page", "it.html", "--json")
+    assert files(folder) == ["it.html"]
+    page = (folder / "it.html").read_text(encoding="utf-8")
+    assert re.findall(r"<h2><span>(.*?)</span>", page) == [
+        it["image"] for it in records(outcome) if it["status"] == "ok"
+    ]
+    assert page.count("<img ") == 12
+    assert "broken &lt;b&gt;.jpg: is not a picture" in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert str(folder.parent) not in page
+    data = base64.b64decode(re.findall(r'src="data:image/jpeg;base64,([^"]+)"', page)[0])
+    shown = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    first = gradcam.read_image(pictures / str(records(outcome)[0]["image"]))
+    assert abs(shown.mean() - first.mean()) < 20
+    assert diff(models("make"), models("other"), pictures, "--page", "same.html", "-q").status == 1
+    assert (folder / "same.html").read_text(encoding="utf-8") == page
+
+
+def test_panels_are_those_of_python(diff: Command, models: Callable[[str], str], small: Photo, folder: Path) -> None:
+    path = small("koala.webp")
+    outcome = diff(models("make"), models("other"), path, "-o", "panels", "--json")
+    assert files(folder) == ["panels/koala-diff.png"]
+    assert records(outcome)[0]["panel"] == "panels/koala-diff.png"
+    old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
+    assert np.array_equal(pixels(folder / "panels/koala-diff.png"), diff_in_python(old, new, path).rows[0].panel())
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["make", "other"], "There are no pictures"),
+        (["make"], "There are no pictures"),
+        (
+            ["make", "koala.png"],
+            "koala.png stands where a model should: OLD NEW come first; --against FILE compares one",
+        ),
+        (["make", "photos/", "--save", "a", "--against", "b"], "do one after the other"),
+        (
+            ["make", "photos/", "--against", "missing"],
+            "missing: does not exist; gradcam diff MODEL PICTURE... --save FILE",
+        ),
+        (
+            ["make", "photos/", "--against", "base", "--weights-old", "A"],
+            "--weights-old is of OLD, and there is one model",
+        ),
+        (["make", "photos/", "--save", "new", "--layer-old", "last"], "--layer-old is of OLD, and there is one model"),
+        (["make", "photos/", "--save", "models.py"], "models.py: is no snapshot"),
+        (["make", "photos/", "--save", "new", "--page", "a.html"], "compares nothing: leave out"),
+        (["make", "other", "photos/", "--fail-if", "colour<1"], "'colour<1' is no condition"),
+        (["make", "other", "photos/", "--fail-if", "correlation<=1"], "expected NAME<NUMBER or NAME>NUMBER"),
+        (["make", "other", "photos/", "--page", "a.png"], "does not end in .html"),
+        (["make", "other", "photos/", "--junit", "nowhere/a.xml"], "there is no folder nowhere"),
+        (["make", "other", "photos/", "--alike", "3"], "is not in the range"),
+        (["make", "other", "photos/", "--method", "gradcm"], "Nearest: 'gradcam'"),
+        (["make", "other", "empty/"], "no picture"),
+        (["make", "other", "nowhere.png"], "nowhere.png: does not exist"),
+        (["make", "five", "photos/"], "has 4 classes and NEW"),
+        (["make", "renamed", "photos/", "--layer", "stem"], "--layer-new names that of NEW alone"),
+        (["make", "nobody", "photos/"], "Error: NEW, "),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    words: list[str], message: str, diff: Command, models: Callable[[str], str], pictures: Path
+) -> None:
+    folder = Path.cwd()
+    pictures.rename(folder / "photos")
+    (folder / "empty").mkdir()
+    (folder / "models.py").write_text(MODEL)
+    if "base" in words:
+        diff(models("make"), "photos/", "--save", "base")
+    before = files(folder)
+    named = [models(it) if it in ("make", "other", "five", "renamed", "nobody") else it for it in words]
+    outcome = diff(*named)
+    assert outcome.status == 2
+    assert message in told(outcome.err)
+    assert "Traceback" not in outcome.err
+    assert [it for it in files(folder) if "__pycache__" not in it] == before
+
+
+def test_quiet_says_nothing(diff: Command, models: Callable[[str], str], small: Photo, folder: Path) -> None:
+    outcome = diff(models("make"), models("other"), small("koala.webp"), "-q")
+    assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_progress_is_shown_on_a_terminal(
+    diff: Command, models: Callable[[str], str], small: Photo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small("koala.webp")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert "of 2" in diff(models("make"), models("other"), path, "--json").err
+
+
+def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
+    outcome = gradcam_command("--help")
+    assert "gradcam diff OLD NEW photos/              did the new checkpoint look elsewhere?" in outcome.out
+    assert re.search(r"^  diff +Compare two checkpoints: same class, another map\?$", outcome.out, re.M)
+    shown = told(gradcam_command("diff", "--help").out)
+    assert "OLD NEW PICTURE..." in shown
+    for option in ("--weights-old", "--precision-new", "--layer-new", "--against", "--fail-if", "--junit", "--page"):
+        assert option in shown

@@ -1,0 +1,555 @@
+"""Two models on the same pictures: the numbers, their order, snapshots, and conditions."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from torch import nn
+
+import gradcam
+from gradcam.errors import GradcamError, ModelError, OutputError
+from gradcam.evaluation import Diff, PictureDiff, Snapshot, diff, read_snapshot, take_snapshot
+from gradcam.evaluation.snapshots.gate import judge, read_condition
+from gradcam.evaluation.snapshots.result import compare_seen
+from gradcam.evaluation.snapshots.snapshot import Origin, Seen
+
+Photo = Callable[[str], Path]
+NAMES = ("koala.webp", "coffee.jpg", "panda.webp", "cat_and_espresso.jpg")
+
+
+def perturb(classifier: gradcam.Classifier, amount: float) -> gradcam.Classifier:
+    """A copy whose last layers have other weights: the same classes, and maps that lie elsewhere."""
+    model = copy.deepcopy(classifier.model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.startswith(("layer4", "head")) and weight.ndim > 1:
+                weight += torch.randn(weight.shape, generator=generator) * weight.std() * amount
+    return replace(classifier, model=model)
+
+
+@pytest.fixture(scope="module")
+def other(classifier: gradcam.Classifier) -> gradcam.Classifier:
+    return perturb(classifier, 0.2)
+
+
+@pytest.fixture(scope="module")
+def paths(photo: Photo) -> list[Path]:
+    return [photo(name) for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def found(classifier: gradcam.Classifier, other: gradcam.Classifier, paths: list[Path]) -> Diff:
+    return diff(classifier, other, paths)
+
+
+@pytest.fixture(scope="module")
+def kept(classifier: gradcam.Classifier, paths: list[Path]) -> Snapshot:
+    return take_snapshot(classifier, paths)
+
+
+# The numbers, by SciPy and NumPy
+
+
+def test_the_numbers_are_those_of_both_models_heatmaps(
+    found: Diff, classifier: gradcam.Classifier, other: gradcam.Classifier, photo: Photo
+) -> None:
+    assert {row.image for row in found.rows} == set(NAMES)
+    for row in found.rows:
+        old = classifier.explain(photo(row.image))
+        index = int(old.classes[0, 0])
+        new = other.explain(photo(row.image), target=index)
+        probabilities = new.probabilities()[0]
+        assert (row.old.index, row.new.index) == (index, int(probabilities.argmax()))
+        assert (row.old.label, row.new.label) == (classifier.labels[index], classifier.labels[row.new.index])
+        # Not in the last digits: pictures are explained in batches here.
+        np.testing.assert_allclose(row.old.probability, float(old.probabilities()[0].max()), atol=1e-4)
+        np.testing.assert_allclose(row.new.probability, float(probabilities.max()), atol=1e-4)
+        np.testing.assert_allclose(
+            [row.kept, row.drop], [probabilities[index], row.old.probability - row.kept], atol=1e-4
+        )
+        assert row.agree is (index == int(probabilities.argmax()))
+        one, two = (it.heatmaps[0, 0].double().numpy() for it in (old, new))
+        assert row.correlation == pytest.approx(spearmanr(one.ravel(), two.ravel()).statistic, abs=2e-3)
+        assert row.overlap == pytest.approx(count_both(one, two), abs=5e-3)
+        assert row.moved == pytest.approx(measure(one, two), abs=1e-3)
+        assert 0.5 < row.correlation < 0.999  # maps that differ, so that the above can fail
+        assert row.moved > 0.005
+
+
+def count_both(one: NDArray[Any], two: NDArray[Any]) -> float:
+    """The share of the pixels above one map's 70th percentile that are above the other's."""
+    tops = [set(np.argsort(-it.ravel())[: round(0.3 * it.size)].tolist()) for it in (one, two)]
+    return len(tops[0] & tops[1]) / len(tops[0])
+
+
+def measure(one: NDArray[Any], two: NDArray[Any]) -> float:
+    """How far the centre of mass is from where it was, in diagonals of a square."""
+    rows, columns = np.mgrid[: one.shape[0], : one.shape[1]]
+    down, across = (float((it * one).sum() / one.sum() - (it * two).sum() / two.sum()) for it in (rows, columns))
+    return math.hypot(down, across) / math.hypot(*one.shape)
+
+
+# The numbers, by hand
+
+ORIGIN = Origin("m", "w", "a", "float32", "p", "gradcam", "l", "logit", 4, None, {})
+WHOLE = (0, 0, 224, 224)
+
+
+def compare(
+    old: NDArray[Any], new: NDArray[Any], region: Any = WHOLE, region_of_new: Any = None, **more: Any
+) -> PictureDiff:
+    def see(values: NDArray[Any], region: Any, predicted: int) -> Seen:
+        size = (region[0] + region[2] + 50, region[1] + region[3] + 50) if "size" not in more else more["size"]
+        return Seen("a.png", "0" * 64, predicted, 0.75, 1, 0.5, size, region, values.astype(np.float16))
+
+    first, second = see(old, region, 1), see(new, region_of_new or region, more.get("predicted", 1))
+    return compare_seen(first, second, (ORIGIN, ORIGIN), 0.9, lambda: np.zeros((*first.size, 3), np.uint8))
+
+
+def spot(row: int, column: int) -> NDArray[Any]:
+    values = np.zeros((224, 224))
+    values[row, column] = 1
+    return values
+
+
+def test_a_spot_that_moves_by_30_and_40_pixels_moves_by_50() -> None:
+    row = compare(spot(10, 20), spot(40, 60))
+    assert row.moved == pytest.approx(50 / math.hypot(224, 224), abs=1e-6)
+    wide = compare(spot(10, 20), spot(40, 60), (7, 9, 112, 448))  # 15 pixels down and 80 across
+    assert wide.moved == pytest.approx(math.hypot(15, 80) / math.hypot(112, 448), abs=1e-6)
+
+
+def test_the_top_30_percent_of_stripes() -> None:
+    ramp = np.tile(np.arange(1, 225) / 224, (224, 1))
+    row = compare(ramp, ramp[:, ::-1])
+    assert (row.correlation, row.overlap, row.change) == (pytest.approx(-1), 0, "map")
+    below = (
+        np.where(np.arange(224) < 112, ramp + 0.5, ramp) / 1.5
+    )  # what comes first moves; the last 55 keep their order
+    assert compare(ramp, ramp[::-1]).values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0.25}
+    assert 0 < compare(ramp, below).overlap < 1
+
+
+def test_constant_and_blank_maps_are_as_rank_correlation_says() -> None:
+    blank, constant, spotted = np.zeros((7, 7)), np.ones((7, 7)), np.eye(7)
+    for one in (blank, constant):
+        both, single = compare(one, one), compare(one, spotted)
+        assert (both.correlation, both.overlap, both.moved, both.change) == (1, 1, 0, "none")
+        assert (single.correlation, single.change) == (0, "map")
+        assert single.moved == pytest.approx(0, abs=1e-6)  # the middle in both
+    corner = np.zeros((224, 224))
+    corner[0, 0] = 1
+    assert compare(blank, corner).moved == pytest.approx(0.5, abs=0.005)
+
+
+def test_grids_of_two_sizes_are_laid_on_the_same_points() -> None:
+    coarse, fine = (np.add.outer(np.arange(n), 2 * np.arange(n)) / (3 * n) for n in (7, 14))
+    row = compare(coarse, fine)
+    assert row.correlation > 0.995
+    assert row.moved < 0.02
+
+
+def test_maps_of_two_crops_are_compared_where_both_look() -> None:
+    """One slope over the picture, of which each model sees a part: the same where both look."""
+    slope = np.add.outer(np.arange(300), 3 * np.arange(300)) / 1200
+    wide, narrow = slope[20:220, 30:290], slope[60:260, 10:210]  # common: rows 60 to 220, columns 30 to 210
+    row = compare(wide, narrow, (20, 30, 200, 260), (60, 10, 200, 200), size=(300, 300))
+    assert row.correlation > 0.999
+    assert row.draw()["picture"].shape == (160, 180, 3)
+    shifted = compare(wide, narrow, (20, 30, 200, 260), (20, 30, 200, 260), size=(300, 300))
+    assert shifted.correlation > 0.99  # a slope is a slope
+    step = np.where(np.arange(300) < 150, 0.0, 1.0) * np.ones((300, 1))
+    right = compare(step[:, 30:290], step[:, 10:210], (0, 30, 300, 260), (0, 10, 300, 200), size=(300, 300))
+    wrong = compare(step[:, 30:290], step[:, 10:210], (0, 30, 300, 260), (0, 30, 300, 260), size=(300, 300))
+    assert right.overlap > wrong.overlap
+    assert right.moved < 0.01 < wrong.moved
+
+
+def test_parts_without_a_common_pixel_are_told() -> None:
+    with pytest.raises(GradcamError, match="different parts of it, and none of both"):
+        compare(np.eye(7), np.eye(7), (0, 0, 50, 50), (60, 60, 50, 50), size=(200, 200))
+
+
+def test_which_kind_of_change_it_is() -> None:
+    here, there = spot(10, 10), spot(200, 200)
+    assert compare(here, there).change == "map"
+    assert compare(here, there, predicted=2).change == "class"
+    assert compare(here, here, predicted=2).change == "class"
+    assert compare(here, here).change == "none"
+
+
+# Order, means and words
+
+
+def test_the_same_class_with_another_map_comes_first(classifier: gradcam.Classifier, paths: list[Path]) -> None:
+    found = diff(classifier, perturb(classifier, 0.25), paths, alike=0.95)
+    changes = [row.change for row in found.rows]
+    assert changes == sorted(changes, key=["map", "class", "none"].index)
+    assert set(changes) > {"class"}
+    for kind in set(changes):
+        own = [row.correlation for row in found.rows if row.change == kind]
+        assert own == sorted(own)
+    for row in found.rows:
+        assert row.change == (
+            "class" if row.old.index != row.new.index else "map" if row.correlation < 0.95 else "none"
+        )
+    assert found.worst is found.rows[0]
+    for name in ("correlation", "overlap", "moved", "drop", "agree"):
+        assert found.means[name] == pytest.approx(np.mean([getattr(row, name) for row in found.rows]))
+    words = f"{changes.count('map')} with the same class and another map, {changes.count('class')} with another class"
+    assert found.summary.startswith(f"4 pictures: {words}, ")
+
+
+def test_a_model_is_like_itself(classifier: gradcam.Classifier, photo: Photo) -> None:
+    found = diff(classifier, classifier, photo("koala.webp"))
+    assert found.rows[0].values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0}
+    assert found.notes == ("OLD and NEW have the same weights and the same precision.",)
+    assert found.summary.startswith("1 picture: 0 with the same class and another map, 0 with another class, 1 alike;")
+
+
+def test_bfloat16_looks_where_float32_does(classifier: gradcam.Classifier, photo: Photo) -> None:
+    low = gradcam.load_classifier(device="cpu", precision="bf16")
+    found = diff(classifier, low, photo("koala.webp"))
+    assert (found.old.dtype, found.new.dtype, found.notes) == ("float32", "bfloat16", ())
+    assert 0.99 < found.worst.correlation < 1
+    assert 0 < abs(found.worst.drop) < 0.03
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
+def test_a_quantised_head(classifier: gradcam.Classifier, photo: Photo) -> None:
+    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(classifier.model), {nn.Linear})
+    found = diff(classifier, replace(classifier, model=quantised), photo("koala.webp"))
+    assert found.worst.correlation > 0.99
+    assert found.worst.drop != 0
+
+
+def test_the_record_is_json_and_has_all_numbers(found: Diff) -> None:
+    record = json.loads(json.dumps(found.to_record(), allow_nan=False))
+    assert [it["image"] for it in record["pictures"]] == [row.image for row in found.rows]
+    first = record["pictures"][0]
+    assert {name: first[name] for name in ("correlation", "overlap", "moved", "drop")} == {
+        name: value for name, value in found.rows[0].values.items() if name != "agree"
+    }
+    assert (record["old"]["model"], record["old"]["layer"], record["means"]) == (
+        "efficientnet_lite0",
+        "layer4",
+        found.means,
+    )
+
+
+def test_what_is_drawn(found: Diff, classifier: gradcam.Classifier, photo: Photo) -> None:
+    row = next(it for it in found.rows if it.image == "coffee.jpg")
+    drawn = row.draw()
+    assert list(drawn) == ["picture", "old", "new", "difference"]
+    top, left, height, width = classifier.region(*gradcam.read_image(photo("coffee.jpg")).shape[:2])
+    expected = gradcam.read_image(photo("coffee.jpg"))[top : top + height, left : left + width]
+    assert np.array_equal(drawn["picture"], expected)
+    overlay = classifier.explain(photo("coffee.jpg")).overlay(outline=False)[top : top + height, left : left + width]
+    assert abs(drawn["old"].astype(int) - overlay).max() <= 6  # the map has 16 bits
+    assert row.panel(height=64).shape[0] < row.panel(height=100).shape[0]
+
+
+def test_red_is_where_the_new_map_is_stronger() -> None:
+    row = compare(spot(20, 20) + spot(21, 21), spot(200, 200) + spot(201, 201))
+    drawn = row.draw()["difference"].astype(int)
+    red, blue = drawn[200, 200], drawn[20, 20]
+    assert red[0] > red[2] + 50
+    assert blue[2] > blue[0] + 50
+
+
+def test_a_broken_picture_does_not_stop_the_others(
+    classifier: gradcam.Classifier, other: gradcam.Classifier, photo: Photo, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    steps: list[tuple[int, int]] = []
+    inputs = [tmp_path / "broken.jpg", photo("koala.webp")]
+    found = diff(classifier, other, inputs, progress=lambda *step: steps.append(step))
+    assert len(found.rows) == 1
+    assert found.rows[0].image.endswith("koala.webp")
+    ((name, reason),) = found.failures.items()
+    assert name.endswith("broken.jpg")
+    assert "is not a picture" in reason
+    assert "1 picture, 1 failed" in found.summary
+    assert [done for done, _ in steps] == [1, 2, 3]
+    assert steps[-1] == (3, 3)
+
+
+def test_pictures_in_other_forms_have_the_same_numbers(
+    found: Diff, classifier: gradcam.Classifier, other: gradcam.Classifier, photo: Photo
+) -> None:
+    array = gradcam.read_image(photo("koala.webp"))
+    (row,) = diff(classifier, other, [array]).rows
+    same = next(it for it in found.rows if it.image == "koala.webp")
+    assert row.image == "inputs[0]"
+    np.testing.assert_allclose([*row.values.values()], [*same.values.values()], atol=3e-3)
+    kept = take_snapshot(classifier, [array])
+    assert diff(kept, other, [array]).rows[0].values == row.values
+
+
+# Models that cannot be compared
+
+
+def small(classes: int = 4, **options: Any) -> gradcam.Classifier:
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+    return gradcam.load_classifier(nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), head), size=64, **options)
+
+
+def test_other_classes_are_refused_in_one_line(photo: Photo) -> None:
+    with pytest.raises(ModelError, match="has 4 classes and NEW, .*, has 5: maps of one class are compared") as caught:
+        diff(small(4), small(5), photo("koala.webp"))
+    assert "\n" not in str(caught.value)
+    one, two = small(labels=["a", "b", "c", "d"]), small(labels=["A", "b", "x", "y"])
+    with pytest.raises(
+        ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .*, and 1 more differ: .*--labels"
+    ):
+        diff(one, two, photo("koala.webp"))
+    assert diff(small(), two, photo("koala.webp")).rows  # nobody knows the names of one of them
+
+
+def test_only_classifiers_are_compared(classifier: gradcam.Classifier, photo: Photo) -> None:
+    with pytest.raises(ModelError, match="Predictions and maps of classifiers are compared"):
+        diff(classifier, classifier.model, photo("koala.webp"))  # type: ignore[arg-type]
+
+
+def test_two_sizes_of_input_and_two_architectures_are_compared(photo: Photo) -> None:
+    torch.manual_seed(1)
+    network = nn.Sequential(
+        nn.Conv2d(3, 6, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+    )
+    larger = gradcam.load_classifier(network, size=96, crop=1.0)
+    found = diff(small(), larger, photo("koala.webp"))
+    assert len(found.rows) == 1
+    told = " ".join(found.notes)
+    assert "Pictures are prepared for OLD by" in told
+    assert "see different parts of 1 of 1 pictures" in told
+
+
+def test_alike_is_a_correlation(classifier: gradcam.Classifier, photo: Photo) -> None:
+    with pytest.raises(GradcamError, match="alike is 2, expected a rank correlation"):
+        diff(classifier, classifier, photo("koala.webp"), alike=2)
+
+
+# Snapshots
+
+
+def test_a_snapshot_gives_the_numbers_of_the_model(
+    found: Diff, kept: Snapshot, other: gradcam.Classifier, paths: list[Path], tmp_path: Path
+) -> None:
+    kept.save(tmp_path / "base")
+    again = diff(read_snapshot(tmp_path / "base"), other, paths)
+    assert again.to_record() == found.to_record()
+    kept.save(tmp_path / "other.npz")
+    assert (tmp_path / "base").read_bytes() == (tmp_path / "other.npz").read_bytes()
+
+
+def test_the_file_is_what_the_page_says(
+    kept: Snapshot, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
+) -> None:
+    kept.save(tmp_path / "base.npz")
+    with np.load(tmp_path / "base.npz") as file:
+        arrays = dict(file)
+    about = json.loads(str(arrays["about"]))
+    assert (about["kind"], about["schema"], about["model"]) == ("gradcam snapshot", 1, "efficientnet_lite0")
+    assert (about["method"], about["layer"], about["score"], about["classes"]) == ("gradcam", "layer4", "logit", 1000)
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["labels"] == list(classifier.labels)
+    assert arrays["maps"].dtype == np.float16
+    ends = np.cumsum(arrays["grid"].prod(1))
+    for i, name in enumerate(NAMES):
+        explanation = classifier.explain(photo(name))
+        assert arrays["names"][i] == name
+        assert arrays["sha256"][i] == hashlib.sha256(photo(name).read_bytes()).hexdigest()
+        assert arrays["predicted"][i] == int(explanation.classes[0, 0])
+        assert tuple(arrays["size"][i]) == gradcam.read_image(photo(name)).shape[:2]
+        assert tuple(arrays["region"][i]) == explanation.regions[0]
+        values = arrays["maps"][ends[i] - 49 : ends[i]].reshape(7, 7)
+        expected = explanation.maps[0, 0].numpy()
+        np.testing.assert_allclose(values, expected / expected.max(), atol=2e-3)
+    assert (tmp_path / "base.npz").stat().st_size < 20_000
+
+
+def test_pictures_are_known_by_what_is_in_them(
+    kept: Snapshot, other: gradcam.Classifier, photo: Photo, tmp_path: Path
+) -> None:
+    for name, content in {"renamed.webp": "koala.webp", "coffee.jpg": "rocket.jpg", "new.jpg": "flower.jpg"}.items():
+        (tmp_path / name).write_bytes(photo(content).read_bytes())
+    found = diff(kept, other, tmp_path)
+    assert [row.image for row in found.rows] == ["renamed.webp"]
+    assert dict(found.failures) == {
+        "coffee.jpg": "coffee.jpg: has changed since the snapshot was taken",
+        "new.jpg": "new.jpg: is not in the snapshot",
+    }
+    assert "3 of the snapshot's 4 pictures were not given, or not as then." in found.notes
+
+
+def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradcam.Classifier, photo: Photo) -> None:
+    path = photo("koala.webp")
+    elsewhere = replace(classifier, layer="layer3")
+    assert "OLD is explained at layer4 and NEW at layer3." in diff(kept, elsewhere, path).notes
+    of_another = replace(kept, origin=replace(kept.origin, architecture="0", versions={"torch": "1.0"}))
+    notes = " ".join(diff(of_another, classifier, path).notes)
+    assert "The snapshot is of another architecture" in notes
+    assert "taken with gradcam None, torch 1.0" in notes
+    with pytest.raises(GradcamError, match="the method gradcam, and layercam is asked for.*leave the method out"):
+        diff(kept, classifier, path, method="layercam")
+    with pytest.raises(GradcamError, match="the score logit, and contrast is asked for"):
+        diff(kept, classifier, path, score="contrast")
+
+
+def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifier, photo: Photo) -> None:
+    kept = take_snapshot(classifier, photo("koala.webp"), method="layercam", score="probability")
+    found = diff(kept, classifier, photo("koala.webp"))
+    assert (found.new.method, found.new.score) == ("layercam", "probability")
+    assert found.worst.correlation == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda it: it.pop("maps"), "was changed, its arrays are"),
+        (lambda it: it.update(maps=it["maps"][:-1]), "its maps do not fit their grids"),
+        (lambda it: it.update(maps=it["maps"] * np.float16(np.nan)), "has values that no map or prediction has"),
+        (lambda it: it.update(predicted=it["predicted"] + 1000), "has values that no map or prediction has"),
+        (lambda it: it.update(region=it["region"][:, :3]), r"region is int64 \(4, 3\)"),
+        (lambda it: it.update(sha256=it["sha256"][:2]), r"sha256 is <U64 \(2,\)"),
+        (lambda it: it.update(about=edit(it["about"], schema=2)), "schema is 2, and this version of gradcam reads 1"),
+        (lambda it: it.update(about=edit(it["about"], layer=None)), "does not say which model it is of"),
+        (lambda it: it.update(about=edit(it["about"], classes=7)), "it has 7 classes and other labels"),
+        (lambda it: it.update(about=edit(it["about"], versions=3)), "its versions are none"),
+        (lambda it: it.update(about=np.array("[1]")), "is no snapshot: gradcam diff MODEL PICTURE... --save FILE"),
+        (lambda it: it.pop("about"), "is no snapshot: gradcam diff"),
+    ],
+)
+def test_a_snapshot_that_somebody_changed_is_refused(
+    change: Callable[[dict[str, Any]], None], message: str, kept: Snapshot, tmp_path: Path
+) -> None:
+    kept.save(tmp_path / "base.npz")
+    with np.load(tmp_path / "base.npz") as file:
+        arrays = dict(file)
+    change(arrays)
+    np.savez(tmp_path / "changed.npz", **arrays)
+    with pytest.raises(OutputError, match=message) as caught:
+        read_snapshot(tmp_path / "changed.npz")
+    assert str(caught.value).startswith(f"{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def edit(about: NDArray[Any], **changed: Any) -> NDArray[Any]:
+    return np.array(json.dumps(json.loads(str(about)) | changed))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 half of one", None])
+def test_what_is_no_snapshot_is_refused_and_not_written_over(
+    content: bytes | None, kept: Snapshot, tmp_path: Path
+) -> None:
+    path = tmp_path / "it"
+    if content is None:
+        np.save(path, np.eye(3))
+        path = path.with_suffix(".npy")
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match="is no snapshot"):
+        read_snapshot(path)
+    with pytest.raises(OutputError, match="is no snapshot"):
+        kept.save(path)
+    assert path.read_bytes() == before
+    with pytest.raises(OutputError, match="does not exist"):
+        read_snapshot(tmp_path / "missing")
+    with pytest.raises(OutputError, match="cannot be read"):
+        read_snapshot(tmp_path)
+    with pytest.raises(OutputError, match="there is no folder"):
+        kept.save(tmp_path / "nowhere" / "base.npz")
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "is_met"),
+    [
+        ("correlation<0.9", {"correlation": 0.89}, True),
+        ("correlation<0.9", {"correlation": 0.9}, False),
+        (" correlation > -0.5 ", {"correlation": 0.0}, True),
+        ("agree<1", {"agree": 0.0}, True),
+        ("agree<1", {"agree": 1.0}, False),
+        ("mean  moved>5e-2", {"moved": 0.06}, True),
+        ("drop>.3", {"drop": 0.2}, False),
+    ],
+)
+def test_what_a_condition_says(text: str, values: dict[str, float], is_met: bool) -> None:
+    condition = read_condition(text)
+    assert condition.is_met(values) is is_met
+    assert condition.of_mean is ("mean" in text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "correlation", "correlation<", "correlation<=0.9", "0.9>correlation", "score<1", "agree<x", "moved<nan",
+     "drop>inf", "least correlation<1", "correlation<0.9 agree<1", "correlation=1"],
+)  # fmt: skip
+def test_a_bad_condition_is_a_line_with_the_names(text: str) -> None:
+    with pytest.raises(
+        GradcamError, match="is no condition: expected NAME<NUMBER.*agree, correlation, overlap"
+    ) as caught:
+        read_condition(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_which_pictures_meet_which_conditions() -> None:
+    good = {"agree": 1.0, "correlation": 0.95}
+    bad = {"agree": 0.0, "correlation": 0.25}
+    means = {"agree": 0.5, "correlation": 0.6}
+    gate = judge(
+        ["correlation<0.9", "agree<1", "mean agree<0.4"],
+        {"bad & <b>\x01.png": bad, "good.png": good},
+        means,
+        {"x": "x: no"},
+    )
+    assert gate.is_met
+    assert [case.met for case in gate.cases] == [("correlation<0.9", "agree<1"), (), (), ()]
+    root = ElementTree.fromstring(gate.to_junit())
+    (suite,) = root
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "4",
+        "failures": "1",
+        "errors": "1",
+    }
+    assert [case.get("name") for case in suite] == ["bad & <b>\\x01.png", "good.png", "x", "the mean of all pictures"]
+    assert [[child.tag for child in case] for case in suite] == [["failure"], ["system-out"], ["error"], ["system-out"]]
+    message = suite[0][0].get("message") or ""
+    assert message == "correlation<0.9 and agree<1: agree 0, correlation 0.25"
+    assert suite[2][0].get("message") == "x: no"
+    assert not judge(["mean agree<0.5"], {"bad": bad}, means, {}).is_met
+    assert judge(["mean agree<0.6"], {"bad": bad}, means, {}).is_met
+    (case,) = judge(["mean agree<0.6"], {}, {}, {}).cases
+    assert case.error == "no picture could be compared"
+
+
+def test_a_gate_without_pictures_or_conditions_is_valid_xml() -> None:
+    root = ElementTree.fromstring(judge([], {}, {}, {}).to_junit())
+    assert root.get("tests") == "0"
+
+
+def test_the_gate_is_of_the_comparison(found: Diff) -> None:
+    least = min(row.correlation for row in found.rows)
+    assert found.gate([f"correlation<{least + 1e-6}"]).is_met
+    assert not found.gate([f"correlation<{least - 1e-6}", "moved>1"]).is_met
+    mean = np.mean([row.overlap for row in found.rows])
+    assert found.gate([f"mean overlap<{mean + 1e-6}"]).is_met
+    assert not found.gate([f"mean overlap<{mean - 1e-6}"]).is_met
