@@ -42,6 +42,21 @@ def segmenter():  # 1 is what is bright
     network[2].weight.data[0] = 0
     network[2].bias.data[0] = 1
     return network
+
+
+def network():
+    import torch, torchvision
+
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(num_classes=3)
+
+
+def quantised():
+    model = network()
+    for weight in model.parameters():
+        step = weight.data.abs().max().clamp(min=1e-12) / 127
+        weight.data = (weight.data / step).round() * step
+    return model
 """
 TRAIN = """
 from torch import nn
@@ -125,6 +140,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(assets, folder / "assets")
     shutil.copy(assets / "coffee.jpg", folder / "photo.jpg")
     shutil.copy(assets / "camera.png", folder / "other.png")
+    torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), folder / "before.pth")
     return folder
 
 

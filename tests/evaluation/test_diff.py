@@ -179,6 +179,17 @@ def test_maps_of_two_crops_are_compared_where_both_look() -> None:
     assert right.moved < 0.01 < wrong.moved
 
 
+def test_a_place_in_the_picture_is_one_place_whichever_part_is_seen() -> None:
+    """A spot around row 150, column 122 of the picture, on a grid of 2 x 4 pixels and on one of 4 x 2."""
+    one, two = np.zeros((100, 65)), np.zeros((50, 100))
+    one[(150 - 20) // 2, (122 - 30) // 4] = 1
+    two[(150 - 60) // 4, (122 - 10) // 2] = 1
+    row = compare(one, two, (20, 30, 200, 260), (60, 10, 200, 200), size=(300, 300))
+    assert row.moved < 0.01
+    elsewhere = compare(one, two, (20, 30, 200, 260), (40, 10, 200, 200), size=(300, 300))  # 20 rows higher
+    assert elsewhere.moved == pytest.approx(20 / math.hypot(180, 180), abs=0.01)
+
+
 def test_parts_without_a_common_pixel_are_told() -> None:
     with pytest.raises(GradcamError, match="different parts of it, and none of both"):
         compare(np.eye(7), np.eye(7), (0, 0, 50, 50), (60, 60, 50, 50), size=(200, 200))
@@ -231,7 +242,8 @@ def test_bfloat16_looks_where_float32_does(classifier: gradcam.Classifier, photo
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per")
 def test_a_quantised_head(classifier: gradcam.Classifier, photo: Photo) -> None:
-    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(classifier.model), {nn.Linear})
+    quantization = pytest.importorskip("torch.ao.quantization")  # which is to move to another library
+    quantised = quantization.quantize_dynamic(copy.deepcopy(classifier.model), {nn.Linear})
     found = diff(classifier, replace(classifier, model=quantised), photo("koala.webp"))
     assert found.worst.correlation > 0.99
     assert found.worst.drop != 0

@@ -54,6 +54,10 @@ class PictureDiff:
     change : str
         "map" where the predictions agree and the correlation is below `alike`; "class" where the predictions differ;
         "none" where neither is so.
+    seen : (Seen, Seen)
+        What each model made of the picture, with its map on the layer's grid.
+    read : callable
+        Reads the picture again, to draw on.
 
     Examples
     --------
