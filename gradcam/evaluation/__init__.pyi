@@ -22,6 +22,7 @@ from .metrics.imputation import impute as impute
 from .metrics.localisation import Localisation as Localisation
 from .metrics.localisation import energy_pointing_game as energy_pointing_game
 from .metrics.localisation import localisation as localisation
+from .metrics.localisation import order_pointing_game as order_pointing_game
 from .metrics.localisation import pointing_game as pointing_game
 from .metrics.perturbation import ConfidenceChange as ConfidenceChange
 from .metrics.perturbation import Curve as Curve

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import gradcam
+from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import ImageError
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics.grid import grid_pointing_game
@@ -35,6 +38,22 @@ def slowly(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     return mass, hits
 
 
+def order_slowly(heatmaps: Tensor) -> Tensor:
+    """How often a pixel of the own cell has more than one of the others, pair by pair; ties count half."""
+    count, _, height, width = heatmaps.shape
+    found = torch.zeros(count, 4, dtype=torch.float64)
+    for m in range(count):
+        for k in range(4):
+            places = [(y, x) for y in range(height) for x in range(width)]
+            own = [(y >= height // 2) * 2 + (x >= width // 2) == k for y, x in places]
+            values = [float(heatmaps[m, k, y, x]) for y, x in places]
+            ours = [value for value, is_own in zip(values, own) if is_own]
+            others = [value for value, is_own in zip(values, own) if not is_own]
+            won = sum((one > other) + (one == other) / 2 for one in ours for other in others)
+            found[m, k] = won / (len(ours) * len(others))
+    return found
+
+
 def only(cell: int, size: int = 4) -> Tensor:
     half = size // 2
     heatmap = torch.zeros(size, size)
@@ -51,6 +70,9 @@ def test_it_is_the_papers_definition(size: tuple[int, int]) -> None:
     torch.testing.assert_close(found.mass.double(), mass, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.hits.double(), hits)
     assert 0 < hits.mean() < 1
+    torch.testing.assert_close(found.order.double(), order_slowly(heatmaps), rtol=0, atol=1e-7)
+    tied = (heatmaps * 2).round()
+    torch.testing.assert_close(grid_pointing_game(tied).order.double(), order_slowly(tied), rtol=0, atol=1e-7)
 
 
 def test_a_map_worked_by_hand() -> None:
@@ -58,6 +80,9 @@ def test_a_map_worked_by_hand() -> None:
     found = grid_pointing_game(heatmap.expand(1, 4, 4, 4))
     assert found.mass[0].tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8, 0])
     assert found.hits[0].tolist() == [0, 0, 1, 0]
+    # Of the first cell's 1, 0, 0, 0 against 2, 0, 0, 0, 4, 0, 0, 1 and 0, -9, 0, 0: of 48 pairs, it has more in 9 + 3, and
+    # as much in 1 + 24.
+    assert found.order[0, 0].item() == pytest.approx((9 + 3 + 25 / 2) / 48)
 
 
 @pytest.mark.parametrize("cell", range(4))
@@ -65,6 +90,41 @@ def test_all_in_one_cell_is_right_for_that_cells_class_alone(cell: int) -> None:
     found = grid_pointing_game(only(cell).expand(1, 4, 4, 4))
     expected = [float(k == cell) for k in range(4)]
     assert found.mass[0].tolist() == found.hits[0].tolist() == expected
+    # The other classes' maps have nothing in their cell, and as much as two of the other three.
+    assert found.order[0].tolist() == pytest.approx([1.0 if k == cell else 1 / 3 for k in range(4)])
+
+
+@pytest.mark.parametrize("power", [2, 4, 8])
+def test_mass_can_be_bought_and_order_cannot(power: int) -> None:
+    heatmaps = torch.rand(3, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    heatmaps[:, 0, :8, :8] += 0.2
+    plain, sharp = grid_pointing_game(heatmaps), grid_pointing_game(heatmaps**power)
+    assert torch.equal(sharp.order, plain.order)
+    assert torch.equal(sharp.hits, plain.hits)
+    assert (sharp.mass[:, 0] > plain.mass[:, 0] + 0.02).all()
+
+
+def test_the_most_mass_that_a_map_of_a_layers_grid_can_have() -> None:
+    """1 in its cell of 14 x 14 and 0 elsewhere, resized as heatmaps are: the rest is what the resizing spreads. Along each
+    axis, cubic weights of PyTorch's interpolation, added up slowly."""
+    maps = torch.zeros(1, 4, 14, 14)
+    for k in range(4):
+        maps[0, k, k // 2 * 7 :, k % 2 * 7 :][:7, :7] = 1
+    found = grid_pointing_game(to_heatmaps(maps, (448, 448)))
+    inside = outside = 0.0
+    for pixel in range(448):
+        place = (pixel + 0.5) / 32 - 0.5
+        value = 0.0
+        for cell in range(math.floor(place) - 1, math.floor(place) + 3):
+            x, a = abs(place - cell), -0.75
+            weight = (a + 2) * x**3 - (a + 3) * x**2 + 1 if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4)
+            value += weight * (min(max(cell, 0), 13) < 7)
+        inside, outside = inside + max(value, 0) * (pixel < 224), outside + max(value, 0) * (pixel >= 224)
+    expected = (inside / (inside + outside)) ** 2
+    assert expected == pytest.approx(0.967, abs=5e-4)
+    assert found.mass[0].tolist() == pytest.approx([expected] * 4, abs=5e-4)
+    assert found.order.min() > 0.9999
+    assert found.hits.tolist() == [[1.0] * 4]
 
 
 def test_rules_for_maps_without_a_direction() -> None:
@@ -73,6 +133,7 @@ def test_rules_for_maps_without_a_direction() -> None:
     tied[3, 3] = 1
     found = grid_pointing_game(torch.stack([constant, blank, negative, tied])[:, None].expand(4, 4, 4, 4))
     assert found.mass[0].tolist() == found.hits[0].tolist() == [0.25] * 4
+    assert found.order[:3].tolist() == [[0.5] * 4] * 3
     assert found.mass[1:3].count_nonzero() == found.hits[1:3].count_nonzero() == 0
     assert found.hits[3].tolist() == pytest.approx([0.8, 0, 0, 0.2])
 
@@ -83,6 +144,7 @@ def test_the_scale_makes_no_difference(scale: float) -> None:
     one, other = grid_pointing_game(heatmaps), grid_pointing_game(heatmaps * scale)
     torch.testing.assert_close(one.mass, other.mass)
     assert torch.equal(one.hits, other.hits)
+    assert torch.equal(one.order, other.order)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -91,6 +153,7 @@ def test_a_map_that_does_not_know_the_class_is_at_chance(name: str) -> None:
     found = grid_pointing_game(maps[:, None].expand(-1, 4, -1, -1))
     torch.testing.assert_close(found.mass.mean(1), torch.full((6,), 0.25))
     torch.testing.assert_close(found.hits.mean(1), torch.full((6,), 0.25))
+    torch.testing.assert_close(found.order.mean(1), torch.full((6,), 0.5))
 
 
 def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and_wrong_behind() -> None:
@@ -103,6 +166,7 @@ def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and
         found = grid_pointing_game(explained[layer, "gradcam"])
         assert found.mass[0].tolist() == pytest.approx([share] * 4, abs=1e-6)
         assert found.hits[0].tolist() == [share] * 4
+        assert found.order[0].tolist() == pytest.approx([1.0 if share else 1 / 3] * 4)
 
 
 def test_arrays_and_views_are_taken_and_left_as_they_are() -> None:

@@ -8,10 +8,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError
-from gradcam.evaluation import energy_pointing_game, pointing_game
+from gradcam.evaluation import energy_pointing_game, order_pointing_game, pointing_game
 
 
 def make_case(count: int, height: int = 40, width: int = 52) -> tuple[Tensor, Tensor]:
@@ -129,9 +130,35 @@ def test_the_mass_is_that_of_a_slow_sum() -> None:
         assert found.item() == pytest.approx(math.fsum(inside) / math.fsum(positive), rel=1e-5)
 
 
+def test_the_order_is_the_area_under_the_roc_curve() -> None:
+    """Against SciPy's rank test, and a slow loop over pairs; signs and ties as they come."""
+    heatmaps, masks = make_case(6)
+    for values in (heatmaps, heatmaps - 0.5, (heatmaps * 3).round()):
+        for heatmap, mask, found in zip(values, masks, order_pointing_game(values, masks)):
+            ours, others = heatmap[mask].double().numpy(), heatmap[~mask].double().numpy()
+            expected = mannwhitneyu(ours, others).statistic / (len(ours) * len(others))
+            assert found.item() == pytest.approx(expected, abs=1e-7)
+    values, mask = torch.tensor([[[3.0, 1.0], [1.0, -2.0]]]), torch.tensor([[[True, True], [False, False]]])
+    assert order_pointing_game(values, mask).item() == (2 + 1.5) / 4
+
+
+def test_rules_for_the_order_of_maps_and_objects_without_one() -> None:
+    mask = torch.zeros(3, 4, 4, dtype=torch.bool)
+    mask[:2, :2], mask[2] = True, True
+    heatmaps = torch.stack([torch.zeros(4, 4), torch.full((4, 4), 0.7), torch.rand(4, 4)])
+    assert order_pointing_game(heatmaps, mask).tolist() == [0.5] * 3
+
+
+def test_a_power_of_a_map_has_another_mass_and_the_same_order() -> None:
+    heatmaps, masks = make_case(8)
+    heatmaps[masks] += 0.1
+    assert torch.equal(order_pointing_game(heatmaps**8, masks), order_pointing_game(heatmaps, masks))
+    assert (energy_pointing_game(heatmaps**8, masks) > energy_pointing_game(heatmaps, masks)).all()
+
+
 def test_a_map_does_not_depend_on_its_neighbours() -> None:
     heatmaps, masks = make_case(7)
-    for game in (pointing_game, energy_pointing_game):
+    for game in (pointing_game, energy_pointing_game, order_pointing_game):
         alone = torch.cat([game(heatmaps[i : i + 1], masks[i : i + 1]) for i in range(7)])
         assert torch.equal(game(heatmaps, masks), alone)
 
@@ -168,7 +195,7 @@ def test_nothing_that_was_given_is_changed() -> None:
     assert torch.equal(masks, before[1])
 
 
-@pytest.mark.parametrize("game", [pointing_game, energy_pointing_game])
+@pytest.mark.parametrize("game", [pointing_game, energy_pointing_game, order_pointing_game])
 @pytest.mark.parametrize(
     ("heatmaps", "masks", "message"),
     [

@@ -48,6 +48,10 @@ class Metric:
         Forward passes for one map, which metrics of one function share.
     reruns : int
         How often the method is run again for one map.
+    by_order : bool
+        Whether it looks at nothing but the order of a map's pixels, so that sharpening the map, such as raising it to
+        the eighth power, changes nothing. What is not by order can be bought: `scripts/measure_sharpening` prints for
+        how much.
 
     Examples
     --------
@@ -57,6 +61,8 @@ class Metric:
     ('↑', ('subject', 'heatmaps', 'seed'), False)
     >>> metric.needs_annotations, metric.paper
     (False, 'Petsiuk et al., RISE: ..., BMVC 2018')
+    >>> metric.by_order, METRICS["grid-order"].by_order, METRICS["grid-mass"].by_order
+    (True, True, False)
     >>> metric.compute.__name__, METRICS["average-drop"].key == METRICS["increase"].key  # two parts of one result
     ('insertion', True)
     """
@@ -71,6 +77,7 @@ class Metric:
     part: str = field(default="", repr=False)
     passes: int = field(default=0, repr=False)
     reruns: int = field(default=0, repr=False)
+    by_order: bool = field(default=False, repr=False)
 
     @property
     def arrow(self) -> str:
@@ -118,19 +125,26 @@ METRICS: dict[str, Metric] = {
         Metric("average-gain", "share of the doubt that picture times map removes", "higher", "perturbation",
                papers.GAIN, "perturbation:confidence_change", part="gain", passes=1),
         Metric("insertion", "area under the probability as pixels appear", "higher", "perturbation",
-               papers.RISE, "perturbation:insertion", ("subject", "heatmaps", "seed"), "areas", passes=49),
+               papers.RISE, "perturbation:insertion", ("subject", "heatmaps", "seed"), "areas", passes=49,
+               by_order=True),
         Metric("deletion", "area under the probability as pixels vanish", "lower", "perturbation",
-               papers.RISE, "perturbation:deletion", ("subject", "heatmaps", "seed"), "areas", passes=49),
+               papers.RISE, "perturbation:deletion", ("subject", "heatmaps", "seed"), "areas", passes=49,
+               by_order=True),
         Metric("road", "least minus most relevant pixels imputed, halved", "higher", "perturbation",
-               papers.ROAD, "perturbation:road", ("subject", "heatmaps", "seed"), "combined", passes=18),
+               papers.ROAD, "perturbation:road", ("subject", "heatmaps", "seed"), "combined", passes=18,
+               by_order=True),
         Metric("sufficiency", "probability lost when only the top fifth is kept", "lower", "perturbation",
-               papers.ERASER, "perturbation:sufficiency", ("subject", "heatmaps", "seed"), passes=1),
+               papers.ERASER, "perturbation:sufficiency", ("subject", "heatmaps", "seed"), passes=1, by_order=True),
+        Metric("grid-order", "how often a pixel of the class's own cell has more than one of the others", "higher", "grid",
+               papers.ROC, "grid:grid_pointing_game", ("mosaic",), "order", by_order=True),
         Metric("grid-mass", "map's mass in the class's own cell of a mosaic", "higher", "grid",
                papers.GRID, "grid:grid_pointing_game", ("mosaic",), "mass"),
         Metric("grid-maximum", "how often the maximum is in that cell", "higher", "grid",
-               papers.GRID, "grid:grid_pointing_game", ("mosaic",), "hits"),
+               papers.GRID, "grid:grid_pointing_game", ("mosaic",), "hits", by_order=True),
+        Metric("box-order", "how often a pixel of the object has more than one beside it", "higher", "annotations",
+               papers.ROC, "localisation:order_pointing_game", ("heatmaps", "masks"), by_order=True),
         Metric("pointing-game", "how often the maximum is within 15 px of the object", "higher", "annotations",
-               papers.POINTING, "localisation:pointing_game", ("heatmaps", "masks")),
+               papers.POINTING, "localisation:pointing_game", ("heatmaps", "masks"), by_order=True),
         Metric("energy-pointing", "map's mass on the object", "higher", "annotations",
                papers.SCORECAM, "localisation:energy_pointing_game", ("heatmaps", "masks")),
         Metric("iou", "overlap of the map's box with the object's", "higher", "annotations",
@@ -138,11 +152,12 @@ METRICS: dict[str, Metric] = {
         Metric("localisation-error", "how often that overlap is below one half", "lower", "annotations",
                papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
         Metric("randomisation", "rank correlation with maps of randomised weights", "lower", "soundness", papers.ADEBAYO,
-               "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"), "correlations", reruns=8),
+               "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"), "correlations", reruns=8,
+               by_order=True),
         Metric("max-sensitivity", "largest relative change under small noise", "lower", "soundness", papers.SENSITIVITY,
                "soundness:max_sensitivity", ("subject", "explain", "heatmaps", "seed"), reruns=10),
         Metric("class-difference", "how far the top two classes' maps differ", "higher", "soundness",
-               papers.ADEBAYO, "soundness:class_difference", ("subject", "explain", "heatmaps"), reruns=1),
+               papers.ADEBAYO, "soundness:class_difference", ("subject", "explain", "heatmaps"), reruns=1, by_order=True),
         Metric("adcc", "harmonic mean of coherency, simplicity and confidence", "higher", "summary",
                papers.ADCC, "perturbation:adcc", ("average-drop", "coherency", "complexity")),
         Metric("coherency", "correlation with the map of picture times map", "higher", "summary",
@@ -158,7 +173,12 @@ DEFAULT = tuple(name for name, metric in METRICS.items() if metric.group not in 
 
 
 def metric(
-    name: str, *, summary: str, better: Better, needs: Sequence[str] = ("subject", "heatmaps")
+    name: str,
+    *,
+    summary: str,
+    better: Better,
+    needs: Sequence[str] = ("subject", "heatmaps"),
+    by_order: bool = False,
 ) -> Callable[[Callable[..., Any]], Metric]:
     """Make a metric of a function, to be passed wherever a metric is named.
 
@@ -173,6 +193,8 @@ def metric(
     needs : sequence of str, default ("subject", "heatmaps")
         What the function is called with, in its order, as `Metric` has it: with ("heatmaps", "masks") it has to do with
         where objects are, and takes annotations.
+    by_order : bool, default False
+        Whether it looks at nothing but the order of a map's pixels, as `Metric` has it.
 
     Returns
     -------
@@ -221,7 +243,7 @@ def metric(
         except TypeError:
             expected = ", ".join(need.replace("-", "_") for need in needs)
             raise GradcamError(f"The metric {name!r} has the parameters {signature}, expected ({expected}).") from None
-        return Metric(name, str(summary), better, "own", None, function, tuple(needs))
+        return Metric(name, str(summary), better, "own", None, function, tuple(needs), by_order=by_order)
 
     return to_metric
 
