@@ -278,12 +278,12 @@ def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
     """How often a pixel inside has more than one outside, ties counting half: of maps and masks (N,H,W), float32 (N,).
     1/2 where there is no pixel on one of the sides."""
     found = []
-    for values, own in zip(maps, inside):
-        ours, others = values[own], values[~own].sort().values
+    for values, own in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch
+        ours, others = np.sort(values[own]), np.sort(values[~own])
         # How many of the others are below each of ours, and how many are not above it: whole numbers, which add up exactly.
-        pairs = sum(torch.searchsorted(others, ours, right=right).sum() for right in (False, True))
+        pairs = sum(int(np.searchsorted(others, ours, side=side).sum()) for side in ("left", "right"))
         most = 2 * len(ours) * len(others)
-        found.append(float(pairs) / most if most else 0.5)
+        found.append(pairs / most if most else 0.5)
     return torch.tensor(found, dtype=torch.float32, device=maps.device)
 
 
