@@ -51,7 +51,7 @@ GAP = "  "
 BEST, LEVEL, FOOLED = "*", "=", "!"
 LEGEND = {
     BEST: "best method",
-    LEVEL: "not told apart from the best: the interval of their difference holds zero",
+    LEVEL: "not told apart from the best, with all pairs of methods compared at once",
     FOOLED: "a map that knows nothing does as well as the best method: the metric says little here",
 }
 NAMED = 3  # methods in the last line
@@ -98,11 +98,11 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} le
 def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Judge methods by metrics over pictures: files, folders, globs, lists and archives; no annotations are needed.
 
-    The table has each method's mean with its 95 % interval by bootstrap over the pictures, and how far it is from the best,
-    picture by picture. Maps that know nothing of the model are judged as well: what does not beat them says little. All
-    methods have the same class and resizing, and with --layer the same layer. Of a detector or a segmenter the surest of
-    what is found in each picture is judged, of the classes that are annotated there if there are any. With --output, a
-    stopped study goes on with --resume.
+    The table has each method's mean with its 95 % interval over the pictures, and how far it is from the best, picture by
+    picture; what is told apart is so with all pairs of methods compared at once. Maps that know nothing of the model are
+    judged as well: what does not beat them says little. All methods have the same class and resizing, and with --layer the
+    same layer. Of a detector or a segmenter the surest of what is found in each picture is judged, of the classes that are
+    annotated there if there are any. With --output, a stopped study goes on with --resume.
     """
     resume, overwrite, output = chosen["resume"], chosen["overwrite"], Output(as_json, quiet)
     if resume and overwrite:

@@ -204,12 +204,12 @@ class RecommendResult:
         return ", ".join([f"{taken} of {count(self.given, 'picture')}", *said])
 
     def _sentence(self) -> str:
-        from gradcam.evaluation.intervals import count_needed
+        from gradcam.evaluation.intervals import FEWEST
 
         found = self.found
         if not found.best.mass.is_known:
             few = f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes"
-            return f"{few} {count_needed()}. {found.best.combination} has the best ROAD of these."
+            return f"{few} {FEWEST}. {found.best.combination} has the best ROAD of these."
         best = f"{found.best.combination} is the best here"
         if found.is_default:
             return f"{best}: it is what is taken where nothing is said."

@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -179,7 +178,7 @@ def recommend(
 
     First the grid pointing game measures all combinations: is a class's map on the class's picture? Then ROAD, at five
     shares of the pixels of the single pictures, measures at most five of those whose mass is not clearly less than the
-    most (the 95 % interval of the difference, by the bootstrap over pictures, holds zero): do the pixels that a map
+    most (the 95 % interval of the difference holds zero): do the pixels that a map
     marks matter to the model? The best ROAD is recommended; of equal ones, the default: Grad-CAM of the logit at the
     classifier's layer, which is measured in any case. Combinations that have the same maps share their numbers.
 
@@ -200,7 +199,7 @@ def recommend(
     least : float, default 0.5
         As in `make_mosaics`.
     seed : int, default 0
-        Of the mosaics, the noise and the bootstrap.
+        Of the mosaics and the noise.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
     progress : callable, default None
@@ -246,19 +245,19 @@ def recommend(
 
 
 def _decide(contest: Contest, combinations: Sequence[Combination], counter: Counter) -> Recommendation:
-    default, seed, left_out = combinations[0], contest.seed, contest.trials.left_out
+    default, left_out = combinations[0], contest.trials.left_out
     mass, hits = contest.play(combinations)
     if not mass:
         raise LayerError(next(iter(left_out.values())))
     twins = find_twins(mass, hits)
-    shortlist = list_best(mass, twins, seed=seed, most=SHORTLIST)
+    shortlist = list_best(mass, twins, most=SHORTLIST)
     chosen = [*dict.fromkeys([*shortlist, *([twins[default]] if default in mass else [])])]
     counter.total = len(contest.mosaics) + len(chosen) * contest.batches
     measured = contest.remove(chosen)
     roads = {it: measured[twins[it]] for it in mass if twins[it] in measured}
     best = find_best(roads, [it for it in roads if twins[it] in shortlist], default)
-    rows = to_rows(mass, hits, roads, best, seed)
-    gains = [subtract(it[best], it[default], seed) if default in mass else None for it in (mass, roads)]
+    rows = to_rows(mass, hits, roads, best)
+    gains = [subtract(it[best], it[default]) if default in mass else None for it in (mass, roads)]
     height, width = contest.mosaics[0].image.shape[1:]
     return Recommendation(
         model=contest.trials.classifier.name,
@@ -270,7 +269,7 @@ def _decide(contest: Contest, combinations: Sequence[Combination], counter: Coun
         pictures=tuple(tile.name for tile in contest.tiles),
         mosaics=len(contest.mosaics),
         size=(int(height), int(width)),
-        seed=seed,
+        seed=contest.seed,
         left_out=dict(left_out),
     )
 
@@ -385,9 +384,9 @@ def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
 
 
-def subtract(values: Tensor, reference: Tensor, seed: int) -> Interval:
+def subtract(values: Tensor, reference: Tensor) -> Interval:
     """The mean difference, and its interval over pictures."""
-    return paired_difference(values.tolist(), reference.tolist(), seed=seed)
+    return paired_difference(values.tolist(), reference.tolist())
 
 
 def find_twins(mass: Values, hits: Values) -> dict[Combination, Combination]:
@@ -406,11 +405,11 @@ def find_most(mass: Values) -> Combination:
     return max(mass, key=lambda it: float(mass[it].mean()))
 
 
-def list_best(mass: Values, twins: Mapping[Combination, Combination], *, seed: int, most: int) -> list[Combination]:
+def list_best(mass: Values, twins: Mapping[Combination, Combination], *, most: int) -> list[Combination]:
     """The combinations whose mass is not clearly less than the most, twins left out; those with more mass first."""
     first = mass[find_most(mass)]
     ordered = sorted((it for it in mass if twins[it] == it), key=lambda it: -float(mass[it].mean()))
-    return [it for it in ordered if subtract(mass[it], first, seed).high >= -SAME][:most]
+    return [it for it in ordered if subtract(mass[it], first).high >= -SAME][:most]
 
 
 def find_best(roads: Values, shortlist: Sequence[Combination], default: Combination) -> Combination:
@@ -418,13 +417,13 @@ def find_best(roads: Values, shortlist: Sequence[Combination], default: Combinat
     return max(shortlist, key=lambda it: (float(roads[it].mean()), it == default))
 
 
-def to_rows(mass: Values, hits: Values, roads: Values, best: Combination, seed: int) -> list[Row]:
+def to_rows(mass: Values, hits: Values, roads: Values, best: Combination) -> list[Row]:
     """All combinations' rows: the best, then the others with a ROAD by that, then those without by their mass."""
-    most, mean = mass[find_most(mass)], partial(mean_interval, seed=seed)
+    most, mean = mass[find_most(mass)], mean_interval
     rows = []
     for it in mass:
-        of_road = (mean(roads[it].tolist()), subtract(roads[it], roads[best], seed)) if it in roads else ()
-        rows.append(Row(it, mean(mass[it].tolist()), mean(hits[it].tolist()), subtract(mass[it], most, seed), *of_road))
+        of_road = (mean(roads[it].tolist()), subtract(roads[it], roads[best])) if it in roads else ()
+        rows.append(Row(it, mean(mass[it].tolist()), mean(hits[it].tolist()), subtract(mass[it], most), *of_road))
     return sorted(rows, key=lambda row: (row.combination != best, row.road is None, -(row.road or row.mass).mean))
 
 

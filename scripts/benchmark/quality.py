@@ -43,7 +43,7 @@ def compare_quality(settings: Settings) -> Iterator[Table]:
     notes = [
         f"{pictures} pictures and {mosaics} mosaics of {PICTURES.name}, {classifier.name}, {results.conditions.layer}, "
         f"logit of the most probable class, seed {SEED}, data {results.data[:12]}.",
-        "Means, and half the 95 % bootstrap interval. Bold: the best method. =: not told apart from it, picture by picture. "
+        "Means, and half the 95 % interval. Bold: the best method. =: not told apart from it, all pairs compared at once. "
         "!: a control that is as good as the best method.",
     ]
     raw = [{"method": it.method, "metric": it.metric, "mean": it.interval.mean} for it in standings.values()]

@@ -187,9 +187,9 @@ def test_the_shortlist_is_what_is_not_clearly_worse_than_the_most() -> None:
     twins = find_twins(mass, hits)
     assert twins == {far: far, near: near, best: best, twin: best}
     assert find_most(mass) == twin
-    assert not subtract(mass[near], mass[twin], 0).excludes(0)
-    assert list_best(mass, twins, seed=0, most=5) == [best, near]
-    assert list_best(mass, twins, seed=0, most=1) == [best]
+    assert not subtract(mass[near], mass[twin]).excludes(0)
+    assert list_best(mass, twins, most=5) == [best, near]
+    assert list_best(mass, twins, most=1) == [best]
     hits[twin] = values(0, 1, 1, 1, 1, 1)
     assert find_twins(mass, hits)[twin] == twin
 
@@ -209,7 +209,7 @@ def test_rows_have_the_numbers_in_their_order() -> None:
     mass = {it: values(*pair * 3) for it, pair in pairs.items()}
     hits = {it: values(*(1, 0) * 3) for it in mass}
     roads = {five: values(*(0.0, 0.1) * 3), one: values(*(0.1, 0.3) * 3), two: values(*(0.0, 0.2) * 3)}
-    rows = to_rows(mass, hits, roads, two, seed=0)
+    rows = to_rows(mass, hits, roads, two)
     assert [row.combination for row in rows] == [two, one, five, four, three]
     rows = [rows[0], rows[1], rows[4]]
     assert [row.mass.mean for row in rows] == pytest.approx([0.8, 0.3, 0.5])
@@ -218,7 +218,7 @@ def test_rows_have_the_numbers_in_their_order() -> None:
     assert rows[1].road is not None
     assert rows[1].road_behind is not None
     assert (rows[1].road.mean, rows[1].road_behind.mean) == pytest.approx((0.2, 0.1))
-    assert -0.7 <= rows[1].behind.low < -0.5 < rows[1].behind.high <= -0.3
+    assert -0.75 <= rows[1].behind.low < -0.5 < rows[1].behind.high <= -0.27
     assert rows[2].road is rows[2].road_behind is None
     assert [row.is_clearly_less for row in rows] == [False, True, True]
 

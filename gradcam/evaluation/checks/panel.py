@@ -71,7 +71,10 @@ def _list_cells(verdict: Verdict, test: Test, picture: Pixels, height: int) -> l
     if test.name == "covering" and found.ground is not None and verdict.shams:
         seen = to_pixels(found.ground.images[0], height)
         assert found.placed is not None  # it is there with a ground
-        marks = {sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_apart else ', as good'}" for sham in verdict.shams}
+        marks = {
+            sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_apart else ', as good'}"
+            for sham in verdict.shams
+        }
         shown = [
             (found.placed[0], f"{test.value:.2f}   the map"),
             *((it.heatmap, marks[it.name]) for it in verdict.shams),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gradcam._version import __version__
 from gradcam.batch.save import describe_weights
 from gradcam.errors import GradcamError, shorten, show_fields
-from gradcam.evaluation.intervals import Interval, count_needed, mean_interval, paired_difference
+from gradcam.evaluation.intervals import ENOUGH, FEWEST, Interval, find_told_apart, mean_interval, paired_difference
 from gradcam.evaluation.study.plan import Agenda, StudyOptions
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
@@ -20,6 +20,7 @@ from gradcam.models.device import find_input_dtype
 from gradcam.models.preprocess import Preprocessing, WholePicture
 from gradcam.storage.run_file import SCHEMA, describe_versions
 
+JOINED = " + "  # between the names of a mosaic's pictures
 ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
 
 Kind = Literal["picture", "mosaic"]
@@ -233,8 +234,16 @@ class Results:
 
     def values(self, method: str, metric: str) -> list[float | None]:
         """One number for each entry that has numbers of this metric, None where this method has none."""
-        having = [entry for entry in self.entries if any(metric in numbers for numbers in entry.values.values())]
-        return [entry.values.get(method, {}).get(metric) for entry in having]
+        return [entry.values.get(method, {}).get(metric) for entry in self._having(metric)]
+
+    def pictures(self, metric: str) -> list[Sequence[str]] | None:
+        """Of each of these entries the pictures that it shows; None where each is a picture."""
+        having = self._having(metric)
+        is_of_mosaics = any(entry.kind == "mosaic" for entry in having)
+        return [entry.image.split(JOINED) for entry in having] if is_of_mosaics else None
+
+    def _having(self, metric: str) -> list[Judgement]:
+        return [entry for entry in self.entries if any(metric in numbers for numbers in entry.values.values())]
 
     def curves(self, method: str, metric: str) -> list[Sequence[float]]:
         """The probabilities along a metric's curve, one for each picture that has some."""
@@ -244,10 +253,11 @@ class Results:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Where one method stands by one metric; of too few pictures (`count_needed`) none is the best, and none is
-    compared. `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by
-    picture; None for the best, the first of several. `is_level`: a method whose difference may be chance: its interval
-    holds zero. `is_control`: knows nothing, is never the best, and `beats_all` where it is as good as that."""
+    """Where one method stands by one metric; of fewer than 8 pictures none is the best, and none is compared.
+    `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by picture;
+    None for the best, the first of several. `is_level`: a method that is not told apart from the best, where all pairs of
+    methods are compared at once (`find_told_apart`): the difference's own interval is of one comparison. `is_control`:
+    knows nothing, is never the best, and `beats_all` where it is as good as that."""
 
     method: str
     metric: str
@@ -261,31 +271,36 @@ class Ranking:
 
 def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None:
     """Why some metrics, or all, have neither intervals nor a best method: of too few pictures; None where all have."""
-    needed = count_needed()
-    if all(it.interval.n >= needed for it in rankings.values()):
+    if all(_is_enough(it.interval) for it in rankings.values()):
         return None
     return (
-        f"Too few: of fewer than {needed} pictures or mosaics (n) no interval is given, and no method is called the best. "
-        f"With {needed - 1} a paired test has a p-value of 2 / 2^{needed - 1} = {2 / 2 ** (needed - 1):.2f} at least."
+        f"Too few: of fewer than {ENOUGH} pictures (n) no method is called the best, and fewer than {FEWEST} have no "
+        "interval. With so few, what looks clear is too often chance."
     )
+
+
+def _is_enough(interval: Interval) -> bool:
+    return interval.is_known and interval.n >= ENOUGH
 
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
     """How each method and control ranks by each metric: by (method, metric), of metrics that have numbers."""
-    found, plan, seed = {}, results.plan, results.conditions.seed
+    found, plan = {}, results.plan
     for metric in plan.metrics:
         values = {name: results.values(name, metric) for name in plan.names}
         if all(value is None for row in values.values() for value in row):
             continue
-        means = {name: mean_interval(row, seed=seed) for name, row in values.items()}
+        pictures = results.pictures(metric)
+        means = {name: mean_interval(row, pictures=pictures) for name, row in values.items()}
         sign = 1 if plan.metric(metric).better == "higher" else -1
-        known = {name: sign * means[name].mean for name in plan.methods if means[name].is_known}
+        known = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
         best = next((name for name, mean in known.items() if mean >= max(known.values()) - ROUNDING), None)
+        told_apart = find_told_apart({name: values[name] for name in known}, pictures=pictures)
         for name, row in values.items():
             is_control, is_level, beats_all = name in plan.controls, False, False
-            difference = None if best in (None, name) else paired_difference(row, values[best], seed=seed)
+            difference = None if best in (None, name) else paired_difference(row, values[best], pictures=pictures)
             if difference is not None:
-                is_near = not difference.excludes(0) or abs(difference.mean) <= ROUNDING
+                is_near = frozenset((name, best)) not in told_apart or abs(difference.mean) <= ROUNDING
                 is_level, beats_all = not is_control and is_near, is_control and sign * difference.mean >= -ROUNDING
             own, is_best = means[name], name == best
             found[name, metric] = Ranking(name, metric, own, difference, is_best, is_level, is_control, beats_all)

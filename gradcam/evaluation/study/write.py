@@ -215,9 +215,9 @@ def draw_curves(results: Results) -> Pixels:
 
 
 def _draw(axes: Axes, results: Results, metric: str) -> None:
-    plan, seed = results.plan, results.conditions.seed
+    plan = results.plan
     sign = 1 if plan.metric(metric).better == "higher" else -1
-    areas = {name: mean_interval(results.values(name, metric), seed=seed) for name in plan.names}
+    areas = {name: mean_interval(results.values(name, metric)) for name in plan.names}
     methods = sorted(plan.methods, key=lambda name: -sign * areas[name].mean)
     has_band = bool(methods) and areas[methods[0]].is_known
     axes.spines[["top", "right"]].set_visible(False)
@@ -232,7 +232,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
         shares = np.linspace(0, 100, curves.shape[1])
         axes.plot(shares, curves.mean(0), label=label, zorder=3 if name in methods else 2, **style)
         if name in methods[:1] and has_band:
-            low, high = zip(*((it.low, it.high) for it in (mean_interval(column, seed=seed) for column in curves.T)))
+            low, high = zip(*((it.low, it.high) for it in (mean_interval(column) for column in curves.T)))
             axes.fill_between(shares, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
     count = len(results.curves(plan.names[0], metric))
     axes.set_title(
