@@ -6,7 +6,7 @@ import importlib
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ SECTIONS = {
     ),
     "What is printed": ("--json", "--quiet", "--help"),
 }
+FIRST = "Options"  # the section of all others
 SETTINGS = {  # of all commands; options may be typed in the plural
     "help_option_names": ["-h", "--help"],
     "max_content_width": 110,
@@ -70,15 +71,19 @@ def show_version(context: click.Context, _: click.Parameter, is_wanted: bool) ->
 
 
 class Command(click.Command):
-    """A command whose help shows its options in sections."""
+    """A command whose help shows its options in sections. `own`: those that mean something else here than elsewhere."""
+
+    def __init__(self, *arguments: Any, own: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._own = own
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
         records = {max(it.opts, key=len): it.get_help_record(ctx) for it in options}
         shown = {name: record for name, record in records.items() if record is not None}
-        elsewhere = {name for names in SECTIONS.values() for name in names}
-        for title, names in {"Options": [name for name in shown if name not in elsewhere], **SECTIONS}.items():
-            rows = [shown[name] for name in names if name in shown]
+        elsewhere = {name for names in SECTIONS.values() for name in names}.difference(self._own)
+        for title, names in {FIRST: [name for name in shown if name not in elsewhere], **SECTIONS}.items():
+            rows = [shown[name] for name in names if name in shown and (title == FIRST or name in elsewhere)]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=24)

@@ -20,7 +20,7 @@ from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import code_of_the_user, count, cut_type, import_torch, shown_passes, to_arrow
 from gradcam.errors import GradcamError, LayerError, OutputError, printable
-from gradcam.evaluation.snapshots.gate import ALIKE, MEAN, NAMES, Gate, read_condition
+from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
 from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_whole
 from gradcam.models.labels import name_class
 from gradcam.options import PRECISIONS
@@ -92,12 +92,12 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     return Compared(words[:models], words[models:], against, save)
 
 
-@click.command("diff", cls=Command)
+@click.command("diff", cls=Command, own=["--against"])
 @click.argument("words", nargs=-1, required=True, metavar="OLD NEW PICTURE...", type=click.Path())
 @options.named_model
 @_of_one("old")
 @_of_one("new")
-@options.layer("Layer of both to look at, as `gradcam layers` lists it.  [default: each one's own]")
+@options.layer("Layer of both to look at, as `gradcam layers` lists it.  [default: OLD's own, and NEW's of that name]")
 @click.option(
     "--method",
     metavar="NAME",
@@ -321,10 +321,11 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
     for condition in gate.conditions:
         cases = [case for case in gate.cases if condition in case.met]
         if cases:
-            name = read_condition(condition).name
-            worst = f"{printable(cases[0].name)} has {cases[0].values[name]:.4g}"
-            of = "" if cases[0].name == MEAN else f" of {count(len(cases), 'picture')}"
-            yield f"Failed: {condition}{of}: {worst}"
+            found = read_condition(condition)
+            worst = sorted(cases, key=lambda case: case.values[found.name], reverse=found.sign == ">")[0]
+            said = f"{printable(worst.name)} has {worst.values[found.name]:.4g}"
+            of = "" if found.of_mean else f" of {count(len(cases), 'picture')}"
+            yield f"Failed: {condition}{of}: {said}"
 
 
 def _to_json(image: str, model: str, error: str | None = None, **more: Any) -> str:

@@ -161,6 +161,15 @@ def test_conditions_end_with_status_1_and_say_why(
     ]
     outcome = diff(models("make"), models("other"), pictures, *options, "-q")
     assert (outcome.status, outcome.out) == (1, "")
+    least = min(
+        records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["correlation"]))
+    )
+    assert f"pictures: {least['image']} has {least['correlation']:.4g}\n" in outcome.err
+    most = diff(models("make"), models("other"), pictures, "--fail-if", "moved>0.0001", "-q").err
+    greatest = max(
+        records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["moved"]))
+    )
+    assert most == f"Failed: moved>0.0001 of 3 pictures: {greatest['image']} has {greatest['moved']:.4g}\n"
     assert re.search(r"^Failed: correlation<0.99 of \d pictures?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
     assert re.search(r"^Failed: mean agree<2: the mean of all pictures has [\d.]+$", outcome.err, re.M)
     assert "moved" not in outcome.err
@@ -173,7 +182,7 @@ def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
     diff: Command, models: Callable[[str], str], pictures: Path
 ) -> None:
     assert diff(models("make"), pictures, "--save", "base", "--layer", "stem").status == 0
-    assert "gradcam at stem " in diff(models("other"), pictures, "--against", "base").out
+    assert "gradcam at stem   " in diff(models("other"), pictures, "--against", "base").out
     outcome = diff(models("renamed"), pictures, "--against", "base")
     assert outcome.status == 0
     assert "gradcam at stem → last" in outcome.out
@@ -313,7 +322,9 @@ def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
     outcome = gradcam_command("--help")
     assert "gradcam diff OLD NEW photos/              did the new checkpoint look elsewhere?" in outcome.out
     assert re.search(r"^  diff +Compare two checkpoints: same class, another map\?$", outcome.out, re.M)
-    shown = told(gradcam_command("diff", "--help").out)
+    said = gradcam_command("diff", "--help").out
+    assert said.index("--against FILE ") < said.index("How it is explained")
+    shown = told(said)
     assert "OLD NEW PICTURE..." in shown
     for option in ("--weights-old", "--precision-new", "--layer-new", "--against", "--fail-if", "--junit", "--page"):
         assert option in shown
