@@ -110,7 +110,9 @@ def test_a_long_list_is_cut(diff: Command, models: Callable[[str], str], small: 
         gradcam.write_image(folder / f"{'long-name-of-a-picture-' * 3}{number}.png", content)
     outcome = diff(models("make"), models("make"), folder)
     assert told("and 3 more, alike, which --json lists") in told(outcome.out)
-    assert max(map(len, outcome.out.splitlines()[3:13])) < 120
+    lines = outcome.out.splitlines()
+    assert [line.endswith("alike") for line in lines[3:14]] == [True] * 10 + [False]
+    assert max(map(len, lines[3:13])) < 120
     assert "…" in outcome.out
 
 
