@@ -59,7 +59,7 @@ class CheckResult:
 
     def format(self) -> str:
         """Several lines: what is explained, each test with its outcome and its reason, the verdict and the panel."""
-        from gradcam.evaluation.checks.verdict import PASSED
+        from gradcam.evaluation.checks.findings import PASSED
 
         verdict = self.verdict
         if verdict is None:
@@ -177,7 +177,7 @@ def _prepare_some(classifier: Classifier, images: Sequence[Path]) -> dict[Path, 
 
 
 def _is_as_bad(outcome: str, limit: str) -> bool:
-    from gradcam.evaluation.checks.verdict import OUTCOMES
+    from gradcam.evaluation.checks.findings import OUTCOMES
 
     return [*OUTCOMES].index(outcome) >= [*OUTCOMES].index(limit)  # type: ignore[arg-type]  # both are among them
 

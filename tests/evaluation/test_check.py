@@ -20,8 +20,9 @@ import gradcam
 from gradcam.cam.postprocess import resize
 from gradcam.errors import GradcamError, ImageError, TargetError
 from gradcam.evaluation import Explainer, Subject, check, uncertainty
+from gradcam.evaluation.checks.findings import QUESTIONS
 from gradcam.evaluation.checks.shams import RIVAL, SHAMS
-from gradcam.evaluation.checks.verdict import QUESTIONS, Verdict
+from gradcam.evaluation.checks.verdict import Verdict
 from gradcam.evaluation.explainers import make_random
 from gradcam.evaluation.metrics.soundness import find_rivals, randomisation, rank_correlation
 from gradcam.images.draw import overlay, scale

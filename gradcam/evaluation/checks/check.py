@@ -14,6 +14,7 @@ from gradcam.batch.findings import describe_instance
 from gradcam.cam.grid import find_doubt
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
+from gradcam.evaluation.checks.findings import Exhibits, Outcome, Test
 from gradcam.evaluation.checks.grounds import (
     CELLS,
     Ground,
@@ -25,7 +26,7 @@ from gradcam.evaluation.checks.grounds import (
 )
 from gradcam.evaluation.checks.shams import EFFECT, RIVAL, SHAMS, Sham, draw_noise, judge_sham, make_shams
 from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
-from gradcam.evaluation.checks.verdict import ALIKE, Exhibits, Outcome, Test, Verdict
+from gradcam.evaluation.checks.verdict import ALIKE, Verdict
 from gradcam.evaluation.controls import Explain, find_explained
 from gradcam.evaluation.explainers import Counter, Explainer, run_explain
 from gradcam.evaluation.metrics.soundness import (

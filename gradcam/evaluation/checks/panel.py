@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from gradcam.errors import ImageError
-from gradcam.evaluation.checks.verdict import PASSED, Test, Verdict
+from gradcam.evaluation.checks.findings import Exhibits, Outcome, Test
+from gradcam.evaluation.checks.shams import Sham
 from gradcam.evaluation.subject import to_unit
 from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
 from gradcam.images.read import Pixels
@@ -29,19 +31,30 @@ MOST = 1 / 2  # of a standard deviation of values from 0 to 1
 COLOURS = {"passed": (15, 115, 55), "undecided": (170, 100, 0), "failed": (190, 25, 25)}
 
 
-def draw_verdict(verdict: Verdict, height: int) -> Pixels:
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What a panel is of: the picture, the tests, the shams, what was looked at, and the classes' names."""
+
+    picture: Pixels
+    tests: Sequence[Test]
+    shams: Sequence[Sham]
+    exhibits: Exhibits
+    labels: Sequence[str] | None
+
+
+def draw_verdict(shown: Shown, outcome: Outcome, title: str, said: str, *, height: int) -> Pixels:
     """A panel with cells of this height. Raises `ImageError` for one that is no number of pixels."""
     check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
-    picture = scale(verdict.picture, height)
+    picture = scale(shown.picture, height)
     width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
-    rows = [(test, _list_cells(verdict, test, picture, height)) for test in verdict.tests]
-    blocks = [_draw_heading(verdict, width), *(_draw_test(test, cells, width) for test, cells in rows)]
+    rows = [(test, _list_cells(shown, test, picture, height)) for test in shown.tests]
+    blocks = [_draw_heading(outcome, title, said, width), *(_draw_test(test, cells, width) for test, cells in rows)]
     return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
-def _list_cells(verdict: Verdict, test: Test, picture: Pixels, height: int) -> list[Cell]:
+def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[Cell]:
     """What one test looked at: rows of six cells."""
-    found = verdict.exhibits
+    found = shown.exhibits
     own = _lay(picture, found.heatmap), "the map as it is"
     if test.name == "stability":
         unsure = (
@@ -50,7 +63,7 @@ def _list_cells(verdict: Verdict, test: Test, picture: Pixels, height: int) -> l
         pairs = zip(found.noisy_maps, found.noisy_likeness)
         return [own, *unsure, *((_lay(picture, each), f"{value:.2f}   with noise") for each, value in pairs)][:COLUMNS]
     if test.name == "classes" and found.rival_maps is not None and found.likeness is not None:
-        names = [name_class(it, None if verdict.labels is None else verdict.labels[it]) for it in found.rivals]
+        names = [name_class(it, None if shown.labels is None else shown.labels[it]) for it in found.rivals]
         each = zip(found.rival_maps, found.likeness, names)
         return [own, *((_lay(picture, heatmap), f"{value:.2f}   {name}") for heatmap, value, name in each)]
     if test.name == "randomisation" and found.randomisation is not None:
@@ -68,18 +81,17 @@ def _list_cells(verdict: Verdict, test: Test, picture: Pixels, height: int) -> l
         return [
             (_lay(to_pixels(image, height), heatmap), f"{value:.2f}   in its place") for image, heatmap, value in trials
         ]
-    if test.name == "covering" and found.ground is not None and verdict.shams:
+    if test.name == "covering" and found.ground is not None and shown.shams:
         seen = to_pixels(found.ground.images[0], height)
         assert found.placed is not None  # it is there with a ground
         marks = {
-            sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_apart else ', as good'}"
-            for sham in verdict.shams
+            sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_apart else ', as good'}" for sham in shown.shams
         }
-        shown = [
+        laid = [
             (found.placed[0], f"{test.value:.2f}   the map"),
-            *((it.heatmap, marks[it.name]) for it in verdict.shams),
+            *((it.heatmap, marks[it.name]) for it in shown.shams),
         ]
-        return [(_lay(seen, heatmap), caption) for heatmap, caption in shown]
+        return [(_lay(seen, heatmap), caption) for heatmap, caption in laid]
     return [own]
 
 
@@ -101,13 +113,11 @@ def _lay_as_it_is(picture: Pixels, deviations: Tensor) -> Pixels:
     return overlay(picture, (deviations / MOST).clamp(0, 1))
 
 
-def _draw_heading(verdict: Verdict, width: int) -> Pixels:
-    place = "" if verdict.layer is None else f" at {verdict.layer}"
-    title = f"{verdict.class_name}, {verdict.probability:.0%}, by {verdict.method}{place} in {verdict.model}"
-    lines = _wrap(f"{verdict.summary} {PASSED[:1].upper()}{PASSED[1:]}.", width, TEXT)
+def _draw_heading(outcome: Outcome, title: str, said: str, width: int) -> Pixels:
+    lines = _wrap(said, width, TEXT)
     canvas = Image.new("RGB", (width, 2 * LINE + len(lines) * LINE + LINE), WHITE)
     draw = ImageDraw.Draw(canvas)
-    _write(draw, verdict.outcome, fit_text(title, width - measure_text(verdict.outcome, TITLE) - 2 * GAP, TITLE), lines)
+    _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP, TITLE), lines)
     base = canvas.height - LINE // 2 + 4
     draw.text((0, base), "no evidence", PALE, find_font(LABEL), anchor="ls")
     start, bar = measure_text("no evidence", LABEL) + GAP, colour_bar(BAR, LINE - 8)

@@ -1,68 +1,19 @@
-"""What was asked of a map, what came out, and the verdict on it."""
+"""The verdict on a map: what it was told apart from, in words, numbers and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from torch import Tensor
-
-from gradcam.errors import shorten, show_fields
-from gradcam.evaluation.checks.grounds import Ground
+from gradcam.errors import shorten
+from gradcam.evaluation.checks.findings import OUTCOMES, PASSED, Exhibits, Outcome, Test
+from gradcam.evaluation.checks.panel import Shown, draw_verdict
 from gradcam.evaluation.checks.shams import RIVAL, Sham
-from gradcam.evaluation.metrics.soundness import Randomisation
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
 
-Outcome = Literal["passed", "undecided", "failed"]
-OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from the best to the worst
-PASSED = "passed means that nothing here refuted the map, never that it is correct"
 ALIKE = 0.9  # rank correlation from which on one map serves two classes
-QUESTIONS = {
-    "stability": "Does it stay the same under a little noise?",
-    "classes": "Does it differ between classes?",
-    "randomisation": "Does it change when the weights are drawn anew?",
-    "placement": "Does it follow the picture?",
-    "covering": "Does what it marks matter to the class?",
-}
-
-
-@dataclass(frozen=True)
-class Test:
-    """One question, and how the map fared: `value` is the number, `reason` says it in sentences."""
-
-    name: str
-    outcome: Outcome
-    value: float
-    reason: str
-
-    __repr__ = show_fields
-
-    @property
-    def question(self) -> str:
-        """What is asked."""
-        return QUESTIONS[self.name]
-
-
-@dataclass(frozen=True, eq=False)
-class Exhibits:
-    """What the tests looked at. `noisy_maps` (S,H,W), and `noisy_likeness` (S,) with the map; `rivals`: the most probable
-    other class, and others by chance, their maps (K,H,W) and `likeness` (K,); what the tests did not come to is None.
-    `ground`: where it was tried, `placed` the map on it (4,H',W'). `uncertainty` (H,W): as the function of that name."""
-
-    heatmap: Tensor
-    noisy_maps: Tensor
-    noisy_likeness: Tensor
-    rivals: tuple[int, ...] = ()
-    rival_maps: Tensor | None = None
-    likeness: Tensor | None = None
-    randomisation: Randomisation | None = None
-    ground: Ground | None = None
-    placed: Tensor | None = None
-    uncertainty: Tensor | None = None
-
-    __repr__ = show_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +156,11 @@ class Verdict:
         ImageError
             For a height that is not a number of pixels.
         """
-        from gradcam.evaluation.checks.panel import draw_verdict
-
-        return draw_verdict(self, height)
+        place = "" if self.layer is None else f" at {self.layer}"
+        title = f"{self.class_name}, {self.probability:.0%}, by {self.method}{place} in {self.model}"
+        said = f"{self.summary} {PASSED[:1].upper()}{PASSED[1:]}."
+        shown = Shown(self.picture, self.tests, self.shams, self.exhibits, self.labels)
+        return draw_verdict(shown, self.outcome, title, said, height=height)
 
     def to_record(self) -> dict[str, Any]:
         """Write all of it but the exhibits, as what JSON has."""
