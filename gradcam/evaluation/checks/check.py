@@ -238,7 +238,9 @@ class Inquiry:
         too_little = self._tell_too_little(heatmap)
         for step in steps:
             exhibits, found = step(exhibits, SAME if too_little else limit)
-            tests += found
+            # Where there is nothing to explain, a map of rounding and noise is the model's fault, not the method's.
+            is_excused = too_little is not None and step == self._ask_stability
+            tests += [replace(it, outcome="undecided") if is_excused and it.outcome == "failed" else it for it in found]
             if any(test.outcome == "failed" for test in tests):
                 return tuple(tests), (), exhibits
         if too_little:
