@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,18 +19,22 @@ from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice, to_word
 from gradcam.cli._terminal import count, import_torch, shown_passes, telling_waits, to_command
 from gradcam.errors import GradcamError, LayerError, printable
+from gradcam.evaluation.intervals import ENOUGH
 from gradcam.options import SCORES
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcam.evaluation.annotations import Annotations
     from gradcam.evaluation.intervals import Interval
-    from gradcam.evaluation.recommendation import Recommendation, Row
+    from gradcam.evaluation.recommendation import Answer, Recommendation, Row
     from gradcam.models.classifier import Classifier
     from gradcam.sources.contents import Item
 
-TITLES = ("method", "score", "layer", "mass ↑", "maximum ↑", "ROAD ↑", "mass, to the most")
+COLUMNS = {"order": "order ↑", "objects": "on objects ↑", "road": "ROAD ↑", "mass": "mass", "maximum": "maximum"}
+NUMBERS = {"order": "order in mosaics", "road": "ROAD", "objects": "order on annotated objects"}
+ONE, SEVERAL = "Where is the object?", "Which of several is it?"
 MOST_ROWS = 16
 
 
@@ -79,26 +83,34 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     help="Pictures whose class is less probable are left out.",
 )
 @options.number("--seed", "Of all that is drawn.", 0, least=0)
+@click.option(
+    "--annotations",
+    metavar="PATH",
+    help="Where objects are: boxes (.csv), label masks (a folder) or COCO (.json), for the question where the object is.",
+)
 @click.option("--all", "show_all", is_flag=True, help="All rows of the table, however many.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Try methods, scores and layers on pictures, and say which are best: no annotations are needed.
+    """Try methods, scores and layers on pictures, and say which are best for two questions: no annotations are needed.
 
-    Takes files, folders, globs, lists and archives, as `gradcam batch` does; a dozen pictures of a dozen classes are enough.
-    In mosaics of four pictures of four classes it is measured how much of a class's map is on the class's own picture, and
-    how often the maximum is; chance is 0.25. Of the combinations that are not clearly worse than the best in that, the one
-    with the best ROAD is recommended: covering what it marks lowers the probability most, against covering the rest.
+    Takes files, folders, globs, lists and archives, as `gradcam batch` does; two dozen pictures of as many classes are good.
+    Which of several? In mosaics of four pictures of four classes, order is how often a pixel of the class's own picture has
+    more than one of the others; chance is 0.5. Where is the object? ROAD is how much more covering what a map marks lowers
+    the probability than covering the rest; with --annotations, order is measured on the objects. Mass is shown, and nothing
+    is chosen by it: sharpening a map buys it.
 
-    Intervals hold 95 % of what other pictures like these would give. A picture that cannot be read is named, left out, and
-    the status is 1.
+    The default stays unless the best is told apart from it, with all combinations compared at once, on 8 pictures or more. A
+    picture that cannot be read is named, left out, and the status is 1.
 
     \b
       gradcam recommend photos/
       gradcam recommend photos/ --model resnet50 --method gradcam,layercam -l layer4 -l layer3
+      gradcam recommend photos/ --annotations boxes.csv
     """
     output = Output(as_json, quiet)
     import_torch()
+    from gradcam.evaluation.annotations import read_annotations
     from gradcam.evaluation.recommendation import check_layers, recommend
     from gradcam.sources.list import list_inputs
 
@@ -109,9 +121,11 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
         options = {name: chosen[name] for name in ("scores", "least", "seed", "reshape")}
         options["layers"] = check_layers(classifier.model, layers) if layers else None
         say(classifier.notes, output)
+        names, path = [item.name for item in listing.items], chosen["annotations"]
+        annotations = None if path is None else read_annotations(path, names=names, find_class=classifier.find_class)
         items = _draw(listing.items, chosen["limit"], chosen["seed"])
         with shown_passes(output) as progress:
-            pictures, failed = _read(classifier, items)
+            pictures, options["objects"], failed = _read(classifier, items, annotations)
             found = recommend(classifier, pictures, methods=chosen["methods"] or None, progress=progress, **options)
     seconds, given, taken = time.perf_counter() - start, len(listing.items), len(items)
     device = str(classifier.device)
@@ -142,12 +156,15 @@ def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
     return [items[place] for place in sorted(places.tolist())]
 
 
-def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tensor], int]:
+def _read(
+    classifier: Classifier, items: Sequence[Item], annotations: Annotations | None
+) -> tuple[dict[str, Tensor], dict[str, dict[int, Tensor]], int]:
+    """The pictures, masks of the objects that are annotated there, and how many could not be read."""
     from tqdm import tqdm
 
     from gradcam.batch.read import read_item
 
-    pictures, failed = {}, 0
+    pictures, objects, failed = {}, {}, 0
     for item in items:
         picture = read_item(classifier, replace(item, wanted=None)).picture  # what a list asks for is not looked at
         if isinstance(picture, GradcamError):
@@ -155,7 +172,19 @@ def _read(classifier: Classifier, items: Sequence[Item]) -> tuple[dict[str, Tens
             tqdm.write(printable(str(picture)), file=sys.stderr)
         else:
             pictures[item.name] = picture.image
-    return pictures, failed
+            if annotations is not None:
+                whole: tuple[int, int] = picture.reading.picture.shape[:2]
+                objects[item.name] = _find_objects(classifier, annotations, item.name, picture.image, whole)
+    return pictures, objects, failed
+
+
+def _find_objects(
+    classifier: Classifier, annotations: Annotations, name: str, image: Tensor, whole: tuple[int, int]
+) -> dict[int, Tensor]:
+    """A mask for each class that is annotated in a picture, of what the network sees of it."""
+    region, seen = classifier.region(*whole), image.shape[1:]
+    found = {it: annotations.truth(name, region, seen, it, picture=whole) for it in annotations.classes(name)}
+    return {it: truth.masks[0] for it, truth in found.items() if truth is not None}
 
 
 @dataclass(frozen=True)
@@ -173,7 +202,10 @@ class RecommendResult:
 
     def to_json(self) -> str:
         numbers = {"given": self.given, "taken": self.taken, "failed": self.failed}
-        return json.dumps({"schema": SCHEMA, **self.found.to_dict(), **numbers, "command": self._command()})
+        found = self.found.to_dict()
+        for name, answer in (("one", self.found.one), ("several", self.found.several)):
+            found[name] |= {"command": self._command(answer)}
+        return json.dumps({"schema": SCHEMA, **found, **numbers})
 
     def format(self, *, show_all: bool) -> str:
         """Several lines: what was measured, the table, which combination is the best, and what to type."""
@@ -185,13 +217,14 @@ class RecommendResult:
             f"seed {found.seed}",
             f"{self.seconds:.1f} s",
         ]
-        firsts = (row for place, row in enumerate(found.rows) if place < MOST_ROWS or row is found.default)
+        named = (found.default, found.one.row, found.several.row)
+        firsts = (row for place, row in enumerate(found.rows) if place < MOST_ROWS or any(row is it for it in named))
         rows = found.rows if show_all else tuple(firsts)
         lines = ["   ".join(title), "", *_table(rows, found), ""]
         if len(rows) < len(found.rows):
             lines.append(f"{len(rows)} of {len(found.rows)} combinations; --all shows the others.")
         lines += [f"{it} has no map: {reason}" for it, reason in found.left_out.items()]
-        return "\n".join([*lines, self._sentence(), "", f"  {self._command()}"])
+        return "\n".join([*lines, *self._sentences()])
 
     def _pictures(self) -> str:
         taken = len(self.found.pictures)
@@ -203,25 +236,19 @@ class RecommendResult:
         said = [f"{it} {why}" for why, it in left.items() if it]
         return ", ".join([f"{taken} of {count(self.given, 'picture')}", *said])
 
-    def _sentence(self) -> str:
-        from gradcam.evaluation.intervals import FEWEST
-
+    def _sentences(self) -> Iterator[str]:
+        """What to take for each question, why, and the line to type."""
         found = self.found
-        if not found.best.mass.is_known:
-            few = f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes"
-            return f"{few} {FEWEST}. {found.best.combination} has the best ROAD of these."
-        best = f"{found.best.combination} is the best here"
-        if found.is_default:
-            return f"{best}: it is what is taken where nothing is said."
-        if found.default is None or found.gain is None or found.road_gain is None:
-            return f"{best}."
-        other = f"against the default, {found.default.combination}, its mass is {_compare(found.gain)}"
-        return f"{best}: {other}, and its ROAD {_compare(found.road_gain)}."
+        if len(found.pictures) < ENOUGH:
+            few = f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes {ENOUGH}."
+            yield f"{few} With fewer, what looks clear is too often chance."
+        for title, answer in ((ONE, found.one), (SEVERAL, found.several)):
+            yield f"{click.style(title, bold=True)} {_explain(answer, found)}"
+            yield f"  {self._command(answer)}"
 
-    def _command(self) -> str:
-        """The line that explains a picture with the best combination; of too few pictures, with the default."""
-        best = self.found.best
-        combination = (best if best.mass.is_known else self.found.default or best).combination
+    def _command(self, answer: Answer) -> str:
+        """The line that explains a picture with a combination."""
+        combination = answer.row.combination
         words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
         if self.reshape is not None:
             words += ["--reshape", to_word(self.reshape)]
@@ -231,22 +258,47 @@ class RecommendResult:
         return to_command([*words, "--layer", combination.layer])
 
 
+def _explain(answer: Answer, found: Recommendation) -> str:
+    """Which combination an answer is, and why it is that."""
+    number, leader = NUMBERS[answer.judged_by], answer.leader
+    if found.default is None or answer.gain is None:
+        return f"{answer.row.combination} has the best {number}; the default has no map."
+    if leader is found.default:
+        return f"the default, {leader.combination}: none has a better {number}."
+    if answer.is_clear:
+        faithful = (
+            "" if answer.judged_by == "road" or answer.road_gain is None else f", its ROAD {_compare(answer.road_gain)}"
+        )
+        default = f"the default, {found.default.combination}"
+        return f"{leader.combination}: its {number} is {_compare(answer.gain)}{faithful}, against {default}."
+    stays = f"the default, {found.default.combination}, stays. The best {number} is that of {leader.combination}"
+    if answer.is_unfaithful and answer.gain.low > 0:
+        return f"{stays}, {_compare(answer.gain)}, and yet its ROAD is {_compare(cast('Interval', answer.road_gain))}."
+    return f"{stays}, {_compare(answer.gain)}, with all combinations compared at once."
+
+
 def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
-    cells = [TITLES, *map(_cells, rows)]
+    shown = [it for it in COLUMNS if it != "objects" or rows[0].objects is not None]
+    titles = ("method", "score", "layer", *(COLUMNS[it] for it in shown))
+    cells = [titles, *([*_name(row), *(_cell(row, it) for it in shown)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in cells]
-    marked = [f"{'→' if row is found.best else '*' if row is found.default else ' '} " for row in rows]
-    table = [f"{mark}{line}" for mark, line in zip(["  ", *marked], lines)]
-    return [click.style(line, fg="green", bold=True) if line[0] == "→" else line for line in table]
+    marks = {"1": found.one.row, "4": found.several.row, "*": found.default}
+    marked = ["".join(mark if row is of else " " for mark, of in marks.items()) for row in rows]
+    table = [f"{mark} {line}" for mark, line in zip(["   ", *marked], lines)]
+    chosen = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
+    return [*chosen, "", "1 for one object   4 for which of several   * the default"]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    it = row.combination
-    road = "-" if row.road is None else _write(row.road)
-    behind = "the most" if row.behind.mean == 0 else _write(row.behind)
-    clear = " clear" if row.is_clearly_less else ""
-    numbers = (_write(row.mass), f"{row.maximum.mean:.2f}", road, f"{behind}{clear}")
-    return (it.method, it.score or "-", it.layer, *numbers)
+def _name(row: Row) -> tuple[str, ...]:
+    return row.combination.method, row.combination.score or "-", row.combination.layer
+
+
+def _cell(row: Row, name: str) -> str:
+    interval: Interval | None = getattr(row, name)
+    if interval is None or not interval.n:
+        return "-"
+    return f"{interval.mean:.2f}" if name in ("mass", "maximum") else _write(interval)
 
 
 def _write(interval: Interval) -> str:

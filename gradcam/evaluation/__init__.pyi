@@ -39,6 +39,7 @@ from .metrics.soundness import Randomisation as Randomisation
 from .metrics.soundness import class_difference as class_difference
 from .metrics.soundness import max_sensitivity as max_sensitivity
 from .metrics.soundness import randomisation as randomisation
+from .recommendation import Answer as Answer
 from .recommendation import Recommendation as Recommendation
 from .recommendation import recommend as recommend
 from .snapshots.diff import diff as diff

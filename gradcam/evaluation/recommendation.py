@@ -6,9 +6,9 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, shorten, show_fields
 from gradcam.evaluation.explainers import Counter
-from gradcam.evaluation.intervals import Interval, mean_interval, paired_difference
+from gradcam.evaluation.intervals import ENOUGH, LEVEL, Interval, mean_interval, paired_difference
 from gradcam.evaluation.metrics.grid import LEAST, Mosaic, Tile, arrange, find_tiles, grid_pointing_game
+from gradcam.evaluation.metrics.localisation import order_pointing_game
 from gradcam.evaluation.metrics.perturbation import road
-from gradcam.evaluation.subject import Subject
+from gradcam.evaluation.subject import Subject, to_tensor
 from gradcam.hooks import nested
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
@@ -34,10 +35,10 @@ from gradcam.options import SCORES, Progress
 from gradcam.targets.classes import ClassTarget
 
 MOSAICS = 12
-SHORTLIST = 5  # combinations that ROAD is measured of, beside the default; those with the same maps count once
+SHORTLIST = 5  # combinations of each question that ROAD is measured of, beside the default
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the pixels that ROAD imputes
 PICTURES = 4  # in one run of ROAD
-SAME = 1e-4  # of a mass: differences that make none
+SAME = 1e-4  # differences that make none
 LAST = 4  # layers of the coarsest grid, counted from the end
 BLOCKS = 3  # of a model with one grid all along, such as a transformer, the last ones
 
@@ -55,48 +56,101 @@ class Combination:
 
 
 Maps = Iterator[tuple[Combination, Tensor]]  # heatmaps (N,K,H,W)
-Values = Mapping[Combination, Tensor]  # float64 (P,): one number for each picture
+Values = Mapping[Combination, Tensor]  # float64 (P,): one number for each picture, NaN for none
+Objects = Mapping[str, Mapping[int, Any]]  # by picture and class a mask, bool (H,W)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination's numbers, as means over pictures with their intervals. `mass`, `maximum`: of the grid pointing
-    game, a picture's being its mean over its mosaics. `behind`: the mass minus the most, picture by picture. `road`:
-    None where the mass is clearly less; `road_behind`: the same minus the best one's."""
+    """One combination's numbers, as means over pictures with their intervals. `order`, `mass`, `maximum`: of the grid
+    pointing game, a picture's being its mean over its mosaics. `order_behind`: the order minus the most, picture by
+    picture. `objects`: the order on annotated objects of single pictures, None without any. `road`: of single pictures,
+    None where it was not measured of all; `road_behind`: the same minus the best one's."""
 
     combination: Combination
+    order: Interval
+    order_behind: Interval
     mass: Interval
     maximum: Interval
-    behind: Interval
+    objects: Interval | None = None
     road: Interval | None = None
     road_behind: Interval | None = None
 
     __repr__ = show_fields
 
+
+@dataclass(frozen=True)
+class Answer:
+    """What is recommended for one question.
+
+    Attributes
+    ----------
+    row : Row
+        What to take: the leader where it is told apart from the default, otherwise the default.
+    leader : Row
+        What has the best numbers here, by chance or not.
+    judged_by : str
+        "order" of mosaics, "road", or "objects".
+    gain : Interval or None
+        The leader's number minus the default's, picture by picture. Its level is 95 % for all combinations at once, since
+        the leader was chosen among them. None where the default has no map.
+    road_gain : Interval or None
+        The leader's ROAD minus the default's, at 95 %.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
+    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
+    >>> answer: gradcam.evaluation.Answer = found.several
+    >>> answer.judged_by, answer.row.combination.layer, answer.is_clear  # of four pictures, nothing is clear
+    ('order', 'layer4', False)
+    """
+
+    row: Row
+    leader: Row
+    judged_by: Literal["order", "road", "objects"]
+    gain: Interval | None
+    road_gain: Interval | None
+
     @property
-    def is_clearly_less(self) -> bool:
-        """Whether the mass is clearly less than the most, so that it cannot be the best."""
-        return self.behind.high < -SAME
+    def is_clear(self) -> bool:
+        """Whether the leader is told apart from the default, so that it is what to take."""
+        return self.gain is None or (self.gain.low > SAME and not self.is_unfaithful)
+
+    @property
+    def is_unfaithful(self) -> bool:
+        """Whether the leader's ROAD is clearly lower than the default's."""
+        return self.road_gain is not None and self.road_gain.high < -SAME
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write it in dicts, strings and numbers, as JSON has them."""
+        return {
+            **vars(self.row.combination),
+            "judged_by": self.judged_by,
+            "leader": {**vars(self.leader.combination)},
+            "gain": self.gain and self.gain.to_fields(),
+            "road_gain": self.road_gain and self.road_gain.to_fields(),
+        }
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best combination of method, score and layer for a model, on somebody's pictures.
+    """The best combinations of method, score and layer for a model, on somebody's pictures, for two questions.
 
     Attributes
     ----------
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations: first those that ROAD was measured of, the best ROAD first, then the others by mass.
-    best : Row
-        Of those whose mass is not clearly less than the most, the one with the best ROAD.
+        All combinations: first those that ROAD was measured of, the best ROAD first, then the others by their order.
+    one : Answer
+        Where is the object, in pictures of one: judged by the order on annotated objects, or else by ROAD.
+    several : Answer
+        Which of several things in a picture is of which class: judged by the order in mosaics.
     default : Row or None
         What is taken where nothing is said; None where no map can be taken there.
-    gain : Interval or None
-        The best one's mass minus the default's, picture by picture.
-    road_gain : Interval or None
-        The same of ROAD.
     pictures : tuple of str
         The names of those that took part.
     mosaics : int
@@ -114,16 +168,15 @@ class Recommendation:
     >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
     >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
-    >>> found.is_default, found.to_dict()["mosaics"]
+    >>> found.one.row is found.default, found.to_dict()["mosaics"]
     (True, 1)
     """
 
     model: str
     rows: tuple[Row, ...]
-    best: Row
+    one: Answer
+    several: Answer
     default: Row | None
-    gain: Interval | None
-    road_gain: Interval | None
     pictures: tuple[str, ...]
     mosaics: int
     size: tuple[int, int]
@@ -131,24 +184,21 @@ class Recommendation:
     left_out: Mapping[Combination, str]
 
     def __repr__(self) -> str:
-        best = f"{self.best.combination}{', the default' if self.is_default else ''}"
-        found = f"the best of {len(self.rows)} on {len(self.pictures)} picture(s) in {self.mosaics} mosaic(s)"
-        return f"Recommendation({best}, for {self.model}: {found})"
+        said = [f"{it}{', the default' if row is self.default else ''}" for it, row in self._answers()]
+        found = f"of {len(self.rows)} on {len(self.pictures)} picture(s) in {self.mosaics} mosaic(s)"
+        return f"Recommendation(one object: {said[0]}; which of several: {said[1]}; for {self.model}: {found})"
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the best is what is taken anyway."""
-        return self.default is not None and self.best.combination == self.default.combination
+    def _answers(self) -> list[tuple[Combination, Row]]:
+        return [(it.row.combination, it.row) for it in (self.one, self.several)]
 
     def to_dict(self) -> dict[str, Any]:
         """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
-        numbers = ("mass", "maximum", "behind", "road", "road_behind")
+        numbers = ("order", "order_behind", "mass", "maximum", "objects", "road", "road_behind")
         return {
             "model": self.model,
-            "best": {**vars(self.best.combination)},
+            "one": self.one.to_dict(),
+            "several": self.several.to_dict(),
             "default": self.default and {**vars(self.default.combination)},
-            "gain": self.gain and self.gain.to_fields(),
-            "road_gain": self.road_gain and self.road_gain.to_fields(),
             "pictures": list(self.pictures),
             "mosaics": self.mosaics,
             "size": list(self.size),
@@ -168,19 +218,24 @@ def recommend(
     methods: Sequence[str | Method] | None = None,
     scores: Sequence[str] = SCORES,
     layers: Sequence[str] | None = None,
+    objects: Objects | None = None,
     mosaics: int = MOSAICS,
     least: float = LEAST,
     seed: int = 0,
     reshape: Any = None,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Try methods, scores and layers on pictures that need no annotations, and name the best combination.
+    """Try methods, scores and layers on pictures, without annotations, and name the best combination for two questions.
 
-    First the grid pointing game measures all combinations: is a class's map on the class's picture? Then ROAD, at five
-    shares of the pixels of the single pictures, measures at most five of those whose mass is not clearly less than the
-    most (the 95 % interval of the difference holds zero): do the pixels that a map
-    marks matter to the model? The best ROAD is recommended; of equal ones, the default: Grad-CAM of the logit at the
-    classifier's layer, which is measured in any case. Combinations that have the same maps share their numbers.
+    *Which of several?* In mosaics of four pictures, the order of a class's map says how often a pixel of the class's own
+    picture has more than one of the other three. *Where is the object?* In single pictures, ROAD says how much the pixels
+    that a map marks matter to the model, measured of the five best by the first question; where there are annotations,
+    the order says how often a pixel of the object has more than one beside it. Mass is in the table, and nothing is chosen
+    by it: sharpening a map buys it.
+
+    Whatever is best of many is so by chance in part. So the default, Grad-CAM of the logit at the classifier's layer, stays
+    unless the best one is told apart from it, picture by picture, with all combinations compared at once (Bonferroni, 5 %),
+    and unless its ROAD is clearly lower. That takes 8 pictures. Combinations that have the same maps share their numbers.
 
     Parameters
     ----------
@@ -194,6 +249,9 @@ def recommend(
         As in `targets.ClassTarget`.
     layers : sequence of str, default None
         By name. None for a handful: the classifier's own, and a few late ones that may be better.
+    objects : mapping of str to mappings of int to Tensor or array (H,W), default None
+        Where annotated objects are: by the picture's name and the class's index a mask, bool, in what the network sees.
+        Pictures without one of their most probable class are left out of that.
     mosaics : int, default 12
         How many at most.
     least : float, default 0.5
@@ -208,7 +266,7 @@ def recommend(
     Returns
     -------
     Recommendation
-        Its `best` has a method, a score and a layer.
+        Its `one` and `several` have a method, a score and a layer each.
 
     Raises
     ------
@@ -225,7 +283,7 @@ def recommend(
     >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> few = {"methods": ["gradcam", "hirescam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
     >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
-    >>> found.best.combination.layer, len(found.rows)
+    >>> found.several.row.combination.layer, len(found.rows)
     ('layer4', 2)
     """
     model = classifier.model
@@ -241,31 +299,46 @@ def recommend(
     counter = Counter(progress)
     contest = Contest(trials, [tile for tile in tiles if tile.name in used], arranged, seed, counter.step)
     counter.total = len(arranged) + (SHORTLIST + 1) * contest.batches
-    return _decide(contest, [*dict.fromkeys([default, *combine(names, scores, chosen)])], counter)
+    return _decide(contest, [*dict.fromkeys([default, *combine(names, scores, chosen)])], objects or {}, counter)
 
 
-def _decide(contest: Contest, combinations: Sequence[Combination], counter: Counter) -> Recommendation:
+def _decide(
+    contest: Contest, combinations: Sequence[Combination], objects: Objects, counter: Counter
+) -> Recommendation:
     default, left_out = combinations[0], contest.trials.left_out
-    mass, hits = contest.play(combinations)
-    if not mass:
+    game = contest.play(combinations)
+    if not game.order:
         raise LayerError(next(iter(left_out.values())))
-    twins = find_twins(mass, hits)
-    shortlist = list_best(mass, twins, most=SHORTLIST)
-    chosen = [*dict.fromkeys([*shortlist, *([twins[default]] if default in mass else [])])]
-    counter.total = len(contest.mosaics) + len(chosen) * contest.batches
+    twins = find_twins(game)
+    different = [it for it in game.order if twins[it] == it]
+    on_objects = contest.point(different, objects)
+    in_mosaics = list_best({it: game.order[it] for it in different})
+    of_one = list_best(on_objects) if on_objects else in_mosaics
+    chosen = [*dict.fromkeys([*of_one, *in_mosaics, *([twins[default]] if default in game.order else [])])]
+    counter.total = counter.done + len(chosen) * contest.batches
     measured = contest.remove(chosen)
-    roads = {it: measured[twins[it]] for it in mass if twins[it] in measured}
-    best = find_best(roads, [it for it in roads if twins[it] in shortlist], default)
-    rows = to_rows(mass, hits, roads, best)
-    gains = [subtract(it[best], it[default]) if default in mass else None for it in (mass, roads)]
+    roads = {it: measured[twins[it]] for it in game.order if twins[it] in measured}
+    on_objects = {it: on_objects[twins[it]] for it in game.order if on_objects}
+    rows = to_rows(game, on_objects, roads)
+    by_name = {row.combination: row for row in rows}
+
+    def answer(
+        judged_by: Literal["order", "road", "objects"], values: Values, shortlist: Sequence[Combination]
+    ) -> Answer:
+        leader = find_best({it: values[it] for it in values if it == default or twins[it] in shortlist}, default)
+        if default not in game.order:
+            return Answer(by_name[leader], by_name[leader], judged_by, None, None)
+        gain = subtract(values[leader], values[default], level=1 - (1 - LEVEL) / max(1, len(different) - 1))
+        found = Answer(by_name[leader], by_name[leader], judged_by, gain, subtract(roads[leader], roads[default]))
+        return found if found.is_clear else replace(found, row=by_name[default])
+
     height, width = contest.mosaics[0].image.shape[1:]
     return Recommendation(
         model=contest.trials.classifier.name,
         rows=tuple(rows),
-        best=rows[0],
-        default=next((row for row in rows if row.combination == default), None),
-        gain=gains[0],
-        road_gain=gains[1],
+        one=answer("objects", on_objects, of_one) if on_objects else answer("road", roads, of_one),
+        several=answer("order", game.order, in_mosaics),
+        default=by_name.get(default),
         pictures=tuple(tile.name for tile in contest.tiles),
         mosaics=len(contest.mosaics),
         size=(int(height), int(width)),
@@ -335,6 +408,15 @@ class Trials:
 
 
 @dataclass(frozen=True, eq=False)
+class Game:
+    """The grid pointing game of each combination, a picture's numbers being its means over the mosaics that it is in."""
+
+    order: Values
+    mass: Values
+    hits: Values
+
+
+@dataclass(frozen=True, eq=False)
 class Contest:
     """Mosaics, and the pictures that are in them. `step` is called after each mosaic, and each of ROAD's batches."""
 
@@ -348,10 +430,10 @@ class Contest:
     def batches(self) -> int:
         return -(-len(self.tiles) // PICTURES)
 
-    def play(self, combinations: Sequence[Combination]) -> tuple[Values, Values]:
-        """The grid pointing game: mass and hits, each picture's mean over the mosaics that it is in."""
+    def play(self, combinations: Sequence[Combination]) -> Game:
+        """The grid pointing game."""
         places = {tile.name: place for place, tile in enumerate(self.tiles)}
-        sums = {it: torch.zeros(2, len(places), dtype=torch.float64, device="cpu") for it in combinations}
+        sums = {it: torch.zeros(3, len(places), dtype=torch.float64, device="cpu") for it in combinations}
         counts = torch.zeros(len(places), dtype=torch.float64, device="cpu")
         for mosaic in self.mosaics:
             at = [places[name] for name in mosaic.names]
@@ -360,10 +442,24 @@ class Contest:
             classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=image.device)
             for it, heatmaps in self.trials.explain(image, classes, combinations):
                 found = grid_pointing_game(heatmaps)
-                sums[it][:, at] += torch.cat([found.mass, found.hits]).double().cpu()
+                sums[it][:, at] += torch.cat([found.order, found.mass, found.hits]).double().cpu()
             self.step()
-        left = [it for it in combinations if it not in self.trials.left_out]
-        return {it: sums[it][0] / counts for it in left}, {it: sums[it][1] / counts for it in left}
+        means = {it: sums[it] / counts for it in combinations if it not in self.trials.left_out}
+        return Game(*({it: mean[part] for it, mean in means.items()} for part in range(3)))
+
+    def point(self, combinations: Sequence[Combination], objects: Objects) -> Values:
+        """The order on annotated objects, NaN for pictures without any of their class; nothing of fewer than `ENOUGH`."""
+        masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
+        if sum(mask is not None for mask in masks.values()) < ENOUGH:
+            return {}
+        values = {it: torch.full((len(masks),), math.nan, dtype=torch.float64, device="cpu") for it in combinations}
+        for place, tile in enumerate(self.tiles):
+            if (mask := masks[tile.name]) is not None:
+                image = to_batch(self.trials.classifier, [tile.image])
+                classes = torch.tensor([[tile.index]], dtype=torch.int64, device=image.device)
+                for it, heatmaps in self.trials.explain(image, classes, combinations):
+                    values[it][place] = float(order_pointing_game(heatmaps[:, 0], to_tensor(mask)[None]))
+        return {it: found for it, found in values.items() if it not in self.trials.left_out}
 
     def remove(self, combinations: Sequence[Combination]) -> Values:
         """ROAD of each picture alone, for its class, at the network's own size."""
@@ -384,47 +480,56 @@ def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
 
 
-def subtract(values: Tensor, reference: Tensor) -> Interval:
-    """The mean difference, and its interval over pictures."""
-    return paired_difference(values.tolist(), reference.tolist())
+def subtract(values: Tensor, reference: Tensor, *, level: float = LEVEL) -> Interval:
+    """The mean difference, and its interval over pictures; without one of fewer than `ENOUGH`."""
+    found = paired_difference(values.tolist(), reference.tolist(), level=level)
+    return found if found.n >= ENOUGH else replace(found, low=-math.inf, high=math.inf)
 
 
-def find_twins(mass: Values, hits: Values) -> dict[Combination, Combination]:
+def find_twins(game: Game) -> dict[Combination, Combination]:
     """For each combination the first with the same numbers in all pictures, whose maps are the same then. Where the
     model is linear behind a layer, several methods are one."""
     twins: dict[Combination, Combination] = {}
-    for it in mass:
-        alike = (one for one in mass if all((each[one] - each[it]).abs().max() <= SAME for each in (mass, hits)))
-        first = next(alike, it)
+    numbers = {it: torch.cat([game.order[it], game.mass[it], game.hits[it]]) for it in game.order}
+    for it, own in numbers.items():
+        first = next((one for one in twins if (numbers[one] - own).abs().max() <= SAME), it)
         twins[it] = twins.get(first, first)
     return twins
 
 
-def find_most(mass: Values) -> Combination:
-    """The combination with the most mass in the right cell; of equal ones, the first."""
-    return max(mass, key=lambda it: float(mass[it].mean()))
+def find_best(values: Values, default: Combination) -> Combination:
+    """The combination with the most on average, over the pictures that have a number; of equal ones the default, or the
+    first."""
+    return max(values, key=lambda it: (round(float(values[it].nanmean()) / SAME), it == default))
 
 
-def list_best(mass: Values, twins: Mapping[Combination, Combination], *, most: int) -> list[Combination]:
-    """The combinations whose mass is not clearly less than the most, twins left out; those with more mass first."""
-    first = mass[find_most(mass)]
-    ordered = sorted((it for it in mass if twins[it] == it), key=lambda it: -float(mass[it].mean()))
-    return [it for it in ordered if subtract(mass[it], first).high >= -SAME][:most]
+def list_best(values: Values) -> list[Combination]:
+    """The shortlist: the combinations with the most on average, in their order."""
+    return sorted(values, key=lambda it: -float(values[it].nanmean()))[:SHORTLIST]
 
 
-def find_best(roads: Values, shortlist: Sequence[Combination], default: Combination) -> Combination:
-    """The combination with the best ROAD among those of the shortlist and their twins; of equal ones the default."""
-    return max(shortlist, key=lambda it: (float(roads[it].mean()), it == default))
+def to_rows(game: Game, objects: Values, roads: Values) -> list[Row]:
+    """All combinations' rows: those with a ROAD by that, then those without by their order."""
+    most = max(game.order, key=lambda it: float(game.order[it].mean()))
+    best = max(roads, key=lambda it: float(roads[it].mean()), default=most)
 
+    def mean(values: Values, it: Combination) -> Any:
+        return mean_interval(values[it].tolist()) if it in values else None
 
-def to_rows(mass: Values, hits: Values, roads: Values, best: Combination) -> list[Row]:
-    """All combinations' rows: the best, then the others with a ROAD by that, then those without by their mass."""
-    most, mean = mass[find_most(mass)], mean_interval
-    rows = []
-    for it in mass:
-        of_road = (mean(roads[it].tolist()), subtract(roads[it], roads[best])) if it in roads else ()
-        rows.append(Row(it, mean(mass[it].tolist()), mean(hits[it].tolist()), subtract(mass[it], most), *of_road))
-    return sorted(rows, key=lambda row: (row.combination != best, row.road is None, -(row.road or row.mass).mean))
+    rows = [
+        Row(
+            it,
+            order=mean(game.order, it),
+            order_behind=subtract(game.order[it], game.order[most]),
+            mass=mean(game.mass, it),
+            maximum=mean(game.hits, it),
+            objects=mean(objects, it),
+            road=mean(roads, it),
+            road_behind=subtract(roads[it], roads[best]) if it in roads else None,
+        )
+        for it in game.order
+    ]
+    return sorted(rows, key=lambda row: (row.road is None, -(row.road or row.order).mean))
 
 
 def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:

@@ -34,12 +34,14 @@ PLAIN = ("--size", "8x8", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std", "0.5,
 
 @pytest.fixture
 def photos(folder: Path) -> Path:
-    """Six pictures of six colours, a grey one, and a file that is none."""
+    """Eight pictures of six colours, a grey one, and a file that is none."""
     root = folder / "photos"
     root.mkdir()
     texture = np.linspace(0.9, 1, 64).reshape(8, 8, 1)
     for name, signs in zip(COLOURS, SIGNS.numpy()):
         Image.fromarray((127.5 + 127.5 * signs * texture).round().astype(np.uint8)).save(root / f"{name}.png")
+    for name in COLOURS[:2]:
+        Image.open(root / f"{name}.png").point(lambda value: min(value, 250)).save(root / f"{name}2.png")
     Image.new("RGB", (8, 8), (128, 128, 128)).save(root / "grey.png")
     (root / "notes.md").write_text("nothing to see")
     return root
@@ -62,38 +64,58 @@ def line(*options: str) -> list[str]:
     return ["gradcam", "run", "photo.jpg", *own, "--crop", "1", "--device", "cpu", *options]
 
 
-def test_it_says_what_is_best_and_by_how_much(recommend: Command, folder: Path) -> None:
+def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Command, folder: Path) -> None:
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
     first, _, head, *rest = outcome.out.splitlines()
     assert first.startswith(
-        "net.py:make on cpu   6 of 7 pictures, 1 not in a mosaic   12 mosaics of 16 x 16   seed 0   "
+        "net.py:make on cpu   8 of 9 pictures, 1 not in a mosaic   12 mosaics of 16 x 16   seed 0   "
     )
-    assert " ".join(head.split()) == "method score layer mass ↑ maximum ↑ ROAD ↑ mass, to the most"
-    rows = [row.split() for row in rest[:4]]
-    assert [row[:4] for row in rows[:1]] == [["→", "gradcam", "logit", "active"]]
-    assert rows[0][4:8] == ["1.000", "[1.000,", "1.000]", "1.00"]
-    assert next(row for row in rows if row[:2] == ["*", "gradcam"])[2:6] == ["logit", "turn", "0.000", "[0.000,"]
+    assert " ".join(head.split()) == "method score layer order ↑ ROAD ↑ mass maximum"
+    several, default = (next(row for row in rest if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*")
+    assert several.split()[1:6] == ["gradcam", "logit", "active", "1.000", "[1.000,"]
+    assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
-        "gradcam of the logit at active is the best here: against the default, gradcam of the logit at turn, its mass "
+        "Which of several is it? gradcam of the logit at active: its order in mosaics is higher by 0.667 "
+        in outcome.out
     )
-    assert "its mass is higher by 1.000 (between 1.000 and 1.000), and its ROAD " in outcome.out
     assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "active")
-    assert files(folder / "photos") == sorted([*(f"{name}.png" for name in (*COLOURS, "grey")), "notes.md"])
+    assert "Where is the object? the default, gradcam of the logit at turn" in outcome.out
+    assert "\n".join(map(str.strip, rest)).count("gradcam run photo.jpg") == 2
+    expected = [*(f"{name}.png" for name in (*COLOURS, "red2", "green2", "grey")), "notes.md"]
+    assert files(folder / "photos") == sorted(expected)
 
 
 def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: Path) -> None:
     """However clear it looks; and JSON has no infinity."""
-    for name in list(COLOURS)[:2]:
+    for name in ("red2", "green2"):
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
-    assert "4 pictures are too few to recommend anything but the default: that takes 6. " in outcome.out
-    assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "turn")
-    assert not any(word in outcome.out for word in ("[", "inf", "nan", "clear", "is the best here"))
+    assert "6 pictures are too few to recommend anything but the default: that takes 8. " in outcome.out
+    commands = [text for text in outcome.out.splitlines() if text.startswith("  gradcam run")]
+    assert [shlex.split(text) for text in commands] == [line("--method", "gradcam", "--layer", "turn")] * 2
     said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
     record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert (record["gain"]["n"], record["gain"]["low"], record["gain"]["high"]) == (4, None, None)
+    gain = record["several"]["gain"]
+    assert (gain["n"], gain["low"], gain["high"]) == (6, None, None)
+    assert record["several"]["leader"]["layer"] == "active"
+
+
+def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) -> None:
+    """The boxes are the upper halves, where nothing is more than below: the order is that of the texture."""
+    rows = [f"{name}.png,0,0,8,4,{name[:-1] if name[-1] == '2' else name}" for name in (*COLOURS, "red2", "green2")]
+    (folder / "boxes.csv").write_text("\n".join(["image,left,top,right,bottom,class", *rows]))
+    options = ("photos", "--methods", "gradcam", "--scores", "logit", "--annotations", "boxes.csv")
+    record = json.loads(recommend(*options, "--json").out.splitlines()[-1])
+    assert record["one"]["judged_by"] == "objects"
+    found = {row["layer"]: row["objects"] for row in record["rows"]}
+    # Brightness grows by rows: at "active" the upper half has less than the lower in all pairs, at "turn" more in all.
+    assert (found["active"]["mean"], found["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
+    assert found["turn"]["n"] == 8
+    assert "on objects ↑" in recommend(*options).out
+    (folder / "boxes.csv").write_text("image,left,top,right,bottom,class\nnowhere.png,0,0,8,4,red\n")
+    assert "nowhere.png" in recommend(*options).err
 
 
 def test_the_line_that_it_ends_with_runs(recommend: Command, gradcam_command: Command, folder: Path) -> None:
@@ -109,13 +131,14 @@ def test_json_has_all_that_python_measures(recommend: Command, folder: Path) -> 
     outcome = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3")
     assert outcome.status == 0, outcome.err
     (record,) = map(json.loads, outcome.out.splitlines())
+    commands = [record[name].pop("command") for name in ("one", "several")]
+    assert all(command.startswith("gradcam run photo.jpg ") for command in commands)
     classifier = gradcam.load_classifier("net.py:make", labels=COLOURS, mean=(0.5,) * 3, std=(0.5,) * 3, size=(8, 8))
     pictures = {path.name: path for path in sorted((folder / "photos").glob("*.png"))}
     expected = measure(classifier, pictures, methods=["gradcam", "eigencam"], seed=3).to_dict()
-    about = {"given": 7, "taken": 7, "failed": 0}
-    assert record == {"schema": 1, **json.loads(json.dumps(expected)), **about, "command": record["command"]}
-    assert record["best"] == {"method": "gradcam", "score": record["best"]["score"], "layer": "active"}
-    assert record["pictures"] == sorted(f"{name}.png" for name in COLOURS)
+    assert record == {"schema": 1, **json.loads(json.dumps(expected)), "given": 9, "taken": 9, "failed": 0}
+    assert (record["several"]["method"], record["several"]["layer"]) == ("gradcam", "active")
+    assert record["pictures"] == sorted(f"{name}.png" for name in (*COLOURS, "red2", "green2"))
     again = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3").out
     assert again.splitlines()[-1] == outcome.out.strip()  # before it is what the model above printed
 
@@ -126,13 +149,14 @@ def test_a_picture_that_cannot_be_read_is_named_and_left_out(recommend: Command,
     assert outcome.status == 1
     assert "broken.png: " in outcome.err
     record = json.loads(outcome.out)
-    assert (record["given"], record["taken"], record["failed"]) == (8, 8, 1)
+    assert (record["given"], record["taken"], record["failed"]) == (10, 10, 1)
     said = recommend("photos", "--methods", "gradcam", "--scores", "logit")
-    assert "6 of 8 pictures, 1 failed, 1 not in a mosaic" in said.out
+    assert "8 of 10 pictures, 1 failed, 1 not in a mosaic" in said.out
 
 
 def test_of_many_pictures_some_are_drawn_by_the_seed(recommend: Command, folder: Path) -> None:
-    (folder / "photos" / "grey.png").unlink()
+    for name in ("grey", "red2", "green2"):
+        (folder / "photos" / f"{name}.png").unlink()
     drawn = set()
     for seed in range(6):
         outcome = recommend(
@@ -158,8 +182,8 @@ def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
     monkeypatch.setattr(recommend_outcome, "MOST_ROWS", 1)
     options = ("photos", "--methods", "gradcam,hirescam,layercam")
     short, whole = recommend(*options).out, recommend(*options, "--all").out
-    assert "2 of 18 combinations; --all shows the others." in short
-    assert "\n* gradcam" in short
+    assert "of 18 combinations; --all shows the others." in short
+    assert short.count("  gradcam  logit") < 6
     assert "--all" not in whole
     assert sum("layercam" in row for row in whole.splitlines()) == 6
 
@@ -176,7 +200,7 @@ def test_a_model_without_a_layer_of_its_own_is_loaded_with_the_one_that_is_named
     options = ("photos", "--methods", "gradcam", "--scores", "logit")
     assert "No layer has a grid." in recommend(*options).err
     outcome = recommend(*options, "-l", "active", "-l", "turn")
-    assert "gradcam of the logit at active is the best here: it is what is taken where nothing is said." in outcome.out
+    assert "the default, gradcam of the logit at active: none has a better order in mosaics." in outcome.out
 
 
 def test_what_has_no_map_is_said(recommend: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +212,7 @@ def test_what_has_no_map_is_said(recommend: Command, monkeypatch: pytest.MonkeyP
 
 
 def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, folder: Path) -> None:
-    for name in ("red", "green", "blue"):
+    for name in ("red", "green", "blue", "red2", "green2"):
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos")
     assert outcome.status == 2
